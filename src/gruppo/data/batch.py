@@ -1,0 +1,298 @@
+"""The packed, padding-free view that learning uses: five levels and the tables of model inputs.
+
+    N decisions ⊂ K turns ⊂ S sequences ⊂ E episodes ⊂ G groups            at_N → M, the input positions of a view
+
+A column is a tensor whose name ends in its level (`adv_N`, `reward_E`, `reward_EC`). Rows of a lower level are
+neighbours inside their row of the level above, down to S ⊂ E; groups may lie scattered.
+"""
+
+import difflib
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gruppo.data import segment
+from gruppo.data.episode import Source, Status, Use
+from gruppo.data.segment import How, Key
+
+Level = Literal["N", "K", "S", "E", "G"]
+_UP = {"N": ("turn_N", "K"), "K": ("seq_K", "S"), "S": ("episode_S", "E"), "E": ("group_E", "G")}
+_INDEX = frozenset({"turn_N", "seq_K", "episode_S", "group_E"})
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A list of ids for each row: values of row i are values[start_i : start_i + length_i]."""
+
+    length: Tensor
+    values: Tensor
+
+    def take(self, rows: Tensor) -> "Ragged":
+        start = torch.cumsum(self.length, 0) - self.length
+        return Ragged(self.length[rows], self.values[segment.ranges(start[rows], self.length[rows])])
+
+    def to(self, device: torch.device | str) -> "Ragged":
+        return Ragged(self.length.to(device), self.values.to(device))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One view's model inputs. `parent_M` points to the position before; -1 starts a sequence."""
+
+    ids_M: Tensor
+    pos_M: Tensor
+    seq_M: Tensor
+    parent_M: Tensor
+    at_N: Tensor  # where each decision stands; it is predicted from parent_M[at_N]
+
+    def take(self, rows_S: Tensor, rows_N: Tensor, size_S: int) -> "Inputs":
+        start, length = segment.offsets(Key(self.seq_M, size_S))
+        rows_M = segment.ranges(start[rows_S], length[rows_S])
+        new = torch.full_like(self.seq_M, -1)
+        new[rows_M] = torch.arange(len(rows_M), device=new.device)
+        parent = self.parent_M[rows_M]
+        return Inputs(
+            ids_M=self.ids_M[rows_M],
+            pos_M=self.pos_M[rows_M],
+            seq_M=torch.repeat_interleave(torch.arange(len(rows_S), device=new.device), length[rows_S]),
+            parent_M=torch.where(parent >= 0, new[parent.clamp(min=0)], parent),
+            at_N=new[self.at_N[rows_N]],
+        )
+
+    def to(self, device: torch.device | str) -> "Inputs":
+        return Inputs(**{k: v.to(device) for k, v in vars(self).items()})
+
+
+class Columns:
+    """The columns that pack makes; others (advantages, needs, notes) are added with `with_columns`."""
+
+    turn_N: Tensor
+    uid_N: Tensor
+    token_N: Tensor
+    logp_gen_N: Tensor
+    source_N: Tensor
+    version_N: Tensor
+    node_N: Tensor
+    temperature_N: Tensor
+    keep_N: Tensor
+    weight_N: Tensor
+    seq_K: Tensor
+    turn_index_K: Tensor
+    state_K: Tensor
+    action_key_K: Tensor
+    agent_K: Tensor
+    reward_K: Tensor
+    reward_KC: Tensor
+    episode_S: Tensor
+    changed_S: Tensor
+    group_E: Tensor
+    uid_E: Tensor
+    task_E: Tensor
+    reward_E: Tensor
+    reward_EC: Tensor
+    status_E: Tensor
+    use_E: Tensor
+    source_E: Tensor
+    replayed_E: Tensor
+    final_state_E: Tensor
+    uid_G: Tensor
+    drawn_G: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Columns):
+    columns: dict[str, Tensor]
+    views: dict[str, Inputs]
+    components: tuple[str, ...]  # names of the C reward components
+    agents: tuple[str, ...]  # names behind agent_K
+    drawn: int  # groups drawn before selection
+    allowed: Ragged | None = None  # payload: truncation set of each decision (length 0: everything)
+    _cache: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+
+    def __getattr__(self, name: str) -> Any:
+        columns: dict[str, Tensor] = self.__dict__.get("columns", {})
+        if name in columns:
+            return columns[name]
+        near = difflib.get_close_matches(name, list(columns), 3)
+        raise AttributeError(f"this batch has no column {name!r}; nearest: {', '.join(near) or 'none'}")
+
+    # sizes and levels
+
+    def size(self, level: Level) -> int:
+        probe = {"N": "turn_N", "K": "seq_K", "S": "episode_S", "E": "group_E", "G": "drawn_G"}[level]
+        return len(self.columns[probe])
+
+    def up(self, low: Level, high: Level) -> Tensor:
+        """For each row of `low`, its row of `high`."""
+        name = f"up_{low}{high}"
+        if name not in self._cache:
+            if low == high:
+                index = torch.arange(self.size(low), device=self.device)
+            else:
+                column, above = _UP[low]
+                index = self.columns[column]
+                index = index if above == high else self.up(above, high)[index]  # type: ignore[arg-type]
+            self._cache[name] = index
+        return self._cache[name]
+
+    @property
+    def device(self) -> torch.device:
+        return self.columns["turn_N"].device
+
+    @property
+    def inputs(self) -> Inputs:
+        return self.views["as_trained"]
+
+    @property
+    def at_N(self) -> Tensor:
+        return self.inputs.at_N
+
+    @property
+    def episode_N(self) -> Tensor:
+        return self.up("N", "E")
+
+    @property
+    def group_K(self) -> Tensor:
+        return self.up("K", "G")
+
+    # masks, one for each purpose
+
+    @property
+    def policy_N(self) -> Tensor:
+        """Tokens the policy sampled in episodes to learn from: what penalties count unless told."""
+        return self._mask("policy_N", lambda: (self.source_N == Source.POLICY) & self.spread(self.learn_E, "E", "N"))
+
+    @property
+    def learn_N(self) -> Tensor:
+        """`policy_N` that selection kept: what the objective counts unless told."""
+        return self._mask("learn_N", lambda: self.policy_N & self.keep_N)
+
+    @property
+    def learn_E(self) -> Tensor:
+        ended = (self.status_E <= Status.INVALID) & (self.use_E == Use.LEARN)
+        return self._mask("learn_E", lambda: ended)
+
+    @property
+    def judged_E(self) -> Tensor:
+        """Episodes that enter statistics: judged, with a reward, learned from or used as a baseline."""
+        judged = (self.status_E <= Status.INVALID) & (self.status_E != Status.OPEN)
+        return self._mask("judged_E", lambda: judged & (self.use_E <= Use.BASELINE) & ~torch.isnan(self.reward_E))
+
+    @property
+    def on_policy_N(self) -> Tensor:
+        """Sampled by the policy in the context it is learned in: where logp_gen can be compared."""
+        return self._mask(
+            "on_policy_N",
+            lambda: (self.source_N == Source.POLICY) & ~self.spread(self.changed_S, "S", "N"),
+        )
+
+    def _mask(self, name: str, make: Any) -> Tensor:
+        if name not in self._cache:
+            self._cache[name] = make()
+        return self._cache[name]
+
+    # up and down
+
+    def key(self, level: Level, *columns: Tensor) -> Key:
+        """The partition of the rows of `level` that agree in all `columns`."""
+        return segment.key_of(*columns) if columns else Key(self.up(level, "G"), self.size("G"))
+
+    def level(self, low: Level, high: Level) -> Key:
+        return Key(self.up(low, high), self.size(high))
+
+    def spread(self, x: Tensor, high: Level, low: Level) -> Tensor:
+        """Values of `high`, down to the rows of `low`."""
+        return x[self.up(low, high)]
+
+    def gather(self, x: Tensor, low: Level, by: Level | Key, how: How = "sum", **options: Any) -> Tensor:
+        """Rows of `low`, up to the rows of a level or the parts of a key (see `segment.gather`)."""
+        return segment.gather(x, by if isinstance(by, Key) else self.level(low, by), how, **options)
+
+    def _order(self, low: Level, within: Level) -> Tensor | None:
+        """The time order of rows inside `within`; None when rows already lie in it."""
+        name = f"order_{low}{within}"
+        if name not in self._cache:
+            part = self.up(low, within)
+            turn = self.turn_index_K if low == "K" else self.spread(self.turn_index_K, "K", low)
+            rank = part * (int(self.turn_index_K.max()) + 1 if len(self.turn_index_K) else 1) + turn
+            self._cache[name] = None if bool((rank[1:] >= rank[:-1]).all()) else torch.argsort(rank, stable=True)
+        return self._cache[name]
+
+    def scan(self, b: Tensor, c: Tensor | float, low: Level, within: Level = "E") -> Tensor:
+        """y_t = b_t + c_t y_{t+1} over the rows of `low` in time order, inside `within`."""
+        return self._in_order(low, within, lambda x, c_t, part: segment.scan(x, c_t, part), b, c)
+
+    def lag(self, x: Tensor, k: int, low: Level = "K", within: Level = "E", fill: int | float = 0) -> Tensor:
+        """The value k rows earlier in time inside `within` (k < 0: later)."""
+        return self._in_order(low, within, lambda y, _, part: segment.lag(y, k, part, fill), x, 0.0)
+
+    def _in_order(self, low: Level, within: Level, f: Any, x: Tensor, c: Tensor | float) -> Tensor:
+        order, part = self._order(low, within), self.up(low, within)
+        if order is None:
+            return f(x, c, part)
+        y = f(x[order], c[order] if isinstance(c, Tensor) and c.dim() else c, part[order])
+        return torch.empty_like(y).index_copy(0, order, y)
+
+    # parts of the batch
+
+    def with_columns(self, **columns: Tensor) -> "Batch":
+        """The same rows with columns added or replaced."""
+        for name, x in columns.items():
+            level = name.rsplit("_", 1)[-1][0]
+            if len(x) != self.size(level):  # type: ignore[arg-type]
+                raise ValueError(
+                    f"column {name} has {len(x)} rows, level {level} has {self.size(level)}: rows would slip. "  # type: ignore[arg-type]
+                    f"Give one value per row of {level}."
+                )
+        return replace(self, columns={**self.columns, **columns}, _cache={})
+
+    def minibatch(self, rows_E: Tensor) -> "Batch":
+        """These episodes as a batch of their own: every level is renumbered, so every count is counted again."""
+        start, length = segment.offsets(self.level("S", "E"))
+        rows_S = segment.ranges(start[rows_E], length[rows_E])
+        part = self.micro(rows_S)
+        groups = self.group_E[rows_E]
+        rows_G = torch.unique(groups)
+        index_G = torch.full((self.size("G"),), -1, dtype=torch.int64, device=self.device)
+        index_G[rows_G] = torch.arange(len(rows_G), device=self.device)
+        columns = dict(part.columns)
+        for name in columns:
+            level = name.rsplit("_", 1)[-1][0]
+            if level in "EG":
+                columns[name] = columns[name][rows_E if level == "E" else rows_G]
+        columns["group_E"] = index_G[groups]
+        columns["episode_S"] = torch.repeat_interleave(torch.arange(len(rows_E), device=self.device), length[rows_E])
+        share = self.drawn * len(rows_G) / max(self.size("G"), 1)
+        return replace(part, columns=columns, drawn=max(round(share), len(rows_G)), _cache={})
+
+    def micro(self, rows_S: Tensor) -> "Batch":
+        """These sequences, for one forward: rows of N, K and S are cut, episodes, groups and their counts stay."""
+        size_S = self.size("S")
+        k_start, k_length = segment.offsets(self.level("K", "S"))
+        n_start, n_length = segment.offsets(self.level("N", "S"))
+        rows_K = segment.ranges(k_start[rows_S], k_length[rows_S])
+        rows_N = segment.ranges(n_start[rows_S], n_length[rows_S])
+        new_K = torch.full((self.size("K"),), -1, dtype=torch.int64, device=self.device)
+        new_K[rows_K] = torch.arange(len(rows_K), device=self.device)
+        rows = {"N": rows_N, "K": rows_K, "S": rows_S}
+        columns = {n: x[rows[n.rsplit("_", 1)[-1][0]]] if n.rsplit("_", 1)[-1][0] in rows else x for n, x in self.columns.items()}
+        columns["turn_N"] = new_K[self.turn_N[rows_N]]
+        columns["seq_K"] = torch.repeat_interleave(torch.arange(len(rows_S), device=self.device), k_length[rows_S])
+        return replace(
+            self,
+            columns={**columns, "row_N": rows_N, "row_K": rows_K, "row_S": rows_S},
+            views={name: view.take(rows_S, rows_N, size_S) for name, view in self.views.items()},
+            allowed=None if self.allowed is None else self.allowed.take(rows_N),
+            _cache={},
+        )
+
+    def to(self, device: torch.device | str) -> "Batch":
+        return replace(
+            self,
+            columns={k: v.to(device) for k, v in self.columns.items()},
+            views={k: v.to(device) for k, v in self.views.items()},
+            allowed=None if self.allowed is None else self.allowed.to(device),
+            _cache={},
+        )

@@ -1,0 +1,196 @@
+"""What happened: episodes, turns and sequences, exactly as they happened (design 2).
+
+Token ids in, token ids out: nothing here is ever decoded and encoded again.
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class Source(IntEnum):
+    """Who wrote a token. Every token that is not `ENV` is a decision (a row of level N)."""
+
+    ENV = 0  # prompts, observations, tool results
+    POLICY = 1  # sampled from the policy that is trained
+    EXPERT = 2  # demonstration
+    HINT = 3  # a piece of a solution given by prompting
+    FORCED = 4  # put there by a steered sampler
+    OPPONENT = 5  # sampled from another model
+    INJECTED = 6  # put there by the method (inducers, budget markers)
+
+
+class Status(IntEnum):
+    """How an episode ended. A failure of infrastructure is a status, never a reward of 0."""
+
+    OK = 0
+    TRUNCATED = 1  # ran out of tokens or turns
+    OPEN = 2  # unfinished, goes on in a later step; has no reward yet
+    INVALID = 3  # the policy's own fault: unreadable answer, illegal action
+    ENV_ERROR = 4  # environment, tool or scorer raised
+    TIMEOUT = 5  # environment, tool or scorer hung and was killed
+    CANCELLED = 6
+
+    @property
+    def judged(self) -> bool:
+        """Whether the episode may carry a reward and enter group statistics."""
+        return self in (Status.OK, Status.TRUNCATED, Status.INVALID)
+
+
+class Use(IntEnum):
+    LEARN = 0  # in statistics and learned
+    BASELINE = 1  # in statistics only
+    NONE = 2  # kept for the record only
+
+
+@dataclass(slots=True)
+class Note:
+    """Values that a room attached to an episode: one number a row of `level`, with the weight version."""
+
+    values: Floats
+    level: str = "E"
+    version: int = -1
+
+
+@dataclass(slots=True)
+class ToolCall:
+    name: str
+    arguments: str
+    seconds: float
+    ok: bool = True
+
+
+@dataclass(slots=True)
+class Turn:
+    """One action of one agent. Spans are [start, stop) into the ids of `sequence`."""
+
+    start: int
+    stop: int
+    sequence: int = 0
+    obs_start: int = 0
+    obs_stop: int = 0
+    state: str = ""  # key of the state before the action
+    action_key: str = ""  # canonical text of the action
+    agent: str = "policy"
+    reward: dict[str, float] = field(default_factory=dict[str, float])
+    tools: tuple[ToolCall, ...] = ()
+    flags: frozenset[str] = frozenset()  # void, invalid, truncated, patched
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One context that the model saw. Arrays are as long as `ids`."""
+
+    ids: Ints
+    source: NDArray[np.int8]
+    logp: Floats  # of the distribution really sampled; NaN where nothing was sampled
+    version: NDArray[np.int32]  # weights that sampled the token; -1 where nothing was sampled
+    prompt_len: int
+    temperature: Floats | None = None  # payload; None means 1 everywhere
+    allowed: dict[int, Ints] | None = None  # payload: position -> ids that the truncated sampler could take
+    node: Ints | None = None  # id of the shared piece of a tree; None means no piece is shared
+    train_as: Ints | None = None  # the prompt to learn under, if it is another
+
+    def __post_init__(self) -> None:
+        n = len(self.ids)
+        for name in ("source", "logp", "version", "temperature", "node"):
+            column = getattr(self, name)
+            if column is not None and len(column) != n:
+                raise ValueError(
+                    f"Sequence.{name} has {len(column)} entries for {n} ids: columns would slip against tokens. "
+                    "Give one entry per id."
+                )
+
+    def trained(self) -> "Sequence":
+        """The sequence under the context it is learned in (`train_as` instead of the sampled prompt)."""
+        if self.train_as is None:
+            return self
+        head, shift = len(self.train_as), len(self.train_as) - self.prompt_len
+
+        def swap(column: Any, fill: Any) -> Any:
+            return np.concatenate([np.full(head, fill, column.dtype), column[self.prompt_len :]])
+
+        return replace(
+            self,
+            ids=np.concatenate([self.train_as, self.ids[self.prompt_len :]]),
+            source=swap(self.source, Source.ENV),
+            logp=swap(self.logp, np.nan),
+            version=swap(self.version, -1),
+            temperature=None if self.temperature is None else swap(self.temperature, 1.0),
+            allowed=None if self.allowed is None else {p + shift: ids for p, ids in self.allowed.items()},
+            node=None if self.node is None else swap(self.node, -1),
+            prompt_len=head,
+            train_as=None,
+        )
+
+
+@dataclass(slots=True)
+class Episode:
+    uid: int
+    task: str  # uid of the task
+    group: str  # set by Ask or Prompt; not the task
+    sequences: list[Sequence]
+    turns: list[Turn]
+    reward: dict[str, float] = field(default_factory=dict[str, float])  # components; `task` is the task's own
+    status: Status = Status.OK
+    use: Use = Use.LEARN
+    source: Source = Source.POLICY
+    notes: dict[str, Note] = field(default_factory=dict[str, Note])
+    text: str = ""  # what the policy wrote, for people and scorers
+    error: str = ""  # what went wrong, in words
+    final_state: str = ""
+    replayed: bool = False
+    step: int = -1  # step in which it was made
+
+    @property
+    def total(self) -> float:
+        """The scalar reward: the sum of its components; NaN while it was not judged."""
+        if not self.status.judged or not self.reward:
+            return float("nan")
+        return float(sum(self.reward.values()))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens sampled from the policy."""
+        return int(sum((s.source == Source.POLICY).sum() for s in self.sequences))
+
+
+def single_turn(
+    uid: int,
+    task: str,
+    group: str,
+    prompt: Ints,
+    action: Ints,
+    logp: Floats,
+    version: int | NDArray[np.int32],
+    *,
+    source: Source = Source.POLICY,
+    temperature: float | None = None,
+    allowed: list[Ints] | None = None,
+    prompt_source: NDArray[np.int8] | None = None,
+    train_as: Ints | None = None,
+    **rest: Any,
+) -> Episode:
+    """The usual episode: one prompt, one action, one sequence."""
+    p, a = len(prompt), len(action)
+    tail = np.full(a, source, np.int8)
+    head = np.full(p, Source.ENV, np.int8) if prompt_source is None else prompt_source
+    empty = np.full(p, np.nan, np.float32)
+    sequence = Sequence(
+        ids=np.concatenate([prompt, action]),
+        source=np.concatenate([head, tail]),
+        logp=np.concatenate([empty, logp.astype(np.float32)]),
+        version=np.concatenate([np.full(p, -1, np.int32), np.broadcast_to(np.asarray(version, np.int32), (a,))]),
+        prompt_len=p,
+        temperature=None if temperature in (None, 1.0) else np.full(p + a, temperature, np.float32),
+        allowed=None if allowed is None else {p + i: ids for i, ids in enumerate(allowed)},
+        train_as=train_as,
+    )
+    turn = Turn(start=p, stop=p + a, obs_stop=p)
+    return Episode(uid=uid, task=task, group=group, sequences=[sequence], turns=[turn], **rest)

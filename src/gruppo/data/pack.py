@@ -1,0 +1,259 @@
+"""From episodes to a batch, and from a batch to minibatches and micro-batches."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gruppo.data.batch import Batch, Inputs, Ragged
+from gruppo.data.episode import Episode, Sequence, Source, Turn
+from gruppo.data.keyed import key_hash, name_hash, permutation
+
+# A view derives another input from a sequence: (ids, position of each decision in them).
+View = Callable[[Sequence], tuple[np.ndarray, np.ndarray]]
+
+
+def as_sampled(sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    return sequence.ids, np.flatnonzero(sequence.source != Source.ENV)
+
+
+def as_trained(sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    return as_sampled(sequence.trained())
+
+
+def without_hints(sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    """Hints leave the context; the decisions that were hints are scored at the position after it."""
+    s = sequence.trained()
+    keep = s.source != Source.HINT
+    place = np.cumsum(keep) - 1
+    at = np.flatnonzero(s.source != Source.ENV)
+    return s.ids[keep], np.where(keep[at], place[at], np.minimum(place[at] + 1, keep.sum() - 1))
+
+
+VIEWS: dict[str, View] = {"as_trained": as_trained, "as_sampled": as_sampled, "without_hints": without_hints}
+
+
+def _inputs(sequences: Seq[Sequence], view: View) -> Inputs:
+    parts = [view(s) for s in sequences]
+    length = np.array([len(ids) for ids, _ in parts], np.int64)
+    start = np.cumsum(length) - length
+    pos = np.arange(int(length.sum())) - np.repeat(start, length)
+    parent = np.where(pos > 0, np.arange(len(pos)) - 1, -1)
+    at = [at + s for (_, at), s in zip(parts, start, strict=True)]
+    return Inputs(
+        ids_M=torch.from_numpy(_join([ids for ids, _ in parts], np.int64)),
+        pos_M=torch.from_numpy(pos),
+        seq_M=torch.from_numpy(np.repeat(np.arange(len(parts)), length)),
+        parent_M=torch.from_numpy(parent),
+        at_N=torch.from_numpy(_join(at, np.int64)),
+    )
+
+
+def _join(parts: Seq[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+
+
+def pack(
+    episodes: Seq[Episode],
+    *,
+    drawn: Mapping[str, int] | None = None,
+    views: Seq[str] = ("as_trained",),
+    dtype: torch.dtype = torch.float32,
+) -> Batch:
+    """Pack episodes without padding. `drawn` counts the episodes of every group before selection."""
+    group_names = list(dict.fromkeys(e.group for e in episodes))
+    drawn = drawn or {}
+    components = tuple(sorted({c for e in episodes for c in e.reward} | {c for e in episodes for t in e.turns for c in t.reward}))
+    agents = tuple(sorted({t.agent for e in episodes for t in e.turns}))
+    sequences = [s.trained() for e in episodes for s in e.sequences]
+    originals = [s for e in episodes for s in e.sequences]
+    columns = {
+        **_decisions(episodes, sequences, dtype),
+        **_turns(episodes, components, agents, dtype),
+        **_episodes(episodes, group_names, components, dtype),
+        "episode_S": torch.from_numpy(np.repeat(np.arange(len(episodes)), [len(e.sequences) for e in episodes])),
+        "changed_S": torch.tensor([s.train_as is not None for s in originals], dtype=torch.bool),
+        "uid_G": torch.tensor([name_hash(g) for g in group_names], dtype=torch.int64),
+    }
+    counts = torch.bincount(columns["group_E"], minlength=len(group_names))
+    told = torch.tensor([drawn.get(g, 0) for g in group_names], dtype=torch.int64)
+    columns["drawn_G"] = torch.maximum(counts, told)
+    columns.update(_notes(episodes, columns, dtype))
+    return Batch(
+        columns=columns,
+        views={name: _inputs(originals, VIEWS[name]) for name in dict.fromkeys(("as_trained", *views))},
+        components=components,
+        agents=agents,
+        drawn=max(len(set(drawn) | set(group_names)), len(group_names)),
+        allowed=_allowed(sequences),
+    )
+
+
+def _decisions(episodes: Seq[Episode], sequences: Seq[Sequence], dtype: torch.dtype) -> dict[str, Tensor]:
+    at = [np.flatnonzero(s.source != Source.ENV) for s in sequences]
+    nothing = [np.full(len(a), -1, np.int64) for a in at]
+
+    def take(columns: Seq[np.ndarray], kind: type) -> Tensor:
+        return torch.from_numpy(_join([c[a] for c, a in zip(columns, at, strict=True)], kind))
+
+    uid = torch.tensor([e.uid for e in episodes for _ in e.sequences], dtype=torch.int64)
+    which = torch.tensor([i for e in episodes for i in range(len(e.sequences))], dtype=torch.int64)
+    length = torch.tensor([len(a) for a in at])
+    rank = torch.from_numpy(_join([np.arange(len(a)) for a in at], np.int64))
+    uid_N = key_hash(uid.repeat_interleave(length), which.repeat_interleave(length), rank)
+    assert isinstance(uid_N, Tensor)
+    shared = [n if s.node is None else s.node[a] for s, a, n in zip(sequences, at, nothing, strict=True)]
+    node = torch.from_numpy(_join(shared, np.int64))
+    ones = torch.ones(len(uid_N), dtype=dtype)
+    warm = [np.ones(len(s.ids), np.float32) if s.temperature is None else s.temperature for s in sequences]
+    return {
+        "turn_N": torch.from_numpy(_join(_turn_of(episodes, at), np.int64)),
+        "uid_N": uid_N,
+        "token_N": take([s.ids for s in sequences], np.int64),
+        "logp_gen_N": take([s.logp for s in sequences], np.float32).to(dtype),
+        "source_N": take([s.source for s in sequences], np.int64),
+        "version_N": take([s.version for s in sequences], np.int64),
+        "node_N": torch.where(node < 0, uid_N, node),
+        "temperature_N": take(warm, np.float32).to(dtype),
+        "keep_N": torch.ones(len(uid_N), dtype=torch.bool),
+        "weight_N": ones,
+    }
+
+
+def _by_sequence(e: Episode) -> list[list[Turn]]:
+    turns: list[list[Turn]] = [[] for _ in e.sequences]
+    for t in e.turns:
+        turns[t.sequence].append(t)
+    for i, mine in enumerate(turns):
+        if not mine:
+            raise ValueError(
+                f"episode {e.uid}: sequence {i} holds no turn, so its tokens belong to no action. "
+                "Give every sequence at least one Turn, or leave the sequence out."
+            )
+        mine.sort(key=lambda t: t.start)
+    return turns
+
+
+def _turn_of(episodes: Seq[Episode], at: Seq[np.ndarray]) -> list[np.ndarray]:
+    """The turn of each decision: the first of its sequence that ends after it (given tokens go to the next turn)."""
+    out: list[np.ndarray] = []
+    first, row = 0, 0
+    for e in episodes:
+        for s, mine in zip(e.sequences, _by_sequence(e), strict=True):
+            shift = 0 if s.train_as is None else len(s.train_as) - s.prompt_len
+            stops = np.array([t.stop + shift for t in mine])
+            out.append(first + np.minimum(np.searchsorted(stops, at[row], side="right"), len(mine) - 1))
+            first, row = first + len(mine), row + 1
+    return out
+
+
+def _turns(episodes: Seq[Episode], components: Seq[str], agents: Seq[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    index = {a: i for i, a in enumerate(agents)}
+    ordered = [(e, t) for e in episodes for mine in _by_sequence(e) for t in mine]
+    order = {id(t): i for e in episodes for i, t in enumerate(e.turns)}
+    number = accumulate((len(e.sequences) for e in episodes), initial=0)
+    first = {e.uid: f for e, f in zip(episodes, number, strict=False)}
+    nan = float("nan")
+    parts = np.array([[t.reward.get(c, nan) for c in components] for _, t in ordered], np.float64)
+    parts_KC = torch.from_numpy(parts.reshape(len(ordered), len(components))).to(dtype)
+    return {
+        "seq_K": torch.tensor([first[e.uid] + t.sequence for e, t in ordered], dtype=torch.int64),
+        "turn_index_K": torch.tensor([order[id(t)] for _, t in ordered], dtype=torch.int64),
+        "state_K": torch.tensor([name_hash(t.state) for _, t in ordered], dtype=torch.int64),
+        "action_key_K": torch.tensor([name_hash(t.action_key) for _, t in ordered], dtype=torch.int64),
+        "agent_K": torch.tensor([index[t.agent] for _, t in ordered], dtype=torch.int64),
+        "reward_KC": parts_KC,
+        "reward_K": torch.nan_to_num(parts_KC, nan=0.0).sum(-1),
+    }
+
+
+def _episodes(
+    episodes: Seq[Episode], groups: Seq[str], components: Seq[str], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    index = {g: i for i, g in enumerate(groups)}
+    nan = float("nan")
+    parts = np.array([[e.reward.get(c, nan) for c in components] for e in episodes], np.float64)
+    seen: set[int] = set()
+    for e in episodes:
+        if e.uid in seen:
+            raise ValueError(f"episode uid {e.uid} appears twice: rows would share one random stream. Give each its own.")
+        seen.add(e.uid)
+    return {
+        "group_E": torch.tensor([index[e.group] for e in episodes], dtype=torch.int64),
+        "uid_E": torch.tensor([e.uid for e in episodes], dtype=torch.int64),
+        "task_E": torch.tensor([name_hash(e.task) for e in episodes], dtype=torch.int64),
+        "reward_E": torch.tensor([e.total for e in episodes], dtype=dtype),
+        "reward_EC": torch.from_numpy(parts.reshape(len(episodes), len(components))).to(dtype),
+        "status_E": torch.tensor([int(e.status) for e in episodes], dtype=torch.int64),
+        "use_E": torch.tensor([int(e.use) for e in episodes], dtype=torch.int64),
+        "source_E": torch.tensor([int(e.source) for e in episodes], dtype=torch.int64),
+        "replayed_E": torch.tensor([e.replayed for e in episodes], dtype=torch.bool),
+        "final_state_E": torch.tensor([name_hash(e.final_state) for e in episodes], dtype=torch.int64),
+    }
+
+
+def _notes(episodes: Seq[Episode], columns: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Notes become columns `note_<name>_<LEVEL>`; NaN where an episode has none."""
+    levels = {name: note.level for e in episodes for name, note in e.notes.items()}
+    rows: dict[str, list[int]] = {"E": [1] * len(episodes)}
+    if "K" in levels.values():
+        rows["K"] = [len(e.turns) for e in episodes]
+    if "S" in levels.values():
+        rows["S"] = [len(e.sequences) for e in episodes]
+    if "N" in levels.values():
+        rows["N"] = [int(sum((s.source != Source.ENV).sum() for s in e.sequences)) for e in episodes]
+    out: dict[str, Tensor] = {}
+    for name, level in levels.items():
+        parts: list[np.ndarray] = []
+        for e, n in zip(episodes, rows[level], strict=True):
+            note = e.notes.get(name)
+            values = np.full(n, np.nan, np.float32) if note is None else np.asarray(note.values, np.float32).reshape(-1)
+            if len(values) != n:
+                raise ValueError(
+                    f"note {name!r} of episode {e.uid} has {len(values)} values, its level {level} has {n} rows: "
+                    "values would slip. Give one value per row."
+                )
+            parts.append(values)
+        out[f"note_{name}_{level}"] = torch.from_numpy(_join(parts, np.float32)).to(dtype)
+    return out
+
+
+def _allowed(sequences: Seq[Sequence]) -> Ragged | None:
+    if all(s.allowed is None for s in sequences):
+        return None
+    empty = np.zeros(0, np.int64)
+    sets = [
+        (s.allowed or {}).get(int(p), empty) for s in sequences for p in np.flatnonzero(s.source != Source.ENV)
+    ]
+    return Ragged(torch.tensor([len(x) for x in sets]), torch.from_numpy(_join(sets, np.int64)))
+
+
+def minibatches(batch: Batch, count: int, *key: int | str) -> list[Batch]:
+    """Cut into `count` batches of whole groups, in a keyed order; each counts its own rows."""
+    groups = permutation(batch.size("G"), "minibatch", *key)
+    if count <= 1:
+        return [batch]
+    place = torch.empty_like(groups)
+    place[groups] = torch.arange(len(groups))
+    part_E = (place * count // max(len(groups), 1)).to(batch.device)[batch.group_E]
+    rows = [torch.nonzero(part_E == i)[:, 0] for i in range(count)]
+    return [batch.minibatch(r) for r in rows if len(r)]
+
+
+def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
+    """Cut into forwards of at most `tokens` input tokens (at least one sequence), longest first."""
+    size = batch.size("S")
+    length = torch.bincount(batch.inputs.seq_M, minlength=size).cpu()
+    order = torch.argsort(length, descending=True, stable=True)
+    cut, used, start = [0], 0, 0
+    for i, n in enumerate(length[order].tolist()):
+        if used + n > tokens and i > start:
+            cut.append(i)
+            used, start = 0, i
+        used += n
+    cut.append(size)
+    for a, b in zip(cut, cut[1:], strict=False):
+        # Inside a forward the order of the rows is free: the batch's own order keeps sums repeatable.
+        yield batch.micro(torch.sort(order[a:b])[0].to(batch.device))

@@ -1,0 +1,158 @@
+"""Segment operations: sums, means, scans and lags over any partition of rows, linear in the rows.
+
+A `Key` is a partition: `index[row]` is the part that a row belongs to. The five levels of a batch are keys too.
+Degenerate parts are defined here once: an empty part, or one smaller than `min_size`, gathers to `fill`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+How = Literal["sum", "mean", "var", "std", "max", "min", "count", "any", "all", "logsumexp", "logmeanexp"]
+
+
+@dataclass(frozen=True)
+class Key:
+    index: Tensor  # (rows,) int64
+    size: int
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Values of the parts, down to the rows."""
+        return x[self.index]
+
+
+def key_of(*columns: Tensor) -> Key:
+    """The partition of rows that agree in all columns. Exact: no hashing, so no collision."""
+    index = torch.unique(columns[0], return_inverse=True)[1]
+    for column in columns[1:]:
+        inner = torch.unique(column, return_inverse=True)[1]
+        index = torch.unique(index * (int(inner.max()) + 1 if len(inner) else 1) + inner, return_inverse=True)[1]
+    return Key(index, int(index.max()) + 1 if len(index) else 0)
+
+
+def _add(x: Tensor, key: Key) -> Tensor:
+    return x.new_zeros((key.size, *x.shape[1:])).index_add(0, key.index, x)
+
+
+def _extreme(x: Tensor, key: Key, how: Literal["amax", "amin"]) -> Tensor:
+    start = float("-inf") if how == "amax" else float("inf")
+    return x.new_full((key.size,), start).scatter_reduce(0, key.index, x, how)
+
+
+def _as_float(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
+def gather(
+    x: Tensor,
+    key: Key,
+    how: How = "sum",
+    *,
+    where: Tensor | None = None,
+    ddof: int = 0,
+    min_size: int = 1,
+    fill: float = 0.0,
+) -> Tensor:
+    """Reduce rows to parts, over the rows in `where`. NaN and infinities outside `where` change nothing.
+
+    var, std: two passes around the part's minimum, so that equal values have a variance of exactly 0 and large
+    offsets do not cancel; a part with at most `ddof` rows gathers to `fill`.
+    """
+    keep = torch.ones(len(key.index), dtype=torch.bool, device=key.index.device) if where is None else where
+    count = _add(keep.to(torch.int64), key)
+    if how == "count":
+        return count
+    if how == "any":
+        return _add((x.bool() & keep).to(torch.int64), key) > 0
+    if how == "all":
+        return _add((~x.bool() & keep).to(torch.int64), key) == 0
+    x = _as_float(x)
+    shape = (-1,) + (1,) * (x.dim() - 1)
+    x = torch.where(keep.view(shape), x, torch.zeros((), dtype=x.dtype, device=x.device))
+    out = _reduce(x, key, how, keep, count.view(shape), ddof)
+    enough = (count >= max(min_size, 1 + ddof if how in ("var", "std") else 1)).view(shape)
+    return torch.where(enough, out, torch.full((), fill, dtype=out.dtype, device=out.device))
+
+
+def _reduce(x: Tensor, key: Key, how: How, keep: Tensor, count: Tensor, ddof: int) -> Tensor:
+    if how == "sum":
+        return _add(x, key)
+    if how == "mean":
+        return _add(x, key) / count.clamp(min=1)
+    if how in ("var", "std"):
+        centred = centre(x, key, where=keep)
+        var = _add(centred * centred, key) / (count - ddof).clamp(min=1)
+        return var if how == "var" else var.sqrt()
+    dead = float("inf") if how == "min" else float("-inf")
+    y = torch.where(keep, x, torch.full((), dead, dtype=x.dtype, device=x.device))
+    if how in ("max", "min"):
+        return _extreme(y, key, "amax" if how == "max" else "amin")
+    top = _extreme(y.detach(), key, "amax")
+    top = torch.where(torch.isfinite(top), top, torch.zeros_like(top))  # an empty part: exp(-inf) = 0 below
+    total = _add(torch.where(keep, torch.exp(x - top[key.index]), torch.zeros_like(x)), key)
+    total = torch.where(count > 0, total, torch.ones_like(total))
+    return total.log() + top - (count.clamp(min=1).log() if how == "logmeanexp" else 0.0)
+
+
+def centre(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:
+    """Rows minus the mean of their part; 0 outside `where`. Equal rows give exactly 0 (pitfall 16)."""
+    keep = torch.ones(len(key.index), dtype=torch.bool, device=key.index.device) if where is None else where
+    x = torch.where(keep, _as_float(x), torch.zeros((), dtype=_as_float(x).dtype, device=x.device))
+    low = _extreme(torch.where(keep, x.detach(), torch.full_like(x, float("inf"))), key, "amin")
+    x = torch.where(keep, x - low[key.index], torch.zeros_like(x))
+    count = _add(keep.to(x.dtype), key)
+    mean = _add(x, key) / count.clamp(min=1)
+    return torch.where(keep, x - mean[key.index], torch.zeros_like(x))
+
+
+def ranges(start: Tensor, length: Tensor) -> Tensor:
+    """The concatenation of start[i] .. start[i] + length[i] - 1."""
+    ends = torch.cumsum(length, 0)
+    total = int(ends[-1]) if len(ends) else 0
+    offset = torch.repeat_interleave(start - (ends - length), length)
+    return offset + torch.arange(total, device=start.device)
+
+
+def offsets(key: Key) -> tuple[Tensor, Tensor]:
+    """First row and number of rows of each part; rows of a part must be neighbours."""
+    length = torch.bincount(key.index, minlength=key.size)
+    return torch.cumsum(length, 0) - length, length
+
+
+def scan(b: Tensor, c: Tensor | float, part: Tensor) -> Tensor:
+    """y_t = b_t + c_t y_{t+1} inside each part, rows in time order and parts contiguous; y = b at a part's end.
+
+    Doubling: after k rounds a row holds the sum over 2^k steps, so it costs N log2(longest part) and no loop over
+    rows or episodes. A loop over time steps (work N, one small kernel a step) was slower on two cores: 26 against
+    17 ms for 10^4 parts of 100 rows, 755 against 1 ms for one part of 30,000.
+    """
+    n = len(b)
+    if n == 0:
+        return b
+    y, c_t = b.clone(), torch.as_tensor(c, dtype=b.dtype, device=b.device).expand(n).clone()
+    longest = int(torch.bincount(part - part.min()).max())
+    c_t = torch.where(torch.cat([part[1:] == part[:-1], part.new_zeros(1, dtype=torch.bool)]), c_t, torch.zeros_like(c_t))
+    step = 1
+    while step < longest:
+        y = torch.cat([y[:-step] + c_t[:-step] * y[step:], y[-step:]])
+        c_t = torch.cat([c_t[:-step] * c_t[step:], torch.zeros_like(c_t[-step:])])
+        step *= 2
+    return y
+
+
+def lag(x: Tensor, k: int, part: Tensor, fill: int | float = 0) -> Tensor:
+    """The value k rows earlier in the same part (k < 0: later); `fill` where there is none."""
+    out = torch.full_like(x, fill)
+    if k == 0:
+        return x.clone()
+    if abs(k) >= len(x):
+        return out
+    if k > 0:
+        same = part[k:] == part[:-k]
+        out[k:] = torch.where(same, x[:-k], out[k:])
+    else:
+        same = part[:k] == part[-k:]
+        out[:k] = torch.where(same, x[-k:], out[:k])
+    return out
