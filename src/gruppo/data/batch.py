@@ -19,7 +19,12 @@ from gruppo.data.segment import How, Key
 
 Level = Literal["N", "K", "S", "E", "G"]
 _UP = {"N": ("turn_N", "K"), "K": ("seq_K", "S"), "S": ("episode_S", "E"), "E": ("group_E", "G")}
-_INDEX = frozenset({"turn_N", "seq_K", "episode_S", "group_E"})
+_LEVELS: tuple[Level, ...] = ("N", "K", "S", "E", "G")
+
+
+def _level(name: str) -> str:
+    """The level that a column's name ends in: N of `adv_N`, E of `reward_EC`."""
+    return name.rpartition("_")[2][:1] if "_" in name else name
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ class Batch(Columns):
     views: dict[str, Inputs]
     components: tuple[str, ...]  # names of the C reward components
     agents: tuple[str, ...]  # names behind agent_K
-    drawn: int  # groups drawn before selection
+    drawn: float  # groups drawn before selection; a minibatch has its share
     allowed: Ragged | None = None  # payload: truncation set of each decision (length 0: everything)
     _cache: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
@@ -126,6 +131,11 @@ class Batch(Columns):
 
     def up(self, low: Level, high: Level) -> Tensor:
         """For each row of `low`, its row of `high`."""
+        if _LEVELS.index(low) > _LEVELS.index(high):
+            raise ValueError(
+                f"level {high} lies below {low}, so a row of {low} has many rows of {high} and no single one. "
+                f"Name the lower of {' ⊂ '.join(_LEVELS)} first; gather goes up, spread goes down."
+            )
         name = f"up_{low}{high}"
         if name not in self._cache:
             if low == high:
@@ -171,14 +181,18 @@ class Batch(Columns):
 
     @property
     def learn_E(self) -> Tensor:
-        ended = (self.status_E <= Status.INVALID) & (self.use_E == Use.LEARN)
-        return self._mask("learn_E", lambda: ended)
+        """Episodes to learn from: ended by themselves or cut off; an open one is learned when it has ended."""
+        return self._mask("learn_E", lambda: self._ended_E() & (self.use_E == Use.LEARN))
 
     @property
     def judged_E(self) -> Tensor:
         """Episodes that enter statistics: judged, with a reward, learned from or used as a baseline."""
-        judged = (self.status_E <= Status.INVALID) & (self.status_E != Status.OPEN)
-        return self._mask("judged_E", lambda: judged & (self.use_E <= Use.BASELINE) & ~torch.isnan(self.reward_E))
+        return self._mask(
+            "judged_E", lambda: self._ended_E() & (self.use_E <= Use.BASELINE) & ~torch.isnan(self.reward_E)
+        )
+
+    def _ended_E(self) -> Tensor:
+        return (self.status_E <= Status.INVALID) & (self.status_E != Status.OPEN)
 
     @property
     def on_policy_N(self) -> Tensor:
@@ -196,8 +210,13 @@ class Batch(Columns):
     # up and down
 
     def key(self, level: Level, *columns: Tensor) -> Key:
-        """The partition of the rows of `level` that agree in all `columns`."""
-        return segment.key_of(*columns) if columns else Key(self.up(level, "G"), self.size("G"))
+        """The partition of the rows of `level` that agree in all `columns` (none: by group)."""
+        if any(len(c) != self.size(level) for c in columns):
+            raise ValueError(
+                f"columns of {[len(c) for c in columns]} rows make no key of level {level}, which has "
+                f"{self.size(level)}: rows would slip. Spread each column to {level} first."
+            )
+        return segment.key_of(*columns) if columns else self.level(level, "G")
 
     def level(self, low: Level, high: Level) -> Key:
         return Key(self.up(low, high), self.size(high))
@@ -211,14 +230,27 @@ class Batch(Columns):
         return segment.gather(x, by if isinstance(by, Key) else self.level(low, by), how, **options)
 
     def _order(self, low: Level, within: Level) -> Tensor | None:
-        """The time order of rows inside `within`; None when rows already lie in it."""
+        """The time order of rows inside `within`; None when rows already lie in it.
+
+        Episodes have no common time: inside a group they follow each other, in the order of the batch.
+        """
         name = f"order_{low}{within}"
         if name not in self._cache:
-            part = self.up(low, within)
-            turn = self.turn_index_K if low == "K" else self.spread(self.turn_index_K, "K", low)
-            rank = part * (int(self.turn_index_K.max()) + 1 if len(self.turn_index_K) else 1) + turn
-            self._cache[name] = None if bool((rank[1:] >= rank[:-1]).all()) else torch.argsort(rank, stable=True)
+            part, turn = self.up(low, within), self._turn_index(low)
+            if within == "G" and low != "G":
+                part = torch.argsort(torch.argsort(self.group_E, stable=True))[self.up(low, "E")]
+            rank = part * (int(turn.max()) + 1 if len(turn) else 1) + turn
+            in_order = bool((rank[1:] >= rank[:-1]).all())
+            self._cache[name] = None if in_order else torch.argsort(rank, stable=True)
         return self._cache[name]
+
+    def _turn_index(self, low: Level) -> Tensor:
+        """When each row began, in turns of its episode."""
+        if low in ("N", "K"):
+            return self.spread(self.turn_index_K, "K", low)
+        if low == "S":
+            return self.gather(self.turn_index_K, "K", "S", "min").to(torch.int64)
+        return torch.zeros(self.size(low), dtype=torch.int64, device=self.device)
 
     def scan(self, b: Tensor, c: Tensor | float, low: Level, within: Level = "E") -> Tensor:
         """y_t = b_t + c_t y_{t+1} over the rows of `low` in time order, inside `within`."""
@@ -240,7 +272,12 @@ class Batch(Columns):
     def with_columns(self, **columns: Tensor) -> "Batch":
         """The same rows with columns added or replaced."""
         for name, x in columns.items():
-            level = name.rsplit("_", 1)[-1][0]
+            level = _level(name)
+            if level not in _LEVELS:
+                raise ValueError(
+                    f"column {name!r} does not end in its level, so its rows cannot be cut with the batch. "
+                    f"Call it {name}_N, or another of {', '.join(_LEVELS)}."
+                )
             if len(x) != self.size(level):  # type: ignore[arg-type]
                 raise ValueError(
                     f"column {name} has {len(x)} rows, level {level} has {self.size(level)}: rows would slip. "  # type: ignore[arg-type]
@@ -251,7 +288,9 @@ class Batch(Columns):
     def minibatch(self, rows_E: Tensor) -> "Batch":
         """These episodes as a batch of their own: every level is renumbered, so every count is counted again."""
         start, length = segment.offsets(self.level("S", "E"))
-        rows_S = segment.ranges(start[rows_E], length[rows_E])
+        # A batch that is itself a part may hold its sequences in any order.
+        by_episode = torch.argsort(self.episode_S, stable=True)
+        rows_S = by_episode[segment.ranges(start[rows_E], length[rows_E])]
         part = self.micro(rows_S)
         groups = self.group_E[rows_E]
         rows_G = torch.unique(groups)
@@ -259,17 +298,22 @@ class Batch(Columns):
         index_G[rows_G] = torch.arange(len(rows_G), device=self.device)
         columns = dict(part.columns)
         for name in columns:
-            level = name.rsplit("_", 1)[-1][0]
+            level = _level(name)
             if level in "EG":
                 columns[name] = columns[name][rows_E if level == "E" else rows_G]
         columns["group_E"] = index_G[groups]
         columns["episode_S"] = torch.repeat_interleave(torch.arange(len(rows_E), device=self.device), length[rows_E])
         share = self.drawn * len(rows_G) / max(self.size("G"), 1)
-        return replace(part, columns=columns, drawn=max(round(share), len(rows_G)), _cache={})
+        return replace(part, columns=columns, drawn=max(share, len(rows_G)), _cache={})
 
     def micro(self, rows_S: Tensor) -> "Batch":
         """These sequences, for one forward: rows of N, K and S are cut, episodes, groups and their counts stay."""
         size_S = self.size("S")
+        if len(rows_S) and int(torch.bincount(rows_S, minlength=size_S).max()) > 1:
+            raise ValueError(
+                "the same sequence or episode stands twice in this part of the batch: its turns and tokens "
+                "would be mixed up. Name every row once; to learn more from a row, raise its weight_N."
+            )
         k_start, k_length = segment.offsets(self.level("K", "S"))
         n_start, n_length = segment.offsets(self.level("N", "S"))
         rows_K = segment.ranges(k_start[rows_S], k_length[rows_S])
@@ -277,7 +321,7 @@ class Batch(Columns):
         new_K = torch.full((self.size("K"),), -1, dtype=torch.int64, device=self.device)
         new_K[rows_K] = torch.arange(len(rows_K), device=self.device)
         rows = {"N": rows_N, "K": rows_K, "S": rows_S}
-        columns = {n: x[rows[n.rsplit("_", 1)[-1][0]]] if n.rsplit("_", 1)[-1][0] in rows else x for n, x in self.columns.items()}
+        columns = {n: x[rows[_level(n)]] if _level(n) in rows else x for n, x in self.columns.items()}
         columns["turn_N"] = new_K[self.turn_N[rows_N]]
         columns["seq_K"] = torch.repeat_interleave(torch.arange(len(rows_S), device=self.device), k_length[rows_S])
         return replace(

@@ -193,4 +193,4 @@ def single_turn(
         train_as=train_as,
     )
     turn = Turn(start=p, stop=p + a, obs_stop=p)
-    return Episode(uid=uid, task=task, group=group, sequences=[sequence], turns=[turn], **rest)
+    return Episode(uid=uid, task=task, group=group, sequences=[sequence], turns=[turn], source=source, **rest)

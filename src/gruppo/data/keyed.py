@@ -10,6 +10,7 @@ SplitMix64: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number genera
 
 from functools import lru_cache
 from hashlib import blake2b
+from operator import index
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ def _signed(x: int) -> int:
 @lru_cache(maxsize=65536)
 def name_hash(text: str) -> int:
     """A signed 64-bit hash of a text, the same in every process (Python's own hash is not)."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True)
 
 
 def _finish_int(z: int) -> int:
@@ -50,11 +51,24 @@ def _finish_tensor(z: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
+def _number(part: Part) -> int | Tensor:
+    if isinstance(part, str):
+        return name_hash(part)
+    if not isinstance(part, Tensor):
+        return index(part)
+    if part.is_floating_point():
+        raise ValueError(
+            f"a part of the key is a {part.dtype} tensor: rounding would join or split streams. "
+            "Key by whole numbers: a uid, a step, a position."
+        )
+    return part.to(torch.int64)
+
+
 def key_hash(*parts: Part) -> int | Tensor:
     """The signed 64-bit hash of a key; a tensor as soon as one part is a tensor (parts broadcast)."""
     h: int | Tensor = _GOLDEN
     for part in parts:
-        p = name_hash(part) if isinstance(part, str) else part
+        p = _number(part)
         if isinstance(h, Tensor) or isinstance(p, Tensor):
             left = h if isinstance(h, Tensor) else _signed(h)
             right = p if isinstance(p, Tensor) else _signed(p & _MASK)

@@ -1,7 +1,8 @@
 """From episodes to a batch, and from a batch to minibatches and micro-batches."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
-from itertools import accumulate
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
@@ -16,7 +17,9 @@ View = Callable[[Sequence], tuple[np.ndarray, np.ndarray]]
 
 
 def as_sampled(sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    return sequence.ids, np.flatnonzero(sequence.source != Source.ENV)
+    """What the sampler saw. Tokens given in a prompt that `train_as` replaces are no decisions."""
+    at = np.flatnonzero(sequence.source != Source.ENV)
+    return sequence.ids, at if sequence.train_as is None else at[at >= sequence.prompt_len]
 
 
 def as_trained(sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
@@ -35,8 +38,17 @@ def without_hints(sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
 VIEWS: dict[str, View] = {"as_trained": as_trained, "as_sampled": as_sampled, "without_hints": without_hints}
 
 
-def _inputs(sequences: Seq[Sequence], view: View) -> Inputs:
-    parts = [view(s) for s in sequences]
+def _inputs(sequences: Seq[Sequence], name: str) -> Inputs:
+    if name not in VIEWS:
+        near = difflib.get_close_matches(name, list(VIEWS), 3) or list(VIEWS)
+        raise ValueError(f"view {name!r} is unknown, so nothing can be scored under it. Use {', '.join(near)}.")
+    parts = [VIEWS[name](s) for s in sequences]
+    for i, (_, at) in enumerate(parts):
+        if len(at) and at.min() < 1:
+            raise ValueError(
+                f"view {name!r}: sequence {i} of the batch decides its very first token, which no position "
+                "predicts. Begin the prompt with at least one token of source ENV, such as BOS."
+            )
     length = np.array([len(ids) for ids, _ in parts], np.int64)
     start = np.cumsum(length) - length
     pos = np.arange(int(length.sum())) - np.repeat(start, length)
@@ -73,8 +85,8 @@ def pack(
         **_decisions(episodes, sequences, dtype),
         **_turns(episodes, components, agents, dtype),
         **_episodes(episodes, group_names, components, dtype),
-        "episode_S": torch.from_numpy(np.repeat(np.arange(len(episodes)), [len(e.sequences) for e in episodes])),
-        "changed_S": torch.tensor([s.train_as is not None for s in originals], dtype=torch.bool),
+        "episode_S": torch.tensor([i for i, e in enumerate(episodes) for _ in e.sequences], dtype=torch.int64),
+        "changed_S": torch.tensor([_changed(s) for s in originals], dtype=torch.bool),
         "uid_G": torch.tensor([name_hash(g) for g in group_names], dtype=torch.int64),
     }
     counts = torch.bincount(columns["group_E"], minlength=len(group_names))
@@ -83,12 +95,17 @@ def pack(
     columns.update(_notes(episodes, columns, dtype))
     return Batch(
         columns=columns,
-        views={name: _inputs(originals, VIEWS[name]) for name in dict.fromkeys(("as_trained", *views))},
+        views={name: _inputs(originals, name) for name in dict.fromkeys(("as_trained", *views))},
         components=components,
         agents=agents,
-        drawn=max(len(set(drawn) | set(group_names)), len(group_names)),
+        drawn=len(set(drawn) | set(group_names)),
         allowed=_allowed(sequences),
     )
+
+
+def _changed(s: Sequence) -> bool:
+    """Whether the sequence is learned under another prompt than it was sampled under."""
+    return s.train_as is not None and not np.array_equal(s.train_as, s.ids[: s.prompt_len])
 
 
 def _decisions(episodes: Seq[Episode], sequences: Seq[Sequence], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -100,7 +117,7 @@ def _decisions(episodes: Seq[Episode], sequences: Seq[Sequence], dtype: torch.dt
 
     uid = torch.tensor([e.uid for e in episodes for _ in e.sequences], dtype=torch.int64)
     which = torch.tensor([i for e in episodes for i in range(len(e.sequences))], dtype=torch.int64)
-    length = torch.tensor([len(a) for a in at])
+    length = torch.tensor([len(a) for a in at], dtype=torch.int64)
     rank = torch.from_numpy(_join([np.arange(len(a)) for a in at], np.int64))
     uid_N = key_hash(uid.repeat_interleave(length), which.repeat_interleave(length), rank)
     assert isinstance(uid_N, Tensor)
@@ -122,17 +139,23 @@ def _decisions(episodes: Seq[Episode], sequences: Seq[Sequence], dtype: torch.dt
     }
 
 
-def _by_sequence(e: Episode) -> list[list[Turn]]:
-    turns: list[list[Turn]] = [[] for _ in e.sequences]
-    for t in e.turns:
-        turns[t.sequence].append(t)
+def _by_sequence(e: Episode) -> list[list[tuple[int, Turn]]]:
+    """The turns of each sequence in the order of their rows, with their place in time."""
+    turns: list[list[tuple[int, Turn]]] = [[] for _ in e.sequences]
+    for i, t in enumerate(e.turns):
+        if not 0 <= t.sequence < len(turns):
+            raise ValueError(
+                f"episode {e.uid}: turn {i} says sequence={t.sequence}, but the episode has {len(turns)}, so its "
+                "tokens cannot be found. Count sequences from 0."
+            )
+        turns[t.sequence].append((i, t))
     for i, mine in enumerate(turns):
         if not mine:
             raise ValueError(
                 f"episode {e.uid}: sequence {i} holds no turn, so its tokens belong to no action. "
                 "Give every sequence at least one Turn, or leave the sequence out."
             )
-        mine.sort(key=lambda t: t.start)
+        mine.sort(key=lambda it: (it[1].start, it[1].stop))
     return turns
 
 
@@ -143,7 +166,7 @@ def _turn_of(episodes: Seq[Episode], at: Seq[np.ndarray]) -> list[np.ndarray]:
     for e in episodes:
         for s, mine in zip(e.sequences, _by_sequence(e), strict=True):
             shift = 0 if s.train_as is None else len(s.train_as) - s.prompt_len
-            stops = np.array([t.stop + shift for t in mine])
+            stops = np.array([t.stop + shift for _, t in mine])
             out.append(first + np.minimum(np.searchsorted(stops, at[row], side="right"), len(mine) - 1))
             first, row = first + len(mine), row + 1
     return out
@@ -151,21 +174,19 @@ def _turn_of(episodes: Seq[Episode], at: Seq[np.ndarray]) -> list[np.ndarray]:
 
 def _turns(episodes: Seq[Episode], components: Seq[str], agents: Seq[str], dtype: torch.dtype) -> dict[str, Tensor]:
     index = {a: i for i, a in enumerate(agents)}
-    ordered = [(e, t) for e in episodes for mine in _by_sequence(e) for t in mine]
-    order = {id(t): i for e in episodes for i, t in enumerate(e.turns)}
-    number = accumulate((len(e.sequences) for e in episodes), initial=0)
-    first = {e.uid: f for e, f in zip(episodes, number, strict=False)}
+    sequences = [mine for e in episodes for mine in _by_sequence(e)]
+    ordered = [t for mine in sequences for _, t in mine]
     nan = float("nan")
-    parts = np.array([[t.reward.get(c, nan) for c in components] for _, t in ordered], np.float64)
+    parts = np.array([[t.reward.get(c, nan) for c in components] for t in ordered], np.float64)
     parts_KC = torch.from_numpy(parts.reshape(len(ordered), len(components))).to(dtype)
     return {
-        "seq_K": torch.tensor([first[e.uid] + t.sequence for e, t in ordered], dtype=torch.int64),
-        "turn_index_K": torch.tensor([order[id(t)] for _, t in ordered], dtype=torch.int64),
-        "state_K": torch.tensor([name_hash(t.state) for _, t in ordered], dtype=torch.int64),
-        "action_key_K": torch.tensor([name_hash(t.action_key) for _, t in ordered], dtype=torch.int64),
-        "agent_K": torch.tensor([index[t.agent] for _, t in ordered], dtype=torch.int64),
+        "seq_K": torch.tensor([s for s, mine in enumerate(sequences) for _ in mine], dtype=torch.int64),
+        "turn_index_K": torch.tensor([i for mine in sequences for i, _ in mine], dtype=torch.int64),
+        "state_K": torch.tensor([name_hash(t.state) for t in ordered], dtype=torch.int64),
+        "action_key_K": torch.tensor([name_hash(t.action_key) for t in ordered], dtype=torch.int64),
+        "agent_K": torch.tensor([index[t.agent] for t in ordered], dtype=torch.int64),
         "reward_KC": parts_KC,
-        "reward_K": torch.nan_to_num(parts_KC, nan=0.0).sum(-1),
+        "reward_K": parts_KC.nansum(-1),
     }
 
 
@@ -195,15 +216,18 @@ def _episodes(
 
 
 def _notes(episodes: Seq[Episode], columns: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Notes become columns `note_<name>_<LEVEL>`; NaN where an episode has none."""
-    levels = {name: note.level for e in episodes for name, note in e.notes.items()}
-    rows: dict[str, list[int]] = {"E": [1] * len(episodes)}
-    if "K" in levels.values():
-        rows["K"] = [len(e.turns) for e in episodes]
-    if "S" in levels.values():
-        rows["S"] = [len(e.sequences) for e in episodes]
+    """Notes become columns `note_<name>_<LEVEL>`; NaN where an episode has none.
+
+    Values of level K stand in the order of `Episode.turns` (time); those of N by sequence, then position.
+    """
+    levels = _note_levels(episodes)
+    rows: dict[str, list[int]] = {
+        "E": [1] * len(episodes),
+        "S": [len(e.sequences) for e in episodes],
+        "K": [len(e.turns) for e in episodes],
+    }
     if "N" in levels.values():
-        rows["N"] = [int(sum((s.source != Source.ENV).sum() for s in e.sequences)) for e in episodes]
+        rows["N"] = [sum(len(as_sampled(s)[1]) for s in e.sequences) for e in episodes]
     out: dict[str, Tensor] = {}
     for name, level in levels.items():
         parts: list[np.ndarray] = []
@@ -216,8 +240,24 @@ def _notes(episodes: Seq[Episode], columns: Mapping[str, Tensor], dtype: torch.d
                     "values would slip. Give one value per row."
                 )
             parts.append(values)
-        out[f"note_{name}_{level}"] = torch.from_numpy(_join(parts, np.float32)).to(dtype)
+        column = torch.from_numpy(_join(parts, np.float32)).to(dtype)
+        if level == "K":  # from the order of the turns to that of the rows
+            count = torch.tensor(rows["K"], dtype=torch.int64)
+            column = column[(count.cumsum(0) - count).repeat_interleave(count) + columns["turn_index_K"]]
+        out[f"note_{name}_{level}"] = column
     return out
+
+
+def _note_levels(episodes: Seq[Episode]) -> dict[str, str]:
+    levels: dict[str, str] = {}
+    for e in episodes:
+        for name, note in e.notes.items():
+            if note.level not in ("N", "K", "S", "E") or levels.setdefault(name, note.level) != note.level:
+                raise ValueError(
+                    f"note {name!r} of episode {e.uid} has level {note.level!r}, and {levels.get(name, 'none')!r} in "
+                    "others: its values would land on wrong rows. Use one of N, K, S, E, the same in all episodes."
+                )
+    return levels
 
 
 def _allowed(sequences: Seq[Sequence]) -> Ragged | None:
@@ -227,7 +267,8 @@ def _allowed(sequences: Seq[Sequence]) -> Ragged | None:
     sets = [
         (s.allowed or {}).get(int(p), empty) for s in sequences for p in np.flatnonzero(s.source != Source.ENV)
     ]
-    return Ragged(torch.tensor([len(x) for x in sets]), torch.from_numpy(_join(sets, np.int64)))
+    length = torch.tensor([len(x) for x in sets], dtype=torch.int64)
+    return Ragged(length, torch.from_numpy(_join(sets, np.int64)))
 
 
 def minibatches(batch: Batch, count: int, *key: int | str) -> list[Batch]:
@@ -243,9 +284,9 @@ def minibatches(batch: Batch, count: int, *key: int | str) -> list[Batch]:
 
 
 def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
-    """Cut into forwards of at most `tokens` input tokens (at least one sequence), longest first."""
+    """Cut into forwards of at most `tokens` input tokens in any view (at least one sequence), longest first."""
     size = batch.size("S")
-    length = torch.bincount(batch.inputs.seq_M, minlength=size).cpu()
+    length = torch.stack([torch.bincount(v.seq_M, minlength=size) for v in batch.views.values()]).amax(0).cpu()
     order = torch.argsort(length, descending=True, stable=True)
     cut, used, start = [0], 0, 0
     for i, n in enumerate(length[order].tolist()):

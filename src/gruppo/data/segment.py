@@ -24,12 +24,23 @@ class Key:
 
 
 def key_of(*columns: Tensor) -> Key:
-    """The partition of rows that agree in all columns. Exact: no hashing, so no collision."""
+    """The partition of rows that agree in all columns. Exact: no hashing, so no collision. NaN agrees with nothing."""
+    shapes = [tuple(c.shape) for c in columns]
+    if not shapes or len(shapes[0]) != 1 or len(set(shapes)) > 1:
+        raise ValueError(
+            f"columns of shapes {shapes} make no key: rows could not be matched. "
+            "Give at least one column, each with one value per row of the same level."
+        )
     index = torch.unique(columns[0], return_inverse=True)[1]
     for column in columns[1:]:
         inner = torch.unique(column, return_inverse=True)[1]
         index = torch.unique(index * (int(inner.max()) + 1 if len(inner) else 1) + inner, return_inverse=True)[1]
     return Key(index, int(index.max()) + 1 if len(index) else 0)
+
+
+def _beside(column: Tensor, x: Tensor) -> Tensor:
+    """One value a row, in a shape that meets the further dimensions of x."""
+    return column.view(-1, *(1,) * (x.dim() - 1))
 
 
 def _add(x: Tensor, key: Key) -> Tensor:
@@ -38,7 +49,8 @@ def _add(x: Tensor, key: Key) -> Tensor:
 
 def _extreme(x: Tensor, key: Key, how: Literal["amax", "amin"]) -> Tensor:
     start = float("-inf") if how == "amax" else float("inf")
-    return x.new_full((key.size,), start).scatter_reduce(0, key.index, x, how)
+    index = _beside(key.index, x).expand_as(x)
+    return x.new_full((key.size, *x.shape[1:]), start).scatter_reduce(0, index, x, how)
 
 
 def _as_float(x: Tensor) -> Tensor:
@@ -58,21 +70,22 @@ def gather(
     """Reduce rows to parts, over the rows in `where`. NaN and infinities outside `where` change nothing.
 
     var, std: two passes around the part's minimum, so that equal values have a variance of exactly 0 and large
-    offsets do not cancel; a part with at most `ddof` rows gathers to `fill`.
+    offsets do not cancel; a part with at most `ddof` rows gathers to `fill`. The gradient of std at 0 is 0.
+    count, any, all: no `fill`; of no rows they are 0, False and True.
     """
     keep = torch.ones(len(key.index), dtype=torch.bool, device=key.index.device) if where is None else where
     count = _add(keep.to(torch.int64), key)
     if how == "count":
         return count
+    keep, count = _beside(keep, x), _beside(count, x)
     if how == "any":
         return _add((x.bool() & keep).to(torch.int64), key) > 0
     if how == "all":
         return _add((~x.bool() & keep).to(torch.int64), key) == 0
     x = _as_float(x)
-    shape = (-1,) + (1,) * (x.dim() - 1)
-    x = torch.where(keep.view(shape), x, torch.zeros((), dtype=x.dtype, device=x.device))
-    out = _reduce(x, key, how, keep, count.view(shape), ddof)
-    enough = (count >= max(min_size, 1 + ddof if how in ("var", "std") else 1)).view(shape)
+    x = torch.where(keep, x, torch.zeros((), dtype=x.dtype, device=x.device))
+    out = _reduce(x, key, how, keep, count, ddof)
+    enough = count >= max(min_size, 1 + ddof if how in ("var", "std") else 1)
     return torch.where(enough, out, torch.full((), fill, dtype=out.dtype, device=out.device))
 
 
@@ -82,9 +95,10 @@ def _reduce(x: Tensor, key: Key, how: How, keep: Tensor, count: Tensor, ddof: in
     if how == "mean":
         return _add(x, key) / count.clamp(min=1)
     if how in ("var", "std"):
-        centred = centre(x, key, where=keep)
+        centred = centre(x, key, where=keep.view(-1))
         var = _add(centred * centred, key) / (count - ddof).clamp(min=1)
-        return var if how == "var" else var.sqrt()
+        flat, one = var == 0, torch.ones_like(var)  # sqrt has no slope at 0, and 0 · inf would be NaN
+        return var if how == "var" else torch.where(flat, var, torch.where(flat, one, var).sqrt())
     dead = float("inf") if how == "min" else float("-inf")
     y = torch.where(keep, x, torch.full((), dead, dtype=x.dtype, device=x.device))
     if how in ("max", "min"):
@@ -99,7 +113,8 @@ def _reduce(x: Tensor, key: Key, how: How, keep: Tensor, count: Tensor, ddof: in
 def centre(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:
     """Rows minus the mean of their part; 0 outside `where`. Equal rows give exactly 0 (pitfall 16)."""
     keep = torch.ones(len(key.index), dtype=torch.bool, device=key.index.device) if where is None else where
-    x = torch.where(keep, _as_float(x), torch.zeros((), dtype=_as_float(x).dtype, device=x.device))
+    x, keep = _as_float(x), _beside(keep, x)
+    x = torch.where(keep, x, torch.zeros_like(x))
     low = _extreme(torch.where(keep, x.detach(), torch.full_like(x, float("inf"))), key, "amin")
     x = torch.where(keep, x - low[key.index], torch.zeros_like(x))
     count = _add(keep.to(x.dtype), key)
@@ -116,7 +131,7 @@ def ranges(start: Tensor, length: Tensor) -> Tensor:
 
 
 def offsets(key: Key) -> tuple[Tensor, Tensor]:
-    """First row and number of rows of each part; rows of a part must be neighbours."""
+    """First row and number of rows of each part; rows must lie in the order of their parts."""
     length = torch.bincount(key.index, minlength=key.size)
     return torch.cumsum(length, 0) - length, length
 
@@ -124,20 +139,27 @@ def offsets(key: Key) -> tuple[Tensor, Tensor]:
 def scan(b: Tensor, c: Tensor | float, part: Tensor) -> Tensor:
     """y_t = b_t + c_t y_{t+1} inside each part, rows in time order and parts contiguous; y = b at a part's end.
 
+    A part knows nothing of another, also when that holds NaN or infinities.
+
     Doubling: after k rounds a row holds the sum over 2^k steps, so it costs N log2(longest part) and no loop over
     rows or episodes. A loop over time steps (work N, one small kernel a step) was slower on two cores: 26 against
     17 ms for 10^4 parts of 100 rows, 755 against 1 ms for one part of 30,000.
     """
-    n = len(b)
-    if n == 0:
+    b = _as_float(b)
+    if len(b) == 0:
         return b
-    y, c_t = b.clone(), torch.as_tensor(c, dtype=b.dtype, device=b.device).expand(n).clone()
     longest = int(torch.bincount(part - part.min()).max())
-    c_t = torch.where(torch.cat([part[1:] == part[:-1], part.new_zeros(1, dtype=torch.bool)]), c_t, torch.zeros_like(c_t))
+    zero = torch.zeros((), dtype=b.dtype, device=b.device)
+    follows = torch.cat([part[1:] == part[:-1], part.new_zeros(1, dtype=torch.bool)])
+    c_t = torch.as_tensor(c, dtype=b.dtype, device=b.device)
+    c_t = c_t if c_t.dim() == b.dim() else _beside(c_t.expand(len(b)), b)
+    y, c_t = b.clone(), torch.where(_beside(follows, b), c_t, zero)
     step = 1
     while step < longest:
-        y = torch.cat([y[:-step] + c_t[:-step] * y[step:], y[-step:]])
-        c_t = torch.cat([c_t[:-step] * c_t[step:], torch.zeros_like(c_t[-step:])])
+        # where, not a coefficient of 0: 0 · NaN of the next part is NaN, forwards and backwards.
+        inside = _beside(part[step:] == part[:-step], b)
+        y = torch.cat([y[:-step] + c_t[:-step] * torch.where(inside, y[step:], zero), y[-step:]])
+        c_t = torch.cat([c_t[:-step] * torch.where(inside, c_t[step:], zero), torch.zeros_like(c_t[-step:])])
         step *= 2
     return y
 
@@ -150,9 +172,9 @@ def lag(x: Tensor, k: int, part: Tensor, fill: int | float = 0) -> Tensor:
     if abs(k) >= len(x):
         return out
     if k > 0:
-        same = part[k:] == part[:-k]
+        same = _beside(part[k:] == part[:-k], x)
         out[k:] = torch.where(same, x[:-k], out[k:])
     else:
-        same = part[:k] == part[-k:]
+        same = _beside(part[:k] == part[-k:], x)
         out[:k] = torch.where(same, x[-k:], out[:k])
     return out

@@ -1,0 +1,79 @@
+# One folder (.venv) holds everything that is installed. It is made on the first call, and made again
+# when pyproject.toml or the pins change.
+
+PYTHON ?= python3
+# The pins; `make train PINS=` takes the newest versions instead.
+PINS ?= constraints.txt
+ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help train test lint docs weights bench pins clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+train: $(VENV)/.train ## train a policy; ARGS="method=dapo seed=1" goes to gruppo train
+	@$(BIN)/gruppo train $(ARGS)
+
+test: lint ## all checks, then the tests; PYTEST_ARGS="-m slow" goes to pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## style, imports and types, without the tests
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/pyright
+	@$(BIN)/pyright --project pyright-strict.json
+
+docs: $(VENV)/.docs ## the documentation, into site/
+	@$(BIN)/mkdocs build --strict --site-dir site
+
+weights: $(VENV)/.train ## train the small policy that ships in the package again
+	@$(BIN)/python -m gruppo.policies.pretrain $(ARGS)
+
+bench: $(VENV)/.train ## the benchmarks; ARGS goes to benchmarks/run.py
+	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+pins: ## resolve all dependencies anew into constraints.txt (torch keeps its pin)
+	@echo "pins: resolving in a fresh $(VENV)-pins (two minutes)"
+	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
+	@$(VENV)-pins/bin/python $(PIP_INSTALL) "$$(grep '^torch==' constraints.txt)"
+	@$(VENV)-pins/bin/python $(PIP_INSTALL) -e '.[dev,docs,tensorboard]'
+	@{ grep '^#' constraints.txt; $(VENV)-pins/bin/python -m pip freeze --all --exclude-editable --exclude pip \
+	   | sed 's/+.*//' | sort -f; } > constraints.new && mv constraints.new constraints.txt
+	@rm -rf $(VENV)-pins
+
+clean: ## remove .venv, site/, dist/ and caches; runs/ stays
+	@rm -rf $(VENV) $(VENV)-pins site dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# ---- set-up -------------------------------------------------------------------------------------
+
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || { \
+	   echo "$(PYTHON): not found, so nothing can be installed. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	   echo "$(PYTHON) is $$($(PYTHON) --version 2>&1): gruppo needs Python 3.11 or newer. Name a newer one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	   echo "$(PYTHON) has no venv, so there is no place to install into. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "set-up: making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Each stamp stands for one set of extras. A set that is larger includes the plain one.
+$(VENV)/.train: EXTRAS :=
+$(VENV)/.dev: EXTRAS := [dev]
+$(VENV)/.docs: EXTRAS := [docs]
+
+$(VENV)/.train $(VENV)/.dev $(VENV)/.docs: $(VENV)/.made pyproject.toml $(PINS)
+	@echo "set-up: installing gruppo$(EXTRAS) and what it needs into $(VENV) (one or two minutes the first time)"
+	@start=$$(date +%s); \
+	 $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) -e '.$(EXTRAS)' || { \
+	   echo "set-up: the installation failed, see above. 'make clean' starts anew; 'PINS=' tries the newest versions."; exit 1; }; \
+	 touch $(VENV)/.train $@; echo "set-up: done in $$(( $$(date +%s) - start )) s"

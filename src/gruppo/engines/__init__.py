@@ -1,0 +1,6 @@
+"""Samplers: what they are asked, and the one that runs in the trainer's process."""
+
+from gruppo.engines.base import Completion, Engine, Request, complete
+from gruppo.engines.native import NativeEngine
+
+__all__ = ["Completion", "Engine", "NativeEngine", "Request", "complete"]

@@ -1,0 +1,133 @@
+"""The engine in the trainer's own process: it samples from the very weights that are trained."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Seq
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gruppo.engines.base import Completion, Ints, Request, check
+from gruppo.engines.stream import Stream
+from gruppo.policies.base import Incremental, Policy
+from gruppo.policies.layout import cuts, packed
+
+HEAD_CELLS = 1 << 24  # logits that score holds at once
+
+
+class NativeEngine:
+    """Samples from `models` (role → policy), whose weights it shares: nothing is copied, nothing can be stale.
+
+    The trainer raises `version` after each update. Keys and values live as long as one call of `generate`; a
+    version that changes while its stream is open is an error (pitfall 22). `prefilled` and `decoded` count the
+    tokens that went through the model.
+    """
+
+    can = frozenset({"topk", "score"})
+
+    def __init__(
+        self,
+        models: Mapping[str, Policy],
+        max_rows: int = 1024,
+        eos: int | None = 2,
+        prefill_tokens: int = 16384,
+    ) -> None:
+        for role, model in models.items():
+            if not isinstance(model, Incremental):
+                raise ValueError(
+                    f"model of role {role!r} ({type(model).__name__}) has no prefill and decode, so the native "
+                    "engine would compute every prefix again for every token. Use another engine for it."
+                )
+        if max_rows < 1:
+            raise ValueError(f"max_rows={max_rows}: nothing could be sampled. Use 1 or more.")
+        self.models = dict(models)
+        self.max_rows, self.eos, self.prefill_tokens = max_rows, eos, prefill_tokens
+        self.version = 0
+        self.prefilled = self.decoded = 0
+
+    def _model(self, role: str) -> Incremental:
+        if role not in self.models:
+            raise ValueError(
+                f"role {role!r} has no model in this engine: there is nothing to sample from. "
+                f"Roles: {', '.join(self.models)}."
+            )
+        return self.models[role]  # type: ignore[return-value]
+
+    def generate(self, requests: Seq[Request]) -> AsyncIterator[tuple[int, Completion]]:
+        """A stream of (index, completion) in order of completion. Bad requests are refused here, before any work."""
+        for request in requests:
+            model = self._model(request.role)
+            check(request, model.vocab, model.context)
+        return self._generate(list(requests))
+
+    async def _generate(self, requests: list[Request]) -> AsyncIterator[tuple[int, Completion]]:
+        version = self.version
+        for role in dict.fromkeys(r.role for r in requests):
+            index = [i for i, r in enumerate(requests) if r.role == role]
+            model = self._model(role)
+            stream = Stream(
+                model, [requests[i] for i in index], self.max_rows, self.eos, version, self.prefill_tokens
+            )
+            while stream.busy:
+                self._same(version)
+                prefilled, decoded = stream.prefilled, stream.decoded
+                # Not around the yield: the consumer must not find itself without gradients.
+                with torch.inference_mode(), _evaluating(model):
+                    ended = stream.step()
+                self.prefilled += stream.prefilled - prefilled
+                self.decoded += stream.decoded - decoded
+                for i, completion in ended:
+                    yield index[i], completion
+                await asyncio.sleep(0)  # environments and tools run between two tokens
+
+    def _same(self, version: int) -> None:
+        if self.version != version:
+            raise RuntimeError(
+                f"version went from {version} to {self.version} while a stream of generate was open: its keys and "
+                "values belong to the old weights. Finish or close the stream before the update."
+            )
+
+    def score(
+        self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"
+    ) -> list[NDArray[np.floating]]:
+        """Log-probabilities of given continuations at a temperature, through the trainer's own forward."""
+        model = self._model(role)
+        if temperature <= 0:
+            raise ValueError(f"temperature={temperature}: logits are divided by it. Use a positive number.")
+        sequences = []
+        for prefix, tail in zip(prefixes, continuations, strict=True):
+            if len(tail):
+                check(Request(prefix, len(tail), 0), model.vocab, model.context)
+            sequences.append(np.concatenate([prefix, tail]))
+        out: list[NDArray[np.floating]] = []
+        with torch.inference_mode(), _evaluating(model):
+            for a, b in cuts([len(s) for s in sequences], self.prefill_tokens):
+                out += _score(model, sequences[a:b], [len(t) for t in continuations[a:b]], temperature)
+        return out
+
+
+def _score(model: Policy, sequences: list[Ints], tails: list[int], temperature: float) -> list[NDArray[np.floating]]:
+    ends = np.cumsum([len(s) for s in sequences])
+    at = torch.from_numpy(np.concatenate([np.arange(e - t, e) for e, t in zip(ends, tails, strict=True)]))
+    inputs = packed(sequences, model.device)
+    hidden_MD, _ = model.hidden(inputs)
+    parts = []
+    for rows in at.to(model.device).split(max(HEAD_CELLS // model.vocab, 1)):
+        logp_XV = torch.log_softmax(model.head(hidden_MD[rows - 1]) / temperature, -1)
+        parts.append(logp_XV.gather(1, inputs.ids_M[rows][:, None])[:, 0])
+    flat = torch.cat(parts).cpu().numpy()
+    return [piece.copy() for piece in np.split(flat, np.cumsum(tails)[:-1])]
+
+
+@contextmanager
+def _evaluating(model: Policy) -> Iterator[None]:
+    """Evaluation mode, and back to what it was: a dropout of the trainer's must not reach a sample."""
+    was = model.training
+    if was:
+        model.train(False)
+    try:
+        yield
+    finally:
+        if was:
+            model.train(True)

@@ -1,0 +1,120 @@
+"""One keyed draw a row, with the log-probability of the distribution that was really drawn from.
+
+    p = softmax(z / T),   truncated to the kept ids and divided by their mass,   token = min {v : Σ_{w≤v} p_w > u}
+
+u = uniform(key, position), so a row's stream depends on no other row (design 3.16).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gruppo.data import uniform
+from gruppo.engines.base import Request
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of rows, as columns; and what none of them needs, so that it is not computed."""
+
+    key_B: Tensor
+    temperature_B: Tensor  # 1 where greedy
+    greedy_B: Tensor
+    top_k_B: Tensor
+    top_p_B: Tensor
+    truncates_B: Tensor
+    stop_BS: Tensor
+    warm: bool  # some temperature is not 1
+    most_k: int
+    any_p: bool
+    any_greedy: bool
+
+    @property
+    def truncates(self) -> bool:
+        return bool(self.most_k) or self.any_p or self.any_greedy
+
+    def take(self, rows_B: Tensor) -> "Settings":
+        columns = {k: v[rows_B] for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return Settings(**{**vars(self), **columns})
+
+
+def settings_of(requests: list[Request], eos: int | None, device: torch.device) -> Settings:
+    stops = [tuple(r.stop) + (() if eos is None else (eos,)) for r in requests]
+    stop = np.full((len(requests), max(map(len, stops), default=0)), -1, np.int64)
+    for i, s in enumerate(stops):
+        stop[i, : len(s)] = s
+    signed = [(r.key + 2**63) % 2**64 - 2**63 for r in requests]  # any integer is a key; tensors hold 64 bits
+
+    def column(values: list[float] | list[int] | list[bool], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return Settings(
+        key_B=column(signed, torch.int64),
+        temperature_B=column([r.temperature or 1.0 for r in requests], torch.float64),
+        greedy_B=column([r.temperature == 0 for r in requests], torch.bool),
+        top_k_B=column([r.top_k for r in requests], torch.int64),
+        top_p_B=column([r.top_p for r in requests], torch.float64),
+        truncates_B=column([r.truncates for r in requests], torch.bool),
+        stop_BS=torch.from_numpy(stop).to(device),
+        warm=any(r.temperature not in (0, 1) for r in requests),
+        most_k=max((r.top_k for r in requests), default=0),
+        any_p=any(r.top_p < 1 for r in requests),
+        any_greedy=any(r.temperature == 0 for r in requests),
+    )
+
+
+@dataclass(frozen=True)
+class Draw:
+    token_B: Tensor
+    logp_B: Tensor
+    logp_BV: Tensor  # at the temperature, before truncation
+    keep_BV: Tensor | None  # the ids that could be drawn; None where no row truncates
+
+
+def draw(logits_BV: Tensor, settings: Settings, pos_B: Tensor) -> Draw:
+    """Draw the token of absolute position `pos_B` for each row."""
+    if settings.warm:
+        logits_BV = logits_BV / settings.temperature_B.to(logits_BV.dtype)[:, None]
+    logp_BV = torch.log_softmax(logits_BV, -1)
+    keep_BV = kept(logp_BV, settings) if settings.truncates else None
+    drawn_BV = logp_BV
+    if keep_BV is not None:
+        drawn_BV = torch.log_softmax(logp_BV.masked_fill(~keep_BV, float("-inf")), -1)
+    u_B = uniform(settings.key_B, pos_B)
+    assert isinstance(u_B, Tensor)
+    # Sums in float64: u has 53 bits, and a float32 sum over a large vocabulary would move its thresholds.
+    cdf_BV = drawn_BV.exp().to(torch.float64).cumsum(-1)
+    mass_B = cdf_BV[:, -1]
+    # u · mass may round up to mass; the nearest number below it still falls on an id that has probability.
+    at_B = torch.minimum(u_B * mass_B, torch.nextafter(mass_B, torch.zeros_like(mass_B)))
+    token_B = torch.searchsorted(cdf_BV, at_B[:, None], right=True)
+    return Draw(token_B[:, 0], drawn_BV.gather(1, token_B)[:, 0], logp_BV, keep_BV)
+
+
+def kept(logp_BV: Tensor, settings: Settings) -> Tensor:
+    """The ids that greedy, top-k, and then top-p on what top-k left, allow."""
+    keep_BV = torch.ones_like(logp_BV, dtype=torch.bool)
+    if settings.most_k:
+        vocab = logp_BV.shape[-1]
+        k_B = torch.where(settings.top_k_B > 0, settings.top_k_B, vocab).clamp(max=vocab)
+        best = logp_BV.topk(min(settings.most_k, vocab), -1).values
+        least_B = best.gather(1, (k_B - 1).clamp(max=best.shape[-1] - 1)[:, None])
+        keep_BV = (logp_BV >= least_B) | (k_B == vocab)[:, None]
+    if settings.any_p:
+        keep_BV &= _nucleus(logp_BV.masked_fill(~keep_BV, float("-inf")), settings.top_p_B)
+    if settings.any_greedy:
+        best_B1 = logp_BV.argmax(-1, keepdim=True)
+        first = torch.zeros_like(keep_BV).scatter_(1, best_B1, True)
+        keep_BV = torch.where(settings.greedy_B[:, None], first, keep_BV)
+    return keep_BV
+
+
+def _nucleus(logp_BV: Tensor, top_p_B: Tensor) -> Tensor:
+    """Most probable first, an id is kept while the mass before it is below top_p: at least one always is."""
+    p_BV = torch.softmax(logp_BV, -1).to(torch.float64)
+    sorted_BV, order_BV = p_BV.sort(-1, descending=True, stable=True)
+    before_BV = sorted_BV.cumsum(-1) - sorted_BV
+    keep_BV = (before_BV < top_p_B[:, None]) | (top_p_B >= 1)[:, None]
+    return torch.zeros_like(keep_BV).scatter_(1, order_BV, keep_BV)

@@ -1,0 +1,152 @@
+"""One call of generate: rows with a KV cache, filled from a queue, retired as they end."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gruppo.engines.base import Completion, Request
+from gruppo.engines.record import Record
+from gruppo.engines.sampling import draw, settings_of
+from gruppo.policies.base import Incremental
+from gruppo.policies.cache import Cache
+from gruppo.policies.layout import cuts, packed
+
+ADMIT = 0.25
+AHEAD = 32  # positions that a new cache holds in advance; it grows by itself
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Prefixes that went through the model: their keys and values, packed, and the logits after each."""
+
+    ids: list[int]
+    length_U: np.ndarray
+    kv_M: Tensor
+    logits_UV: Tensor
+
+    def last(self) -> "Prefixes":
+        n = int(self.length_U[-1])
+        return Prefixes(self.ids[-1:], self.length_U[-1:], self.kv_M[:, :, -n:].clone(), self.logits_UV[-1:].clone())
+
+
+class Stream:
+    """Live rows are the first rows of the cache. A row that ends is replaced at once by the last live row.
+
+    So retiring costs a copy of the rows that end, never of those that stay, and no step computes a dead row.
+    """
+
+    def __init__(
+        self, model: Incremental, requests: list[Request], max_rows: int, eos: int | None, version: int, tokens: int
+    ) -> None:
+        self.model, self.requests, self.version, self.tokens = model, requests, version, tokens
+        self.device = model.device
+        self.max_rows = min(max_rows, len(requests))
+        dtype = torch.promote_types(next(iter(model.parameters())).dtype, torch.float32)
+        self.record = Record(requests, dtype, self.device)
+        self.length_n = np.array([len(r.prefix) for r in requests])
+        self.limit_n = np.array([r.max_tokens for r in requests])
+        seen: dict[bytes, int] = {}
+        same = [seen.setdefault(np.asarray(r.prefix, np.int64).tobytes(), len(seen)) for r in requests]
+        self.prefix_n = np.array(same)
+        # Requests with one prefix stand together, so that at most one prefix has to wait for its other requests.
+        self.queue = np.argsort(self.prefix_n, kind="stable")
+        self.waiting: Prefixes | None = None
+        self.cache: Cache | None = None
+        self.row_req = np.zeros(0, np.int64)  # the request of each live row
+        self.row_pos = np.zeros(0, np.int64)  # the position that each live row samples next
+        self.token_B = torch.zeros(0, dtype=torch.int64, device=self.device)  # what it sampled last
+        self.settings_n = settings_of(requests, eos, self.device)
+        self.settings = self.settings_n
+        self.prefilled = self.decoded = 0
+
+    @property
+    def busy(self) -> bool:
+        return len(self.queue) + len(self.row_req) > 0
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """One token for every live row; the completions that end with it."""
+        logits_BV = self._decode() if len(self.row_req) else None
+        room = self.max_rows - len(self.row_req)
+        if len(self.queue) and (room >= ADMIT * self.max_rows or logits_BV is None):
+            new_BV = self._admit(room)
+            logits_BV = new_BV if logits_BV is None else torch.cat([logits_BV, new_BV])
+        assert logits_BV is not None
+        drawn = draw(logits_BV, self.settings, self._tensor(self.row_pos))
+        self.record.write(self.row_req, self.row_pos - self.length_n[self.row_req], drawn)
+        self.token_B, self.row_pos = drawn.token_B, self.row_pos + 1
+        count = self.row_pos - self.length_n[self.row_req]
+        stopped = (drawn.token_B[:, None] == self.settings.stop_BS).any(1).cpu().numpy()
+        done = stopped | (count >= self.limit_n[self.row_req])
+        if not done.any():
+            return []
+        ended = self.record.completions(self.row_req[done], count[done], stopped[done], self.version)
+        self._retire(done)
+        return ended
+
+    def _tensor(self, x: np.ndarray) -> Tensor:
+        return torch.from_numpy(x).to(self.device)
+
+    def _decode(self) -> Tensor:
+        assert self.cache is not None
+        self.decoded += len(self.row_req)
+        span = int(self.row_pos.max())
+        hidden_BD = self.model.decode(self.token_B, self._tensor(self.row_pos - 1), self.cache, span)
+        return self.model.head(hidden_BD)
+
+    def _retire(self, done: np.ndarray) -> None:
+        live = int((~done).sum())
+        holes, last = np.flatnonzero(done[:live]), live + np.flatnonzero(~done[live:])
+        if len(holes):
+            assert self.cache is not None
+            self.cache.move(self._tensor(last), self._tensor(holes), int(self.row_pos[last].max()))
+        order = np.arange(live)
+        order[holes] = last
+        self.row_req, self.row_pos = self.row_req[order], self.row_pos[order]
+        self.token_B = self.token_B[self._tensor(order)]
+        self.settings = self.settings_n.take(self._tensor(self.row_req))
+
+    def _admit(self, room: int) -> Tensor:
+        """Take requests from the queue into rows; the logits of their first tokens."""
+        req, self.queue = self.queue[:room], self.queue[room:]
+        wanted = self.prefix_n[req]
+        prefixes = self._prefill(req)
+        more = len(self.queue) > 0 and self.prefix_n[self.queue[0]] == wanted[-1]
+        self.waiting = prefixes.last() if more else None
+        place = {u: i for i, u in enumerate(prefixes.ids)}
+        at = np.array([place[u] for u in wanted.tolist()])
+        length, live = prefixes.length_U, len(self.row_req)
+        start = np.cumsum(length) - length
+        if self.cache is None:
+            self.cache = self.model.cache(self.max_rows, int(length.max()) + min(AHEAD, self.record.span))
+        rows = self._tensor(np.arange(live, live + len(req)))
+        self.cache.put(rows, prefixes.kv_M, self._tensor(start[at]), self._tensor(length[at]))
+        self.row_req = np.concatenate([self.row_req, req])
+        self.row_pos = np.concatenate([self.row_pos, self.length_n[req]])
+        self.settings = self.settings_n.take(self._tensor(self.row_req))
+        return prefixes.logits_UV[self._tensor(at)]
+
+    def _prefill(self, req: np.ndarray) -> Prefixes:
+        """Each distinct prefix of these requests once; the one that waited is not computed again."""
+        owner = {u: i for u, i in zip(self.prefix_n[req].tolist(), req.tolist(), strict=True)}
+        parts = []
+        if self.waiting is not None:
+            parts.append(self.waiting)
+            owner.pop(self.waiting.ids[0])
+        ids = list(owner)
+        prefixes = [np.asarray(self.requests[i].prefix, np.int64) for i in owner.values()]
+        for a, b in cuts([len(p) for p in prefixes], self.tokens):
+            hidden_MD, kv_M = self.model.prefill(packed(prefixes[a:b], self.device))
+            length = np.array([len(p) for p in prefixes[a:b]])
+            logits = self.model.head(hidden_MD[self._tensor(np.cumsum(length) - 1)])
+            parts.append(Prefixes(ids[a:b], length, kv_M, logits))
+            self.prefilled += len(hidden_MD)
+        if len(parts) == 1:
+            return parts[0]
+        return Prefixes(
+            [u for p in parts for u in p.ids],
+            np.concatenate([p.length_U for p in parts]),
+            torch.cat([p.kv_M for p in parts], 2),
+            torch.cat([p.logits_UV for p in parts]),
+        )

@@ -1,0 +1,74 @@
+"""DisCO (Li et al. 2025, "DisCO: Reinforcing large reasoning models with discriminative constrained optimization").
+
+    s_i = mean_t log π(o_it),   J_q = mean_{i correct} s_i − τ log mean_{j wrong} exp(s_j / τ)
+    J = 1/Q Σ_q J_q − sg(β [KL − δ]_+) KL,   KL = mean_t (log π_old − log π)
+
+Differs from GRPO: a group is scored as a discriminator, right answers against wrong ones, without clip, ratio or
+weight by difficulty; a hinge keeps the step inside a trust region. Q counts every group drawn, also those that are
+all right or all wrong and so say nothing. The hinge and the log-mean-exp couple the whole optimiser step, so this
+objective is not additive (design 3.5). Checked against card S050 (Optimization-AI/DisCO,
+verl/trainer/ppo/core_algos.py): the score is the "logL" one with τ = 10, β = 1e3, δ = 1e-4.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch
+from gruppo.methods.grpo import GRPO
+from gruppo.pieces.stop import stop
+from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages.credit import COMPARES
+from gruppo.stages.update import Passes
+
+
+@dataclass(frozen=True)
+class RightAgainstWrong(Occupant):
+    """Credit: which episodes are right. `right_N` is 1 or 0; the objective compares them."""
+
+    gives = ("right_N",)
+    expects = ("binary_reward",)
+    min_samples = 2
+    alone = COMPARES
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        best = torch.where(batch.judged_E, batch.reward_E, torch.zeros_like(batch.reward_E))
+        return {"right_N": batch.spread((best > 0).to(best.dtype), "E", "N")}
+
+
+@dataclass(frozen=True)
+class Discriminate(Occupant):
+    tau: float = 10.0
+    trust_coef: float = 1e3
+    kl_limit: float = 1e-4
+    takes = ("right_N",)
+    witness = {"tau": 0.5, "trust_coef": 10.0, "kl_limit": 0.5}
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", when="step"), need("logp", "old"))
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        learn = batch.learn_N
+        score_E = batch.gather(batch.weight_N * stats.logp_N, "N", "E", "mean", where=learn)
+        right_E = batch.gather(batch.columns["right_N"], "N", "E", "max", where=learn) > 0
+        live_E = batch.gather(learn, "N", "E", "any") & batch.judged_E
+        up_G = batch.gather(score_E, "E", "G", "mean", where=right_E & live_E)
+        down_G = self.tau * batch.gather(score_E / self.tau, "E", "G", "logmeanexp", where=~right_E & live_E)
+        both_G = batch.gather(right_E, "E", "G", "any", where=live_E) & batch.gather(~right_E, "E", "G", "any", where=live_E)
+        drift_N = torch.where(learn, batch.weight_N * (batch.columns["logp_old_N"] - stats.logp_N), torch.zeros_like(stats.logp_N))
+        hinge = stop(self.trust_coef * torch.relu(drift_N.sum() / learn.sum().clamp(min=1) - self.kl_limit))
+        return [
+            Term("separate", up_G - down_G, both_G, "drawn_group", at="G", additive=False),
+            Term("trust", -hinge * drift_N, learn, "token", additive=False),
+        ]
+
+
+DISCO = GRPO.but(
+    name="disco",
+    paper="S050 DisCO",
+    credit=RightAgainstWrong(),
+    objective=Discriminate(),
+    penalties=(),
+    update=Passes(epochs=1, minibatches=2),
+)

@@ -1,0 +1,18 @@
+"""RLOO (Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019).
+
+    A_i = R_i − 1/(G−1) Σ_{j≠i} R_j,      R_i = r_i − β Σ_t (log π_old − log π_ref)
+    J = 1/B Σ_i A_i Σ_t log π(o_it | q, o_i<t)
+
+Differs from REINFORCE: the baseline is the mean of the other samples of the prompt; the KL to the reference is part
+of the reward. Checked against card B07 (verl `core_algos.py`, compute_rloo_outcome_advantage); β = 0.03 is the low
+end of the card's range.
+"""
+
+from gruppo.methods.reinforce import REINFORCE
+from gruppo.stages.credit import LeaveOneOut
+
+RLOO = REINFORCE.but(
+    name="rloo",
+    paper="arXiv:2402.14740",
+    credit=LeaveOneOut(kl_coef=0.03),
+)

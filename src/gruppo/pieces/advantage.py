@@ -1,0 +1,48 @@
+"""Advantages: how much better than what was to be expected. Degenerate groups are defined here, once.
+
+A group of one, and a group of equal rewards, have an advantage of exactly 0; rows outside `where` (failed, unfinished
+or unused episodes) have 0 and are in no statistic.
+"""
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Key, centre, gather, segment
+
+
+def z_score(x: Tensor, key: Key, *, where: Tensor | None = None, eps: float = 1e-6, ddof: int = 1) -> Tensor:
+    """(x − mean) / (std + eps) inside each part; 0 where the part has at most `ddof` rows."""
+    std = gather(x, key, "std", where=where, ddof=ddof)
+    enough = gather(x, key, "count", where=where) > ddof
+    z = centre(x, key, where=where) / (std[key.index] + eps)
+    return torch.where(enough[key.index], z, torch.zeros_like(z))
+
+
+def leave_one_out(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:
+    """x_i − mean of the others = n/(n−1) (x_i − mean); 0 in a part of one row."""
+    n = gather(x, key, "count", where=where)[key.index].to(x.dtype)
+    return torch.where(n > 1, n / (n - 1).clamp(min=1), torch.zeros_like(n)) * centre(x, key, where=where)
+
+
+def whiten(x: Tensor, where: Tensor, eps: float = 1e-8) -> Tensor:
+    """(x − mean) / sqrt(var + eps) over the rows in `where`, var with n − 1; fewer than two rows stay as they are."""
+    if int(where.sum()) < 2:
+        return torch.where(where, x, torch.zeros_like(x))
+    one = Key(torch.zeros(len(x), dtype=torch.int64, device=x.device), 1)
+    var = gather(x, one, "var", where=where, ddof=1)
+    return centre(x, one, where=where) * torch.rsqrt(var + eps)
+
+
+def gae(
+    reward_N: Tensor, value_N: Tensor, part_N: Tensor, gamma: float | Tensor, lam: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage (Schulman et al. 2016, arXiv:1506.02438) over rows in time order, parts contiguous.
+
+        δ_t = r_t + γ V_{t+1} − V_t,   A_t = δ_t + γλ A_{t+1},   V = 0 after a part's last row;   returns A and A + V
+
+    Rows are decisions only, so no recursion ever crosses an observation (pitfall 7).
+    """
+    after = segment.lag(value_N, -1, part_N)
+    delta = reward_N + gamma * after - value_N
+    adv = segment.scan(delta, gamma * lam, part_N)
+    return adv, adv + value_N

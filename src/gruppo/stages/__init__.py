@@ -1,0 +1,14 @@
+"""The ten rooms: protocol, plain default and shared occupants, one module a room."""
+
+from gruppo.stages.cast import Ema, Every, Never, Role
+from gruppo.stages.context import Ask, Context, Memory, Prompt, Sampling, StepRecord
+from gruppo.stages.method import CHAINS, ROOMS, Method, difference, kind
+from gruppo.stages.occupant import Occupant
+from gruppo.stages.readouts import Need, Stats, need
+from gruppo.stages.schedule import Sched, Schedule
+from gruppo.stages.terms import Term
+
+__all__ = [
+    "CHAINS", "ROOMS", "Ask", "Context", "Ema", "Every", "Memory", "Method", "Need", "Never", "Occupant", "Prompt",
+    "Role", "Sampling", "Sched", "Schedule", "Stats", "StepRecord", "Term", "difference", "kind", "need",
+]

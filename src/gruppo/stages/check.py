@@ -1,0 +1,122 @@
+"""Does a combination make sense? Decided in three grades: before the run, at the first batch, and not at all."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from gruppo.data import Batch, VIEWS
+from gruppo.stages.context import Context
+from gruppo.stages.method import Method, kind
+from gruppo.stages.names import nearest
+from gruppo.stages.readouts import READOUTS
+
+
+def problems(method: Method, ctx: Context, *, samples: int, can: frozenset[str] = frozenset()) -> list[str]:
+    """What makes the method impossible before it starts: one sentence each, with room, need and remedy."""
+    checks = (_samples(method, samples), _needs(method, ctx), _names(method), _conflicts(method), _engine(method, can))
+    return [sentence for group in checks for sentence in group]
+
+
+def check(method: Method, ctx: Context, *, samples: int, can: frozenset[str] = frozenset()) -> None:
+    found = problems(method, ctx, samples=samples, can=can)
+    if found:
+        raise ValueError("\n".join(found))
+
+
+def _samples(method: Method, samples: int) -> Iterable[str]:
+    for room, o in method.occupants():
+        if samples < o.min_samples:
+            yield (
+                f"samples={samples}: {method.name} has {kind(o)} in {room}. {o.alone} "
+                f"Use samples >= {o.min_samples}, or a method without groups such as method=reinforce."
+            )
+
+
+def _needs(method: Method, ctx: Context) -> Iterable[str]:
+    roles = {"old": "full", **{name: role.as_ for name, role in method.cast.items()}}
+    for room, o, n in method.needs(ctx):
+        where = f"{method.name}: {kind(o)} in {room} needs {n}"
+        if n.role not in roles:
+            yield (
+                f"{where}, and the cast has no role {n.role!r}{nearest(n.role, roles)}: the need is unmet. "
+                f"Add the role with but(cast={{{n.role!r}: Role(start=…)}}) or method.cast.{n.role}=FOLDER."
+            )
+        elif (READOUTS[n.readout].head == "value") != (roles[n.role] == "head"):
+            yield f"{where}, but role {n.role!r} has no such head. Give a role with as_='head' for values, 'full' for tokens."
+        if n.view not in VIEWS:
+            yield f"{where} in the view {n.view!r}, which nobody makes{nearest(n.view, VIEWS)}. Views: {', '.join(VIEWS)}."
+    for role in method.objectives:
+        if role not in method.cast or not method.cast[role].train:
+            yield f"{method.name}: objective is for role {role!r}, which is not trained. Add Role(train=True) to the cast."
+
+
+def _names(method: Method) -> Iterable[str]:
+    given = set(method.credit.gives)
+    for room, o in method.occupants():
+        for name in o.takes:
+            if name not in given:
+                yield (
+                    f"{method.name}: {kind(o)} in {room} takes {name}, but credit {kind(method.credit)} gives "
+                    f"{', '.join(sorted(given)) or 'nothing'}. Choose a credit that gives {name}, or another {room}."
+                )
+    made = {s: (room, o) for room, o in method.occupants() for s in o.makes}
+    handled = {s for _, o in method.occupants() for s in o.handles}
+    for source, (room, o) in made.items():
+        if source not in handled and source != "hint":  # hints are context unless a term learns them
+            yield (
+                f"{method.name}: {kind(o)} in {room} makes {source} tokens, and no objective or penalty has a rule for "
+                f"them: they would be ignored. Choose an objective that handles {source}."
+            )
+
+
+def _conflicts(method: Method) -> Iterable[str]:
+    here = {kind(o): room for room, o in method.occupants()}
+    for room, o in method.occupants():
+        for other in o.conflicts:
+            if other in here:
+                yield (
+                    f"{method.name}: {kind(o)} in {room} and {other} in {here[other]} conflict: the one undoes or "
+                    f"doubles the other. Keep one: method.{room}-={kind(o)} or method.{here[other]}-={other}."
+                )
+
+
+def _engine(method: Method, can: frozenset[str]) -> Iterable[str]:
+    for room, o in method.occupants():
+        for missing in sorted(o.capabilities - can):
+            yield f"{method.name}: {kind(o)} in {room} needs an engine that can {missing!r}; this one can {sorted(can)}."
+
+
+# At the first batch, before the first update.
+
+
+def _binary_reward(batch: Batch) -> str:
+    values = torch.unique(batch.reward_E[batch.judged_E])
+    if len(values) <= 2:
+        return ""
+    return f"rewards have {len(values)} different values, but it wants right or wrong. Use a task or reward with two values"
+
+
+def _several_groups(batch: Batch) -> str:
+    return "" if batch.size("G") > 1 else "there is one group only; it compares groups. Use more prompts"
+
+
+PREDICATES: dict[str, Callable[[Batch], str]] = {"binary_reward": _binary_reward, "several_groups": _several_groups}
+
+
+def check_first_batch(method: Method, batch: Batch) -> list[str]:
+    """Refuses what cannot work on this data; returns warnings for what may."""
+    for room, o in method.occupants():
+        for name in o.expects:
+            said = PREDICATES[name](batch)
+            if said:
+                raise ValueError(f"{method.name}: {kind(o)} in {room} expects {name}: {said}.")
+    warnings: list[str] = []
+    judged = batch.judged_E
+    if not bool(judged.any()):
+        raise ValueError("no episode of the first batch was judged: there is nothing to learn from. Look at the episodes' errors.")
+    if not bool(batch.learn_N.any()):
+        raise ValueError("the first batch has no token to learn from: every mask is empty. Look at select and at the status of episodes.")
+    rewards = batch.reward_E[judged]
+    if bool((rewards == rewards[0]).all()):
+        warnings.append(f"every reward of the first batch is {float(rewards[0]):g}: nothing can be compared yet.")
+    return warnings

@@ -1,0 +1,148 @@
+"""How much did each token help? Returns named columns; `adv` becomes `adv_N`."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Status
+from gruppo.pieces import advantage
+from gruppo.pieces.divergence import k1
+from gruppo.stages.context import Context, Memory, StepRecord
+from gruppo.stages.occupant import Occupant
+from gruppo.stages.readouts import Need, need
+
+COMPARES = "It compares the samples of one prompt, so a single sample has no advantage."
+
+
+class Credit(Protocol):
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]: ...
+
+
+def to_tokens(batch: Batch, adv_E: Tensor) -> dict[str, Tensor]:
+    """One advantage for all tokens of an episode."""
+    return {"adv_N": batch.spread(adv_E, "E", "N")}
+
+
+@dataclass(frozen=True)
+class GroupNormalised(Occupant):
+    """A_i = (R_i − mean) / (std + eps) inside the group, std with n − 1 (GRPO, arXiv:2402.03300)."""
+
+    eps: float = 1e-6
+    gives = ("adv_N",)
+    min_samples = 2
+    alone = COMPARES
+    witness = {"eps": 1.0}
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        groups = batch.level("E", "G")
+        return to_tokens(batch, advantage.z_score(batch.reward_E, groups, where=batch.judged_E, eps=self.eps))
+
+
+@dataclass(frozen=True)
+class LeaveOneOut(Occupant):
+    """A_i = R_i − mean of the other rewards of the group, R_i less kl_coef Σ_t (log π_old − log π_ref)."""
+
+    kl_coef: float = 0.0
+    gives = ("adv_N",)
+    min_samples = 2
+    alone = COMPARES
+    witness = {"kl_coef": 0.5}
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", "old"), need("logp", "ref")) if self.kl_coef else ()
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        reward_E = batch.reward_E
+        if self.kl_coef:
+            kl_N = k1(batch.columns["logp_old_N"], batch.columns["logp_ref_N"])
+            reward_E = reward_E - self.kl_coef * batch.gather(kl_N, "N", "E", "sum", where=batch.policy_N)
+        groups = batch.level("E", "G")
+        return to_tokens(batch, advantage.leave_one_out(reward_E, groups, where=batch.judged_E))
+
+
+@dataclass(frozen=True)
+class RunningBaseline(Occupant):
+    """A_i = R_i − b, with b ← decay · b + (1 − decay) · mean(R) after each step; at first b is the batch mean."""
+
+    decay: float = 0.9
+    gives = ("adv_N",)
+    witness = {"decay": 0.1}
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        judged = batch.judged_E
+        rewards = torch.where(judged, batch.reward_E, torch.zeros_like(batch.reward_E))
+        fallback = self._mean(batch)
+        baseline = ctx.memory.get("baseline")
+        adv_E = rewards - (fallback if baseline is None else baseline)
+        return to_tokens(batch, torch.where(judged, adv_E, torch.zeros_like(adv_E)))
+
+    def _mean(self, batch: Batch) -> float:
+        mine = batch.reward_E[batch.judged_E]
+        return float(mine.mean()) if len(mine) else 0.0
+
+    def observe(self, record: StepRecord, memory: Memory) -> None:
+        if record.batch is None or not bool(record.batch.judged_E.any()):
+            return
+        now, before = self._mean(record.batch), memory.get("baseline")
+        memory["baseline"] = now if before is None else self.decay * before + (1 - self.decay) * now
+
+
+@dataclass(frozen=True)
+class Gae(Occupant):
+    """Generalised advantage over the decisions of an episode, whitened; gives `ret_N`, the critic's target.
+
+    Token reward: the episode's reward at its last decision, turn rewards at the last decision of their turn, less
+    kl_coef (log π_old − log π_ref) at each token. An open episode bootstraps from its last value.
+    """
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    kl_coef: float = 0.0
+    gives = ("adv_N", "ret_N")
+    witness = {"gamma": 0.5, "lam": 0.3, "kl_coef": 0.5}
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        kl = (need("logp", "old"), need("logp", "ref")) if self.kl_coef else ()
+        return (need("value", "critic"), *kl)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        return gae_columns(batch, batch.columns["value_critic_N"], token_reward(batch, self.kl_coef), self.gamma, self.lam)
+
+
+def token_reward(batch: Batch, kl_coef: float) -> Tensor:
+    """Rewards of episodes and turns laid on the last decision of each, less the KL of every token."""
+    judged_E = batch.judged_E
+    reward_E = torch.where(judged_E, batch.reward_E, torch.zeros_like(batch.reward_E))
+    reward_N = last_of(batch, "E") * batch.spread(reward_E, "E", "N")
+    reward_N = reward_N + last_of(batch, "K") * batch.spread(batch.reward_K, "K", "N")
+    if kl_coef:
+        kl_N = k1(batch.columns["logp_old_N"], batch.columns["logp_ref_N"])
+        reward_N = reward_N - kl_coef * torch.where(batch.policy_N, kl_N, torch.zeros_like(kl_N))
+    return reward_N
+
+
+def last_of(batch: Batch, level: str) -> Tensor:
+    """1 at the last policy decision in time of each row of `level`, else 0."""
+    mine = batch.policy_N.to(batch.weight_N.dtype)
+    later = batch.scan(mine, 1.0, "N", level)  # type: ignore[arg-type]
+    return mine * (later == 1).to(mine.dtype)
+
+
+def gae_columns(batch: Batch, value_N: Tensor, reward_N: Tensor, gamma: float, lam: float) -> dict[str, Tensor]:
+    """GAE over policy decisions only: the recursion passes unchanged through given tokens."""
+    mine = batch.policy_N
+    zero = torch.zeros_like(value_N)
+    value_N = torch.where(mine, value_N, zero)
+    # V_{t+1}: the value at the next policy decision, carried backwards through given tokens.
+    carry = torch.where(mine, zero, torch.ones_like(zero))
+    following = batch.lag(batch.scan(value_N, carry, "N", "E"), -1, "N", "E")
+    open_N = batch.spread(batch.status_E == Status.OPEN, "E", "N")
+    following = torch.where(open_N & (last_of(batch, "E") > 0), value_N, following)
+    delta = torch.where(mine, reward_N + gamma * following - value_N, zero)
+    decay = torch.where(mine, torch.full_like(zero, gamma * lam), torch.ones_like(zero))
+    adv_N = batch.scan(delta, decay, "N", "E")
+    known_N = mine & (open_N | batch.spread(batch.judged_E, "E", "N"))
+    ret_N = torch.where(known_N, adv_N + value_N, zero)
+    return {"adv_N": advantage.whiten(adv_N, known_N), "ret_N": ret_N}

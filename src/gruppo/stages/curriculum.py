@@ -1,0 +1,32 @@
+"""Which tasks next, and how many samples for each?"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gruppo.data import permutation
+from gruppo.stages.context import Ask, Context
+from gruppo.stages.occupant import Occupant
+
+
+class Curriculum(Protocol):
+    def __call__(self, ctx: Context, tasks: Any) -> list[Ask]: ...
+
+
+@dataclass(frozen=True)
+class Uniform(Occupant):
+    """Every task once an epoch, in an order keyed by the epoch; a draw again takes keyed tasks out of turn.
+
+    The position in the data is a function of the step, so there is nothing to save and nothing to lose.
+    """
+
+    def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
+        n, size = ctx.prompts, len(tasks)
+        if ctx.round > 0:
+            picks = permutation(size, ctx.seed, "again", ctx.step, ctx.round)[:n].tolist()
+        else:
+            first = ctx.step * n
+            picks = []
+            for epoch in range(first // size, (first + n - 1) // size + 1):
+                order = permutation(size, ctx.seed, "epoch", epoch)
+                picks += order[max(first - epoch * size, 0) : first + n - epoch * size].tolist()
+        return [Ask(tasks[i], ctx.samples) for i in picks]

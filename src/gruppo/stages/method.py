@@ -1,0 +1,151 @@
+"""A method is what it puts in each room: a record, and a difference against another record."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from gruppo.stages.cast import PLAIN_CAST, Role
+from gruppo.stages.context import Context
+from gruppo.stages.curriculum import Uniform
+from gruppo.stages.names import nearest
+from gruppo.stages.occupant import Occupant
+from gruppo.stages.readouts import Need
+from gruppo.stages.replay import Forget
+from gruppo.stages.rollout import Group
+from gruppo.stages.update import Passes
+
+ROOMS = (
+    "curriculum", "prompting", "rollout", "reward", "select", "credit", "objective", "penalties", "update", "replay",
+)  # fmt: skip
+CHAINS = ("prompting", "reward", "select", "penalties")
+
+
+@dataclass(frozen=True)
+class Method:
+    """Ten rooms, a cast, and what is said about them. `reward` comes beside the task's own scorer.
+
+    together  rooms that only make sense together: taking one into another method takes all
+    breaks    laws that the method breaks on purpose, with the reason
+    """
+
+    name: str
+    credit: Any
+    objective: Any  # an occupant, or {role: occupant}
+    version: int = 1
+    paper: str = ""
+    doc: str = ""
+    base: str = ""
+    curriculum: Any = Uniform()
+    prompting: tuple[Any, ...] = ()
+    rollout: Any = Group()
+    reward: tuple[Any, ...] = ()
+    select: tuple[Any, ...] = ()
+    penalties: tuple[Any, ...] = ()
+    update: Any = Passes()
+    replay: Any = Forget()
+    cast: Mapping[str, Role] = field(default_factory=lambda: MappingProxyType(dict(PLAIN_CAST)))
+    together: tuple[str, ...] = ()
+    breaks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        for room in CHAINS:
+            chain = getattr(self, room)
+            if isinstance(chain, Occupant):
+                object.__setattr__(self, room, (chain,))
+        for room, occupant in self.occupants():
+            if not dataclasses.is_dataclass(occupant) or not isinstance(occupant, Occupant):
+                raise ValueError(
+                    f"{self.name}: room {room} holds {occupant!r}, which is no occupant, so the loop cannot call it. "
+                    "Write a @dataclass(frozen=True) class that derives from gruppo.stages.Occupant."
+                )
+
+    def but(self, **changes: Any) -> "Method":
+        """This method with other furniture.
+
+        In a chain a bare occupant is added (it replaces one of its own class); a tuple is the whole new chain.
+        """
+        known = {f.name for f in dataclasses.fields(self)}
+        for name in changes:
+            if name not in known:
+                raise ValueError(f"but({name}=…): a method has no {name}{nearest(name, known)}. Rooms: {', '.join(ROOMS)}.")
+        for room in CHAINS:
+            if isinstance(changes.get(room), Occupant):
+                changes[room] = added(getattr(self, room), changes[room])
+        if "cast" in changes:
+            changes["cast"] = MappingProxyType({**self.cast, **changes["cast"]})
+        if "name" in changes:
+            changes = {"base": self.name, "version": 1, "doc": "", "paper": "", "together": (), "breaks": {}} | changes
+        return dataclasses.replace(self, **changes)
+
+    def occupants(self) -> Iterator[tuple[str, Any]]:
+        """(room, occupant) for every occupant, in the order of the walk."""
+        for room in ROOMS:
+            held = getattr(self, room)
+            if isinstance(held, Mapping):
+                yield from ((room, o) for o in held.values())
+            elif isinstance(held, tuple):
+                yield from ((room, o) for o in held)
+            else:
+                yield room, held
+
+    @property
+    def objectives(self) -> dict[str, Any]:
+        """{role: objective}."""
+        return dict(self.objective) if isinstance(self.objective, Mapping) else {"policy": self.objective}
+
+    def needs(self, ctx: Context) -> list[tuple[str, Any, Need]]:
+        """(room, occupant, need) for everything that the rooms want to know this step."""
+        return [(room, o, n) for room, o in self.occupants() for n in o.needs(ctx)]
+
+
+def added(chain: tuple[Any, ...], occupant: Any) -> tuple[Any, ...]:
+    """The chain with the occupant, in place of one of its own class if there is one."""
+    if any(type(o) is type(occupant) for o in chain):
+        return tuple(occupant if type(o) is type(occupant) else o for o in chain)
+    return (*chain, occupant)
+
+
+@dataclass(frozen=True)
+class Change:
+    where: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.before} → {self.after}"
+
+
+def difference(a: Method, b: Method) -> list[Change]:
+    """What differs from a to b, room by room and field by field."""
+    out: list[Change] = []
+    for room in (*ROOMS, "cast"):
+        out += _differ(room, getattr(a, room), getattr(b, room))
+    return out
+
+
+def _differ(where: str, a: Any, b: Any) -> list[Change]:
+    if isinstance(a, Mapping) or isinstance(b, Mapping):
+        a = a if isinstance(a, Mapping) else {"policy": a}
+        b = b if isinstance(b, Mapping) else {"policy": b}
+        roles = list(dict.fromkeys((*a, *b)))
+        return [c for r in roles for c in _differ(f"{where}.{r}", a.get(r), b.get(r))]
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        left, right = ({kind(o): o for o in chain} for chain in (a, b))
+        return [c for k in dict.fromkeys((*left, *right)) for c in _differ(where, left.get(k), right.get(k))]
+    if type(a) is type(b) and dataclasses.is_dataclass(a):
+        pairs = [(f.name, getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)]
+        return [Change(f"{where}.{kind(a)}.{name}", x, y) for name, x, y in pairs if x != y]
+    return [] if a == b else [Change(where, _short(a), _short(b))]
+
+
+def _short(x: Any) -> Any:
+    return "nothing" if x is None else x
+
+
+def kind(occupant: Any) -> str:
+    """The snake-case name of an occupant's class."""
+    name = (occupant if isinstance(occupant, type) else type(occupant)).__name__
+    out = "".join(f"_{c.lower()}" if c.isupper() and i and not name[i - 1].isupper() else c.lower() for i, c in enumerate(name))
+    return out.lstrip("_")

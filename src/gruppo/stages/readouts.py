@@ -1,0 +1,143 @@
+"""Needs and readouts: what a room wants to know from a model (design 3.2).
+
+A `Need` names a readout, a role, a view and a level. A readout maps one chunk of positions to one number (at most
+eight) each; all readouts of one (role, view) share one forward, and tokens × vocabulary never exists as a whole.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Ragged
+from gruppo.stages.names import nearest
+
+When = Literal["episode", "batch", "step"]
+
+
+@dataclass(frozen=True)
+class Need:
+    """`Need("logp", role="ref")` prints as `logp@ref` and is served as the column `logp_ref_N`.
+
+    role  "policy" with when="step" is the model being trained; "old" is the policy at the start of the step
+    when  "batch": once, when the batch is packed; "step": at every optimiser step, with gradient
+    """
+
+    readout: str
+    role: str = "policy"
+    view: str = "as_trained"
+    at: Literal["N", "K", "S", "M"] = "N"
+    when: When = "batch"
+    params: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.readout not in READOUTS:
+            raise ValueError(
+                f"need {self.readout!r}: no such readout{nearest(self.readout, READOUTS)}. Known: {', '.join(READOUTS)}."
+            )
+
+    @property
+    def column(self) -> str:
+        tail = "".join(f"_{k}{v:g}" for k, v in self.params)
+        view = "" if self.view == "as_trained" else f"_{self.view}"
+        role = "" if self.when == "step" else f"_{self.role}"
+        return f"{self.readout}{role}{view}{tail}_{self.at}"
+
+    def __str__(self) -> str:
+        params = ", ".join(f"{k}={v:g}" for k, v in self.params)
+        view = "" if self.view == "as_trained" else f"[{self.view}]"
+        return f"{self.readout}@{self.role}{view}" + (f"({params})" if params else "")
+
+
+def need(readout: str, role: str = "policy", *, at: Any = "N", when: When = "batch", view: str = "as_trained", **params: float) -> Need:
+    """A `Need` with its parameters as keywords: `need("logp", "old", T=1.2)`."""
+    return Need(readout, role, view, at, when, tuple(sorted(params.items())))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A slice of positions: hidden states, scores over the vocabulary (or values), and what was decided there."""
+
+    hidden_CD: Tensor
+    scores_CV: Tensor
+    token_C: Tensor
+    temperature_C: Tensor
+    allowed: Ragged | None
+
+
+@dataclass(frozen=True)
+class Readout:
+    name: str
+    read: Callable[..., Tensor]
+    synthetic: Callable[[torch.Generator, int, torch.dtype], Tensor]  # so that laws can run without a model
+    head: Literal["policy", "value"] = "policy"
+
+
+READOUTS: dict[str, Readout] = {}
+
+
+def readout(
+    name: str, synthetic: Callable[[torch.Generator, int, torch.dtype], Tensor], head: Literal["policy", "value"] = "policy"
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    def register(read: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        READOUTS[name] = Readout(name, read, synthetic, head)
+        return read
+
+    return register
+
+
+def _log_probabilities(chunk: Chunk, T: float | None) -> Tensor:
+    """log π(· | s) of the distribution that was sampled: its temperature, and its truncation set if it had one."""
+    heat = chunk.temperature_C if T is None else torch.full_like(chunk.temperature_C, T)
+    heat = torch.where(heat > 0, heat, torch.ones_like(heat))
+    scores = chunk.scores_CV / heat[:, None]
+    if chunk.allowed is not None:
+        rows = torch.repeat_interleave(torch.arange(len(scores), device=scores.device), chunk.allowed.length)
+        inside = torch.zeros_like(scores, dtype=torch.bool)
+        inside[rows, chunk.allowed.values] = True
+        inside |= (chunk.allowed.length == 0)[:, None]
+        scores = scores.masked_fill(~inside, float("-inf"))
+    return torch.log_softmax(scores, -1)
+
+
+@readout("logp", synthetic=lambda g, n, dtype: -2.0 * torch.rand(n, generator=g, dtype=dtype) - 0.05)
+def logp(chunk: Chunk, T: float | None = None) -> Tensor:
+    """log π(token). At the temperature and truncation of the sampler; with T=… at that temperature instead."""
+    return _log_probabilities(chunk, T).gather(1, chunk.token_C[:, None])[:, 0]
+
+
+@readout("entropy", synthetic=lambda g, n, dtype: 2.0 * torch.rand(n, generator=g, dtype=dtype) + 0.05)
+def entropy(chunk: Chunk, T: float | None = None) -> Tensor:
+    """H(π(· | s)) = −Σ p log p, in nats."""
+    log_p = _log_probabilities(chunk, T)
+    return -(log_p.exp() * torch.where(torch.isfinite(log_p), log_p, torch.zeros_like(log_p))).sum(-1)
+
+
+@readout("value", synthetic=lambda g, n, dtype: torch.randn(n, generator=g, dtype=dtype) * 0.5, head="value")
+def value(chunk: Chunk) -> Tensor:
+    """V(s) from a role whose head gives values."""
+    return chunk.scores_CV[:, 0]
+
+
+@readout("score_norm", synthetic=lambda g, n, dtype: torch.rand(n, generator=g, dtype=dtype) + 0.1)
+def score_norm(chunk: Chunk) -> Tensor:
+    """|∂ log π(token) / ∂ logits|² = 1 − 2 p + Σ p²."""
+    p = _log_probabilities(chunk, None).exp()
+    return 1.0 - 2.0 * p.gather(1, chunk.token_C[:, None])[:, 0] + (p * p).sum(-1)
+
+
+@readout("pool", synthetic=lambda g, n, dtype: torch.randn(n, 4, generator=g, dtype=dtype))
+def pool(chunk: Chunk, layer: float = -1, last: float = 10) -> Tensor:
+    """Hidden states of a layer, averaged over the last decisions of each sequence (at="S")."""
+    return chunk.hidden_CD
+
+
+class Stats(dict[str, Tensor]):
+    """The current statistics of the model being trained: `stats.logp_N`, `stats.entropy_N`, `stats.value_N`."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"{name} was not asked for{nearest(name, self)}: declare it in the occupant's needs().")

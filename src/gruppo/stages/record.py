@@ -1,0 +1,87 @@
+"""Records as plain tables: TOML round trip and hash. Nothing is ever unpickled."""
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from gruppo.stages.method import Method
+from gruppo.stages.names import nearest
+from gruppo.stages.schedule import Schedule, is_schedule
+from gruppo.tasks.imports import load_object
+
+TALK = ("doc", "paper", "base")  # what is said about a method; not part of what it does
+
+
+def to_table(x: Any) -> Any:
+    """An occupant, role or method as nested tables of TOML values, tagged with `kind = "module:Class@version"`."""
+    if isinstance(x, Schedule):
+        return x.text
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        fields = {f.name: to_table(getattr(x, f.name)) for f in dataclasses.fields(x)}
+        return {"kind": tag(type(x)), **{k: v for k, v in fields.items() if v is not None}}
+    if isinstance(x, Mapping):
+        return {str(k): to_table(v) for k, v in x.items()}
+    if isinstance(x, tuple | list):
+        return [to_table(v) for v in x]
+    if isinstance(x, bool | int | float | str):
+        return x
+    raise ValueError(
+        f"{x!r} cannot be written to a run file, so the run could not be repeated. Fields hold numbers, texts, lists, "
+        "tables, occupants and schedules."
+    )
+
+
+def tag(cls: type) -> str:
+    """`module:Class@version`; the class of a user's file is named by the file."""
+    where = cls.__module__
+    if where.startswith("gruppo_user_"):
+        where = str(sys.modules[where].__file__)
+    return f"{where}:{cls.__qualname__}@{getattr(cls, 'version', 1) if cls is not Method else 1}"
+
+
+def from_table(table: Any) -> Any:
+    """The inverse of `to_table`."""
+    if isinstance(table, Mapping) and "kind" in table:
+        cls = _class(str(table["kind"]))
+        given = {k: from_table(v) for k, v in table.items() if k != "kind"}
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in given:
+            if name not in known:
+                raise ValueError(f"{cls.__name__} has no field {name!r}{nearest(name, known)}. Fields: {', '.join(sorted(known))}.")
+        for name in ("cast", "breaks"):
+            if cls is Method and name in given:
+                given[name] = MappingProxyType(given[name])
+        return cls(**given)
+    if isinstance(table, Mapping):
+        return {k: from_table(v) for k, v in table.items()}
+    if isinstance(table, list | tuple):
+        return tuple(from_table(v) for v in table)
+    if isinstance(table, str) and is_schedule(table):
+        return Schedule(table)
+    return table
+
+
+def _class(text: str) -> type:
+    path, _, version = text.partition("@")
+    cls: Any = load_object(path)
+    if not dataclasses.is_dataclass(cls) or not isinstance(cls, type):
+        raise ValueError(f"kind {path} is no dataclass, so the record cannot be rebuilt from it.")
+    now = tag(cls).partition("@")[2]
+    if version and version != now:
+        raise ValueError(
+            f"kind {path}: the record was written with version {version}, the code is version {now}; numbers would "
+            "change. Use the code of that time, or take the new version by naming the method again."
+        )
+    return cls
+
+
+def record_hash(method: Method) -> str:
+    """Changes with anything a method does, not with what is said about it."""
+    table = to_table(method)
+    for name in TALK:
+        table.pop(name, None)
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,54 @@
+"""What is each episode worth? A chain of components beside the task's own scorer, which is always `task`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gruppo.data import Episode
+from gruppo.pieces.shaping import overlong
+from gruppo.stages.context import Context
+from gruppo.stages.occupant import Occupant
+
+
+class Reward(Protocol):
+    def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class OverlongShaping(Occupant):
+    """Component `overlong`: 0 for short answers, falling to −1 at the token budget (DAPO).
+
+    `budget_tokens=0` takes the run's max_tokens, and `buffer_tokens=0` a fifth of the budget: the paper's 20480 and
+    4096 have that proportion.
+    """
+
+    budget_tokens: int = 0
+    buffer_tokens: int = 0
+    witness = {"budget_tokens": 4, "buffer_tokens": 3}
+
+    def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
+        budget = self.budget_tokens or ctx.sampling.max_tokens
+        buffer = self.buffer_tokens or max(budget // 5, 1)
+        length = np.array([e.tokens for e in episodes], np.float64)
+        return {"overlong": overlong(length, budget, buffer)}
+
+
+def add_components(ctx: Context, chain: Sequence[Occupant], episodes: Sequence[Episode]) -> None:
+    """Merge the components of the chain into judged episodes. A name that is there already is an error."""
+    judged = [e for e in episodes if e.status.judged]
+    for occupant in chain:
+        for name, values in occupant(ctx, judged).items():  # type: ignore[operator]
+            if len(values) != len(judged):
+                raise ValueError(
+                    f"reward component {name!r} has {len(values)} values for {len(judged)} episodes: rewards would go "
+                    "to the wrong episodes. Return one value per episode, NaN where it was not judged."
+                )
+            for e, v in zip(judged, values, strict=True):
+                if name in e.reward:
+                    raise ValueError(
+                        f"reward component {name!r} is written by two occupants: one would be lost. Rename one of them."
+                    )
+                if not np.isnan(v):
+                    e.reward[name] = float(v)

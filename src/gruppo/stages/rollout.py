@@ -1,0 +1,78 @@
+"""How are episodes made? A coroutine: it may wait for an engine, an environment or a reward."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from gruppo.data import Episode, Source, Status, key_hash, single_turn
+from gruppo.stages.context import Ask, Context, Prompt, Sampling
+from gruppo.stages.occupant import Occupant
+
+
+class Rollout(Protocol):
+    async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]: ...
+
+
+def sampling_for(ctx: Context, ask: Ask) -> Sampling:
+    """The run's sampling, with what the ask says about it."""
+    said = {k: v for k, v in ask.how.items() if k in Sampling.__dataclass_fields__}
+    return replace(ctx.sampling, **said)
+
+
+def episode_uid(ctx: Context, prompt: Prompt, place: int, sample: int) -> int:
+    uid = key_hash(ctx.seed, ctx.step, "episode", ctx.round, prompt.group, place, sample)
+    assert isinstance(uid, int)
+    return uid
+
+
+def requests_for(ctx: Context, prompts: Sequence[Prompt], request: Any) -> list[tuple[Prompt, int, Any]]:
+    """(prompt, episode uid, request) for every sample of every prompt."""
+    out: list[tuple[Prompt, int, Any]] = []
+    for place, prompt in enumerate(prompts):
+        how = vars(sampling_for(ctx, prompt.ask))
+        for sample in range(prompt.samples):
+            uid = episode_uid(ctx, prompt, place, sample)
+            out.append((prompt, uid, request(prefix=prompt.ids, key=uid, stop=(ctx.tokenizer.eos,), **how)))
+    return out
+
+
+def prompt_source(prompt: Prompt) -> Any:
+    source = np.full(len(prompt.ids), Source.ENV, np.int8)
+    for start, stop, name in prompt.given:
+        source[start:stop] = Source[name.upper()]
+    return source
+
+
+@dataclass(frozen=True)
+class Group(Occupant):
+    """`samples` answers to every prompt, one turn each: the plain default."""
+
+    async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
+        wanted = requests_for(ctx, prompts, ctx.engine.request)
+        done: list[Any] = [None] * len(wanted)
+        async for index, completion in ctx.engine.generate([r for _, _, r in wanted]):
+            done[index] = completion
+        return [
+            self.episode(ctx, prompt, uid, request, completion)
+            for (prompt, uid, request), completion in zip(wanted, done, strict=True)
+        ]
+
+    def episode(self, ctx: Context, prompt: Prompt, uid: int, request: Any, completion: Any) -> Episode:
+        return single_turn(
+            uid,
+            prompt.ask.task.uid,
+            prompt.group,
+            prompt.ids,
+            completion.ids,
+            completion.logp,
+            completion.version,
+            temperature=request.temperature,
+            allowed=completion.allowed,
+            prompt_source=prompt_source(prompt) if prompt.given else None,
+            train_as=prompt.train_as,
+            status=Status.OK if completion.reason == "stop" else Status.TRUNCATED,
+            text=ctx.tokenizer.decode(completion.ids),
+            step=ctx.step,
+        )

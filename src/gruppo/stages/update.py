@@ -1,0 +1,32 @@
+"""How is the step taken? `learner` has six verbs: step, grad, apply, snapshot, restore, copy."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gruppo.data import Batch, minibatches
+from gruppo.stages.context import Context
+from gruppo.stages.occupant import Occupant
+
+
+class Update(Protocol):
+    def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None: ...
+
+
+@dataclass(frozen=True)
+class Passes(Occupant):
+    """`epochs` passes over the batch, each cut into `minibatches` of whole groups; one optimiser step a minibatch."""
+
+    epochs: int = 1
+    minibatches: int = 1
+    witness = {"epochs": 2, "minibatches": 2}
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps a batch; with one, logp_old is logp itself and costs nothing."""
+        return self.epochs * self.minibatches
+
+    def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
+        for epoch in range(self.epochs):
+            for part in minibatches(batch, self.minibatches, ctx.seed, ctx.step, epoch):
+                for role in learner.trained:
+                    learner.step(role, part)

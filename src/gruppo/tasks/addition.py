@@ -1,0 +1,67 @@
+"""Addition of two numbers: `57+68=` is answered by `125`. A level is the number of digits of both (1 to 4).
+
+The same two numbers in the other order are the same problem.
+"""
+
+import re
+from math import isqrt
+
+from gruppo.tasks.base import Family, Task
+
+
+def _least(level: int) -> int:
+    return 0 if level == 1 else 10 ** (level - 1)
+
+
+def count(level: int) -> int:
+    """Unordered pairs of numbers with `level` digits."""
+    n = 10**level - _least(level)
+    return n * (n + 1) // 2
+
+
+def make(level: int, rank: int, pick: int) -> Task:
+    high = (isqrt(8 * rank + 1) - 1) // 2  # rank = high (high + 1) / 2 + low
+    low = rank - high * (high + 1) // 2
+    low, high = low + _least(level), high + _least(level)
+    a, b = (low, high) if pick & 1 else (high, low)
+    return Task(
+        uid=f"addition/{level}/{low}+{high}",
+        prompt=f"{a}+{b}=",
+        answer=str(a + b),
+        level=level,
+        source="addition",
+        solution=_solution(a, b),
+        meta={"a": a, "b": b},
+    )
+
+
+def _solution(a: int, b: int) -> str:
+    """Digit by digit from the right, as at school."""
+    lines, carry = [], 0
+    width = len(str(max(a, b)))
+    for x, y in zip(str(a).zfill(width)[::-1], str(b).zfill(width)[::-1], strict=True):
+        total = int(x) + int(y) + carry
+        lines.append(f"{x}+{y}{'+1' if carry else ''}={total}")
+        carry = total // 10
+    return "\n".join([*lines, str(a + b)])
+
+
+def score(task: Task, text: str) -> float:
+    """1 if the text is the sum and nothing else (spaces around it do not matter)."""
+    return float(text.strip() == task.answer)
+
+
+def score_last(task: Task, text: str) -> float:
+    """1 if the last number in the text is the sum: for models that write sentences."""
+    numbers = re.findall(r"(?<![0-9.])-?[0-9]+", text)
+    return float(bool(numbers) and numbers[-1] == task.answer)
+
+
+FAMILY = Family(
+    name="addition",
+    count=count,
+    make=make,
+    scorer="gruppo.tasks.addition:score",
+    max_tokens={1: 4, 2: 6, 3: 8, 4: 8},
+    default=2,
+)

@@ -1,0 +1,190 @@
+"""Tasks: one problem, a set of them in two disjoint splits, and families of generated ones.
+
+A family numbers all different problems of a level: 57+68 and 68+57 have one number. A fixed shuffle of those
+numbers, which no seed can change, holds one problem in five out. The seed of a set only chooses which
+problems come, in which order, and how they are written down. So nothing is stored, item i costs microseconds,
+no problem comes twice, and what is held out for one user is held out for all, the shipped weights included.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, overload
+
+from gruppo.tasks.numbering import Shuffle, hash64
+
+HELD_OUT = 5  # one problem in five
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem. The last line of `solution` is the answer; the lines before it are the steps."""
+
+    uid: str
+    prompt: str
+    answer: str
+    level: int
+    source: str
+    solution: str = ""
+    meta: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """Problems to train on and problems held out, with the import path of their scorer.
+
+    `train` and `held_out` may be lists, or anything with `len(x)` and `x[i]`.
+    """
+
+    name: str
+    train: Sequence[Task]
+    held_out: Sequence[Task]
+    scorer: str
+    max_tokens: int  # for one answer, its end included
+    levels: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        if not len(self.train):
+            raise ValueError(
+                f"{self.name}: train is empty, so there is nothing to learn. Give at least one task."
+            )
+        if self.max_tokens < 1:
+            raise ValueError(
+                f"{self.name}: max_tokens={self.max_tokens}, so no answer can be written. Give at least 1."
+            )
+        if isinstance(self.train, (list, tuple)) and isinstance(self.held_out, (list, tuple)):
+            self._check_uids()
+
+    def _check_uids(self) -> None:
+        """Own lists are checked; a `Split` is disjoint by construction."""
+        seen: dict[str, str] = {}
+        for split in ("train", "held_out"):
+            for task in getattr(self, split):
+                if task.uid in seen:
+                    raise ValueError(
+                        f"{self.name}: uid {task.uid!r} is in {seen[task.uid]} and again in {split}: "
+                        "memory and the measured accuracy would mix two tasks. Give each problem one uid and "
+                        "one split."
+                    )
+                seen[task.uid] = split
+
+
+@dataclass(frozen=True)
+class Family:
+    """A generated task: `count(level)` different problems, and `make(level, rank, pick)` writes one down.
+
+    `pick` is a hash that chooses among the ways to write the same problem (the order of its numbers).
+    """
+
+    name: str
+    count: Callable[[int], int]
+    make: Callable[[int, int, int], Task]
+    scorer: str
+    max_tokens: Mapping[int, int]  # by level; its keys are the levels
+    default: int  # the level when none is asked for
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return tuple(sorted(self.max_tokens))
+
+    def held_out(self, level: int, rank: int) -> bool:
+        """Whether the problem is held out: for everyone, whatever the seed."""
+        size = self.count(level)
+        return self._order(level, size).back(rank) < size // HELD_OUT
+
+    def rank(self, level: int, split: str, seed: int, index: int) -> int:
+        """The number of the problem that is item `index` of a split."""
+        size = self.count(level)
+        held = size // HELD_OUT
+        first, length = (0, held) if split == "held_out" else (held, size - held)
+        place = Shuffle(length, hash64("order", self.name, level, split, seed))(index)
+        return self._order(level, size)(first + place)
+
+    def size(self, level: int, split: str) -> int:
+        held = self.count(level) // HELD_OUT
+        return held if split == "held_out" else self.count(level) - held
+
+    def _order(self, level: int, size: int) -> Shuffle:
+        return Shuffle(size, hash64("split", self.name, level))
+
+    def task_set(
+        self,
+        level: int | str | None = None,
+        seed: int = 0,
+        train_size: int = 20_000,
+        held_out_size: int = 1_000,
+        scorer: str | None = None,
+    ) -> TaskSet:
+        """The set of one level or of a mixture; a split has fewer tasks than asked for if no more exist."""
+        levels = parse_levels(self.name, self.default if level is None else level, self.levels)
+        for name, size in (("train_size", train_size), ("held_out_size", held_out_size)):
+            if size < 1:
+                raise ValueError(f"{name}={size}: the split would be empty. Give at least 1.")
+        return TaskSet(
+            name=self.name,
+            train=Split(self, "train", levels, seed, train_size),
+            held_out=Split(self, "held_out", levels, seed, held_out_size),
+            scorer=scorer or self.scorer,
+            max_tokens=max(self.max_tokens[n] for n in levels),
+            levels=levels,
+        )
+
+
+@dataclass(frozen=True)
+class Split(Sequence[Task]):
+    """One split of a family: levels take turns, and one that has run out leaves the round to the others."""
+
+    family: Family
+    name: str
+    levels: tuple[int, ...]
+    seed: int
+    limit: int
+
+    @cached_property
+    def _rounds(self) -> list[tuple[int, int, tuple[int, ...]]]:
+        """(first item, first index, levels still there), a row each time a level runs out; then the end."""
+        sizes = {n: self.family.size(n, self.name) for n in self.levels}
+        rows, item, index = [], 0, 0
+        for size in sorted(set(sizes.values())):
+            there = tuple(n for n in self.levels if sizes[n] > index)
+            rows.append((item, index, there))
+            item, index = item + (size - index) * len(there), size
+        return [*rows, (item, index, ())]
+
+    def __len__(self) -> int:
+        return min(self.limit, self._rounds[-1][0])
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i = index + len(self) if index < 0 else index
+        if not 0 <= i < len(self):
+            raise IndexError(f"{self.family.name}.{self.name}[{index}]: there are {len(self)} tasks.")
+        first, start, there = self._rounds[bisect_right(self._rounds, i, key=lambda row: row[0]) - 1]
+        turn, place = divmod(i - first, len(there))
+        return self._make(there[place], start + turn)
+
+    def _make(self, level: int, index: int) -> Task:
+        rank = self.family.rank(level, self.name, self.seed, index)
+        return self.family.make(level, rank, hash64("pick", self.family.name, level, self.seed, rank))
+
+
+def parse_levels(name: str, level: int | str, known: tuple[int, ...]) -> tuple[int, ...]:
+    """`2` or `"2"` is one level, `"1-3"` a mixture of three."""
+    first, dash, last = str(level).replace(" ", "").partition("-")
+    if not first.isdecimal() or not (last.isdecimal() if dash else True):
+        raise ValueError(
+            f"level={level!r}: not a level, so {name} has nothing to choose. Write level=2 or level='1-3'."
+        )
+    levels = tuple(range(int(first), int(last or first) + 1))
+    if not levels or not set(levels) <= set(known):
+        raise ValueError(
+            f"level={level!r}: {name} has the levels {known[0]} to {known[-1]}, so there is no such problem. "
+            f"Use one of them, or a mixture such as level='{known[0]}-{known[-1]}'."
+        )
+    return levels

@@ -1,0 +1,251 @@
+"""The judge: runs a scorer in a process of its own, so that no scorer can hang, crash or garble training.
+
+A failure is a status and never a reward of 0 (pitfalls 21 and 26). No signals are used, so it works in any
+thread. Why not pebble: see the comparison in `tests/tasks/test_judge.py`.
+"""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Literal
+
+from gruppo.tasks.base import Task
+from gruppo.tasks.imports import split_path
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gruppo.tasks.worker import main; main()"
+)
+
+_GATHER = 0.0005  # seconds between two looks at the replies: to wake up for each costs more than to judge
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an answer is worth, by component; or why that is not known (then there are no components)."""
+
+    components: dict[str, float]
+    status: Literal["ok", "env_error", "timeout"] = "ok"
+    error: str = ""
+
+
+class _Hung(Exception):
+    """The worker did not answer in time."""
+
+
+class _Died(Exception):
+    """The worker ended by itself."""
+
+
+class Judge:
+    """Scores answers with the scorer of an import path, at most `seconds` each (or a call, if batched).
+
+    A scorer is `(task, text) -> number or {name: number}`, or `(tasks, texts) -> [...]`; a plain number is
+    the component "task". The worker starts with the first call (or `start()`) and is kept. When an answer
+    takes too long, it is killed with everything it has started, and a new one goes on with the answers that
+    are left; `restarts` counts that.
+    """
+
+    def __init__(self, scorer: str, seconds: float = 5.0, start_seconds: float = 60.0) -> None:
+        where, name = split_path(scorer)
+        for label, value in (("seconds", seconds), ("start_seconds", start_seconds)):
+            if not value > 0:
+                raise ValueError(f"{label}={value}: every answer would be too late. Give a number above 0.")
+        self.scorer = f"{where}:{name}"
+        self.seconds = seconds
+        self.start_seconds = start_seconds
+        self.restarts = 0
+        self._worker: _Worker | None = None
+        self._loaded = False
+        self._lock = threading.Lock()
+
+    def start(self) -> "Judge":
+        """Starts the worker now; a ValueError says why the scorer cannot be loaded."""
+        with self._lock:
+            self._ready()
+        return self
+
+    def score(self, items: Sequence[tuple[Task, str]]) -> list[Verdict]:
+        """One verdict for each (task, answer), in their order. Only a scorer that never loaded raises."""
+        with self._lock:
+            verdicts: list[Verdict] = []
+            try:
+                while len(verdicts) < len(items):
+                    self._round(items[len(verdicts) :], verdicts)
+            except BaseException:
+                self._drop()  # interrupted: replies that nobody waits for must not reach the next call
+                raise
+            return verdicts
+
+    def close(self) -> None:
+        """Ends the worker. A later call of `score` starts a new one."""
+        with self._lock:
+            self._drop()
+
+    def __enter__(self) -> "Judge":
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _drop(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def _ready(self) -> "_Worker":
+        if self._worker is not None and not self._worker.alive:
+            self._drop()
+        if self._worker is None:
+            self.restarts += self._loaded
+            self._worker = _Worker(self.scorer, self.start_seconds)
+            self._loaded = True
+        return self._worker
+
+    def _round(self, items: Sequence[tuple[Task, str]], verdicts: list[Verdict]) -> None:
+        """Judges items until all are done or one has brought the worker down; adds the verdicts in order."""
+        wanted = len(verdicts) + len(items)
+        worker, trouble = self._send(items)
+        if worker is None:
+            verdicts += [Verdict({}, "env_error", trouble)] * len(items)
+            return
+        try:
+            while len(verdicts) < wanted:
+                kind, content = worker.read(self.seconds)
+                rows = content if kind == "all" else [content] * (len(items) if kind == "every" else 1)
+                verdicts += [Verdict(*row) for row in rows]
+        except (_Hung, _Died) as end:
+            self._drop()
+            verdict = Verdict({}, "timeout" if isinstance(end, _Hung) else "env_error", str(end))
+            verdicts += [verdict] * (len(items) if worker.batch else 1)
+
+    def _send(self, items: Sequence[tuple[Task, str]]) -> "tuple[_Worker | None, str]":
+        """Hands the items to a worker; without one, says why."""
+        try:
+            request = pickle.dumps(list(items), protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            return None, f"The tasks cannot be sent to the scorer: {error}. Put plain values into Task.meta."
+        for _ in range(2):  # one that died between two calls is replaced: no answer is to blame
+            try:
+                worker = self._ready()
+                worker.send(request)
+                return worker, ""
+            except OSError as error:
+                self._drop()
+                trouble = f"The scorer's process cannot be reached: {error}."
+            except ValueError as error:
+                if not self._loaded:
+                    raise
+                return None, f"The scorer's process could not be started again: {error}"
+        return None, trouble
+
+
+class _Worker:
+    """One process with its pipes. `read` waits for a reply, a given time at most."""
+
+    def __init__(self, scorer: str, start_seconds: float) -> None:
+        command = [sys.executable, "-c", _BOOT, json.dumps([os.path.abspath(p) for p in sys.path])]
+        # A session of its own: Ctrl-C reaches the parent only, and the parent decides.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
+        self._chunks: SimpleQueue[bytes] = SimpleQueue()
+        self._lines: list[bytes] = []
+        self._rest = b""
+        self.close = weakref.finalize(self, _stop, self._process, os.getpid())  # also when Python exits
+        threading.Thread(target=_collect, args=(self._process.stdout, self._chunks), daemon=True).start()
+        self.batch = self._begin(scorer, start_seconds)
+
+    def _begin(self, scorer: str, seconds: float) -> bool:
+        try:
+            self.send(pickle.dumps(scorer))
+            kind, content = self.read(seconds)
+        except _Hung:
+            self.close()
+            raise ValueError(
+                f"{scorer} was not loaded within {seconds:g} s, so nothing can be judged. "
+                "Raise start_seconds, or import less in its file."
+            ) from None
+        except (_Died, OSError) as error:
+            self.close()
+            raise ValueError(
+                f"{scorer}: the process that loads it died, so nothing can be judged. {error}"
+            ) from None
+        if kind == "refused":
+            self.close()
+            raise ValueError(content)
+        return content
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, body: bytes) -> None:
+        pipe = self._process.stdin
+        assert pipe is not None
+        data = memoryview(len(body).to_bytes(8, "little") + body)
+        while data:
+            data = data[pipe.write(data) :]
+
+    def read(self, seconds: float) -> tuple[str, Any]:
+        """The next reply. What has come already is read first, however late we are."""
+        deadline = time.monotonic() + seconds
+        while not self._lines:
+            try:
+                chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                raise _Hung(
+                    f"Judging took longer than {seconds:g} s: the scorer was killed and nothing is scored. "
+                    "Raise seconds, or make the scorer faster."
+                ) from None
+            if not chunk:
+                raise _Died(self._last_words())
+            *self._lines, self._rest = (self._rest + chunk).split(b"\n")
+            self._lines.reverse()
+        return json.loads(self._lines.pop())
+
+    def _last_words(self) -> str:
+        code = _end(self._process)
+        try:
+            how = f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            how = f"exit code {code}"
+        return (
+            f"The scorer's process died ({how}) and the answer has no reward. "
+            "Look for os._exit or a crash in a C library; stderr may say more."
+        )
+
+
+def _collect(pipe: Any, chunks: "SimpleQueue[bytes]") -> None:
+    """Reads replies as they come; an empty chunk is the end. A thread: Windows cannot wait for pipes."""
+    with pipe:
+        while chunk := pipe.read(1 << 16):
+            chunks.put(chunk)
+            time.sleep(_GATHER)
+    chunks.put(b"")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    """Kills the worker and what it has started, waits for it, so that no zombie stays; its exit code."""
+    if process.returncode is None:  # not yet waited for, so its number cannot be another's by now
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (AttributeError, OSError):  # Windows has no process groups
+            process.kill()
+    return process.wait()
+
+
+def _stop(process: "subprocess.Popen[bytes]", owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the parent must not end the parent's worker
+        return
+    _end(process)
+    if process.stdin is not None:
+        process.stdin.close()

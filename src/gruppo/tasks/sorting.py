@@ -1,0 +1,62 @@
+"""Sorting: `sort 52 17 31:` is answered by `17 31 52`.
+
+Levels 1 to 4 have 3, 4, 6 and 8 numbers from 10 to 99. The same numbers in another order are the same
+problem; a number may come more than once.
+"""
+
+from gruppo.tasks.base import Family, Task
+from gruppo.tasks.numbering import arrange, multiset, multisets
+
+LENGTH = {1: 3, 2: 4, 3: 6, 4: 8}
+_LEAST, _VALUES = 10, 90
+
+
+def count(level: int) -> int:
+    return multisets(_VALUES, LENGTH[level])
+
+
+def make(level: int, rank: int, pick: int) -> Task:
+    ordered = [v + _LEAST for v in multiset(rank, LENGTH[level])]
+    shown = arrange(ordered, pick)
+    answer = " ".join(map(str, ordered))
+    return Task(
+        uid=f"sorting/{level}/{answer.replace(' ', ',')}",
+        prompt=f"sort {' '.join(map(str, shown))}:",
+        answer=answer,
+        level=level,
+        source="sorting",
+        solution=_solution(shown),
+        meta={"numbers": shown},
+    )
+
+
+def _solution(shown: list[int]) -> str:
+    """Take the smallest of what is left, again and again."""
+    rest, lines = list(shown), []
+    while len(rest) > 1:
+        least = min(rest)
+        rest.remove(least)
+        lines.append(f"{least}, left {' '.join(map(str, rest))}")
+    return "\n".join([*lines, " ".join(map(str, sorted(shown)))])
+
+
+def score(task: Task, text: str) -> float:
+    """1 if the text is the numbers in order and nothing else (spaces do not matter)."""
+    return float(text.split() == task.answer.split())
+
+
+def score_places(task: Task, text: str) -> float:
+    """The share of places that hold the right number: partial credit, 1 only for a right answer."""
+    wanted, given = task.answer.split(), text.split()
+    right = sum(w == g for w, g in zip(wanted, given, strict=False))
+    return right / max(len(wanted), len(given))
+
+
+FAMILY = Family(
+    name="sorting",
+    count=count,
+    make=make,
+    scorer="gruppo.tasks.sorting:score",
+    max_tokens={1: 12, 2: 14, 3: 20, 4: 26},
+    default=2,
+)

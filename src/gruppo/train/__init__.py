@@ -1,0 +1,1 @@
+"""The loop, the learner, the cast, checkpoints: what runs a method."""

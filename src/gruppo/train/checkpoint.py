@@ -1,0 +1,146 @@
+"""Atomic checkpoints: a folder appears whole or not at all. safetensors, JSON and Arrow; never pickle."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gruppo.data import Episode
+from gruppo.data.store import load_episodes, save_episodes
+from gruppo.stages import Memory
+
+FORMAT = 1
+
+
+@dataclass
+class State:
+    """What a run must remember: everything else is a function of the configuration and the step."""
+
+    step: int  # steps done
+    weights: dict[str, dict[str, Tensor]]
+    optimisers: dict[str, dict[str, Tensor]]
+    memory: dict[str, Any]
+    replay: list[Episode]
+    facts: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, state: State, keep: int = 2) -> Path:
+    """Write `step-000020` beside the older ones, then drop all but `keep`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target, draft = folder / f"step-{state.step:06d}", folder / f".draft-{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir()
+        _write(draft, state)
+        if target.exists():
+            shutil.rmtree(target)
+        os.rename(draft, target)
+        _sync(folder)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        last = latest_checkpoint(folder)
+        kept = f"the last whole one is {last.name}" if last else "there is no earlier one"
+        raise ValueError(
+            f"checkpoint of step {state.step} could not be written ({error.strerror or error}); {kept}. "
+            "Free some space and resume from it with gruppo train --resume."
+        ) from error
+    for old in sorted(folder.glob("step-*"))[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def _write(draft: Path, state: State) -> None:
+    for name, weights in state.weights.items():
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in weights.items()}, draft / f"{name}.safetensors")
+    for name, tensors in state.optimisers.items():
+        save_file(tensors, draft / f"optimiser-{name}.safetensors")
+    tensors: dict[str, Tensor] = {}
+    table = _pack(state.memory, tensors)
+    save_file(tensors, draft / "memory.safetensors")
+    if state.replay:
+        save_episodes(draft / "replay.arrow", state.replay)
+    body = {"format": FORMAT, "step": state.step, "memory": table, "facts": state.facts}
+    (draft / "state.json").write_text(json.dumps(body))
+    for path in draft.iterdir():
+        _sync(path)
+    _sync(draft)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint: drafts of a killed run do not count."""
+    whole = [p for p in sorted(folder.glob("step-*")) if (p / "state.json").is_file()]
+    return whole[-1] if whole else None
+
+
+def load_checkpoint(path: Path) -> State:
+    try:
+        body = json.loads((path / "state.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path.name} is no whole checkpoint ({error}): resume from another one of this run.") from None
+    if body["format"] != FORMAT:
+        raise ValueError(f"{path.name} has format {body['format']}, this gruppo reads {FORMAT}: use the version that wrote it.")
+    tensors = load_file(path / "memory.safetensors")
+    weights = {p.stem: load_file(p) for p in path.glob("*.safetensors") if p.stem != "memory" and not p.stem.startswith("optimiser-")}
+    optimisers = {p.stem.removeprefix("optimiser-"): load_file(p) for p in path.glob("optimiser-*.safetensors")}
+    replay = load_episodes(path / "replay.arrow") if (path / "replay.arrow").exists() else []
+    return State(body["step"], weights, optimisers, _unpack(body["memory"], tensors), replay, body["facts"])
+
+
+def _pack(x: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(x, Tensor):
+        name = f"t{len(tensors)}"
+        tensors[name] = x.detach().cpu().contiguous().clone()
+        return {"$tensor": name}
+    if isinstance(x, Mapping):
+        return {"$map": [[k, _pack(v, tensors)] for k, v in x.items()]}
+    if isinstance(x, list | tuple):
+        return [_pack(v, tensors) for v in x]
+    if x is None or isinstance(x, bool | int | float | str):
+        return x
+    raise ValueError(f"memory holds {type(x).__name__}, which a checkpoint cannot hold. Keep numbers, texts, tensors, lists, dicts.")
+
+
+def _unpack(x: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(x, Mapping) and "$tensor" in x:
+        return tensors[x["$tensor"]]
+    if isinstance(x, Mapping):
+        return {k: _unpack(v, tensors) for k, v in x["$map"]}
+    return [_unpack(v, tensors) for v in x] if isinstance(x, list) else x
+
+
+def restored_memory(table: Mapping[str, Any]) -> Memory:
+    return Memory(table)
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Adam's state by parameter number; hyper-parameters come from the configuration."""
+    params = optimiser.param_groups[0]["params"]
+    return {
+        f"{i}.{k}": torch.as_tensor(v).detach().cpu().contiguous().clone()
+        for i, p in enumerate(params)
+        for k, v in optimiser.state[p].items()
+    }
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    params = optimiser.param_groups[0]["params"]
+    optimiser.state.clear()
+    for name, x in tensors.items():
+        i, _, k = name.partition(".")
+        p = params[int(i)]
+        optimiser.state[p][k] = x.clone() if k == "step" else x.to(p.device).clone()

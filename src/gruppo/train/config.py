@@ -1,0 +1,72 @@
+"""One tree of typed, frozen dataclasses: what a run is. Saved with every run, and repeats it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gruppo.methods import method
+from gruppo.stages import Method, Sampling
+from gruppo.train.learner import OptimConfig
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Which problems, and who judges the answers."""
+
+    name: str = "addition"
+    level: str = ""  # "2", or a mixture "1-3"; empty: the task's default
+    seed: int = 0
+    train_size: int = 20_000
+    reward: str = ""  # a reward function of your own, ./file.py:function, instead of the task's scorer
+    seconds: float = 5.0  # time limit of one judgement
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    name: str = "tiny"  # built in, or a folder
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Held-out evaluation: `prompts` answers, one each, sampled at `temperature`, always under the same keys."""
+
+    every: int = 10  # steps; 0: only before and after
+    prompts: int = 500
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class SaveConfig:
+    folder: str = "runs"
+    name: str = ""  # empty: method-task-seed-time
+    checkpoint_every: int = 20  # steps; 0: only at the end
+    keep: int = 2
+    episodes_every: int = 10  # steps; 0: none
+    tensorboard: Literal["auto", "yes", "no"] = "auto"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    method: Method = field(default_factory=lambda: method("grpo"))
+    task: TaskConfig = TaskConfig()
+    policy: PolicyConfig = PolicyConfig()
+    sampling: Sampling = Sampling(max_tokens=0)  # max_tokens=0: the task's own
+    optim: OptimConfig = OptimConfig()
+    eval: EvalConfig = EvalConfig()
+    save: SaveConfig = SaveConfig()
+    steps: int = 100
+    prompts: int = 64  # tasks a step
+    samples: int = 8  # answers a task
+    seed: int = 0
+    budget_tokens: int = 0  # sampled tokens a step, draws again included; 0: no limit
+    max_failures: float = 0.5  # share of episodes that may fail in a step before the run stops
+    accept: tuple[str, ...] = ()  # checks of step zero that may fail, by name; recorded with the run
+    threads: int = 0  # 0: as torch finds it
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "prompts", "samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: there would be nothing to do. Use {name} >= 1.")
+        if not 0 <= self.max_failures <= 1:
+            raise ValueError(f"max_failures={self.max_failures} is no share of episodes. Use a number from 0 to 1.")

@@ -1,0 +1,129 @@
+"""Step zero: what must hold before the first update. `gruppo doctor` shows it, every run starts with it."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from gruppo.data import Batch, Episode, Source
+from gruppo.stages import Stats, need
+from gruppo.stages.select import through_second_door
+from gruppo.train import loop
+from gruppo.train.run import Run
+
+# |log π_old − log π_gen| that rounding explains, by the dtype of the weights.
+GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    ok: bool
+    value: float
+    limit: float
+    says: str
+    accepted: bool = False
+
+
+async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
+    """Draw a few groups, and look at them as the trainer would. Changes nothing."""
+    ctx = loop.context(run, 0)
+    ctx.prompts = min(prompts, run.config.prompts)
+    run.learner.begin(ctx)
+    asks = run.method.curriculum(ctx, run.tasks.train)[: ctx.prompts]
+    episodes = await loop.draw(run, ctx, asks)
+    batch = loop.packed(run, ctx, episodes, episodes)
+    old = loop.serve_all(run, run.models["policy"], batch, [need("logp", "old")])["logp_old_N"]
+    batch = batch.with_columns(logp_old_N=old)
+    checks = [
+        _ratio(run, batch),
+        _gap(run, batch),
+        _reference(run, batch),
+        _tokens(run, episodes),
+        _coverage(batch),
+        _judged(episodes),
+        _dead(batch),
+        _gradient(run, ctx, batch),
+    ]
+    run.clock.take()
+    return [replace(c, accepted=not c.ok and c.name in run.config.accept) for c in checks]
+
+
+def refuse(checks: list[Check]) -> None:
+    bad = [c for c in checks if not c.ok and not c.accepted]
+    if bad:
+        lines = [f"step zero: {c.name} is {c.value:.3g}, allowed {c.limit:.3g}. {c.says}" for c in bad]
+        names = ",".join(c.name for c in bad)
+        raise ValueError("\n".join([*lines, f"Mend it, or start all the same with accept={names} (recorded with the run)."]))
+
+
+def _ratio(run: Run, batch: Batch) -> Check:
+    from gruppo.train.forward import serve
+
+    now = serve(run.models["policy"], batch, [need("logp", when="step")], grad=True)["logp_N"].detach()
+    worst = float((torch.exp(now - batch.columns["logp_old_N"]) - 1).abs().max())
+    return Check("ratio", worst <= GAP[run.dtype], worst, GAP[run.dtype], "Before an update π/π_old must be 1: dropout or batch-dependent numerics?")
+
+
+def _gap(run: Run, batch: Batch) -> Check:
+    here = batch.on_policy_N & torch.isfinite(batch.logp_gen_N)
+    gap = (batch.columns["logp_old_N"] - batch.logp_gen_N)[here].abs()
+    worst = float(gap.max()) if len(gap) else 0.0
+    return Check("sampler_gap", worst <= GAP[run.dtype], worst, GAP[run.dtype], "Sampler and trainer disagree about the sampled tokens.")
+
+
+def _reference(run: Run, batch: Batch) -> Check:
+    if "ref" not in run.models or run.version > 0:
+        return Check("reference_kl", True, 0.0, 0.0, "No reference in this method.")
+    ref = loop.serve_all(run, run.models["ref"], batch, [need("logp", "ref")])["logp_ref_N"]
+    worst = float((ref - batch.columns["logp_old_N"]).abs().max())
+    same = run.method.cast["ref"].start == "policy"
+    return Check("reference_kl", not same or worst <= GAP[run.dtype], worst, GAP[run.dtype], "The reference is a copy of the policy, yet differs.")
+
+
+def _tokens(run: Run, episodes: list[Episode]) -> Check:
+    """bos once and first, the sampled ids decode to the text that is scored, and the prompt is a prefix."""
+    bad = 0
+    for e in episodes:
+        s = e.sequences[0]
+        mine = s.ids[s.source == Source.POLICY]
+        ok = s.ids[0] == run.tokenizer.bos and (s.ids == run.tokenizer.bos).sum() == 1
+        bad += not (ok and run.tokenizer.decode(mine) == e.text)
+    return Check("tokens", bad == 0, bad, 0, "Episodes whose ids and text do not belong together.")
+
+
+def _coverage(batch: Batch) -> Check:
+    share = float(batch.learn_N.float().mean()) if batch.size("N") else 0.0
+    return Check("mask", share > 0, share, 0, "Share of decisions that can be learned from.")
+
+
+def _judged(episodes: list[Episode]) -> Check:
+    share = sum(e.status.judged for e in episodes) / max(len(episodes), 1)
+    errors = [e.error for e in episodes if e.error]
+    return Check("judged", share > 0.5, share, 0.5, f"Share of episodes with a reward. {errors[0] if errors else ''}".strip())
+
+
+def _dead(batch: Batch) -> Check:
+    """Reported, never refused: some methods learn from equal groups, and redraws may help."""
+    groups = batch.level("E", "G")
+    spread = batch.gather(batch.reward_E, "E", groups, "std", where=batch.judged_E)
+    share = float((spread == 0).float().mean())
+    return Check("dead_groups", True, share, 1, "Share of groups with equal rewards: they say nothing to most methods.")
+
+
+def _gradient(run: Run, ctx: Any, batch: Batch) -> Check:
+    """The gradient of one optimiser step is finite and does not depend on the cut into micro-batches."""
+    batch = batch.with_columns(**run.method.credit(ctx, batch))
+    batch = through_second_door(ctx, run.method.select, batch, Stats(), current=False)
+    params = [p for p in run.models["policy"].parameters() if p.requires_grad]
+    seen: list[torch.Tensor] = []
+    rows = torch.arange(batch.size("S"), device=batch.device)
+    for cut in ([rows], [rows[::2], rows[1::2]]):
+        run.learner.grad("policy", batch, cut=cut)
+        seen.append(torch.cat([p.grad.flatten() for p in params if p.grad is not None]))
+    run.learner.optimisers["policy"].zero_grad(set_to_none=True)
+    norm = float(seen[0].norm())
+    off = float((seen[0] - seen[1]).norm()) / max(norm, 1e-12) if norm > 0 else 0.0
+    limit = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}[run.dtype]
+    ok = off <= limit and norm == norm and norm != float("inf")
+    return Check("micro_batches", ok, off, limit, "Relative difference of the gradient between two cuts into micro-batches.")

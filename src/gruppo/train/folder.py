@@ -1,0 +1,186 @@
+"""The run folder: configuration, environment, metrics, episodes, curves, policy, summary. Nothing in it is unpickled."""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+
+import gruppo
+from gruppo.data import Episode
+from gruppo.stages.record import from_table, to_table
+from gruppo.train.config import RunConfig
+
+HERE = "@run/"  # in config.toml: code that is stored with the run
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __getitem__(self, name: str) -> Path:
+        return self.path / name
+
+    # configuration and the user's code
+
+    def write_config(self, config: RunConfig) -> None:
+        """config.toml, environment.json, and a copy of every file of the user's that the run is made of."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        table, code = to_table(config), dict[str, str]()
+        text = tomli_w.dumps(_with_own_code(table, code))
+        for source, name in code.items():
+            self["code"].mkdir(exist_ok=True)
+            shutil.copyfile(source, self["code"] / name)
+        hashes = {name: {"sha256": _sha(Path(source)), "from": source} for source, name in code.items()}
+        self["config.toml"].write_text(text)
+        self["environment.json"].write_text(json.dumps(environment() | {"code": hashes}, indent=1))
+
+    def read_config(self, trust_code: bool = False) -> RunConfig:
+        """The resolved configuration. Stored code runs only if it is what stands at its origin, or if told."""
+        path = self["config.toml"]
+        if not path.is_file():
+            raise ValueError(f"{self.path} is no run folder: it has no config.toml. Name a folder that gruppo train made.")
+        text = path.read_text()
+        if HERE in text and not trust_code:
+            self._refuse_strange_code()
+        return from_table(tomllib.loads(text.replace(HERE, f"{self.path.resolve().as_posix()}/")))
+
+    def _refuse_strange_code(self) -> None:
+        for name, fact in json.loads(self["environment.json"].read_text())["code"].items():
+            origin = Path(fact["from"])
+            if not origin.is_file() or _sha(origin) != _sha(self["code"] / name):
+                raise ValueError(
+                    f"the run brings its own code, code/{name}, and {origin.name} where it came from is gone or has changed: "
+                    "running it would run code that you may not have seen. Read it, then add --trust-code."
+                )
+
+    # metrics
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        with self["metrics.jsonl"].open("a") as f:
+            f.write(json.dumps({k: v for k, v in row.items()}) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self["metrics.jsonl"]
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def cut_metrics(self, step: int) -> None:
+        """Rows after a checkpoint belong to steps that will be done again. A half-written last row goes too."""
+        path = self["metrics.jsonl"]
+        rows = path.read_text().splitlines(keepends=True) if path.exists() else []
+        kept = [r for r in rows if r.endswith("\n") and json.loads(r)["step"] <= step]
+        draft = path.with_suffix(".draft")
+        draft.write_text("".join(kept))
+        os.replace(draft, path)
+
+    def write_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        from gruppo.data.store import save_episodes  # pyarrow is slow to import, and a machine may have none
+
+        self["episodes"].mkdir(exist_ok=True)
+        save_episodes(self["episodes"] / f"step-{step:06d}.arrow", episodes)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        draft = self["summary.draft"]
+        draft.write_text(json.dumps(summary, indent=1) + "\n")
+        os.replace(draft, self["summary.json"])
+
+    def draw_curves(self, title: str) -> Path | None:
+        """curves.png from metrics.jsonl."""
+        rows = [r for r in self.metrics() if "reward" in r]
+        if not rows:
+            return None
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(2, 3, figsize=(12, 6), constrained_layout=True)
+        wanted = (("accuracy", "held_out"), ("reward",), ("length",), ("entropy",), ("grad_norm",), ("dead_groups", "clip_fraction"))
+        for axis, names in zip(axes.flat, wanted, strict=True):
+            for name in names:
+                points = [(r["step"], r[name]) for r in self.metrics() if r.get(name) is not None]
+                if points:
+                    axis.plot(*np.array(points, float).T, marker="o" if name == "held_out" else None, label=name)
+            axis.set_xlabel("step")
+            axis.legend(frameon=False)
+            axis.spines[["top", "right"]].set_visible(False)
+        figure.suptitle(title)
+        figure.savefig(self["curves.png"], dpi=110)
+        plt.close(figure)
+        return self["curves.png"]
+
+
+def _with_own_code(table: Any, code: dict[str, str]) -> Any:
+    """Kinds of a user's file point into the run folder; `code` collects the files."""
+    if isinstance(table, list):
+        return [_with_own_code(v, code) for v in table]
+    if not isinstance(table, Mapping):
+        return table
+    out = {k: _with_own_code(v, code) for k, v in table.items()}
+    where = str(out.get("kind", "")).split("@")[0].rpartition(":")[0]
+    if where.endswith(".py"):
+        name = code.setdefault(where, Path(where).name)
+        out["kind"] = str(out["kind"]).replace(where, f"{HERE}code/{name}")
+    return out
+
+
+def _sha(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran on: versions, threads, machine kind, commit of the code."""
+    return {
+        "gruppo": gruppo.__version__,
+        "commit": _commit(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+
+
+def _commit() -> str:
+    here = Path(gruppo.__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
+        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "") if head.returncode == 0 else "unknown"
+
+
+def config_changes(before: RunConfig, after: RunConfig) -> list[str]:
+    """What differs between two configurations, one line each."""
+    flat_a, flat_b = dict(_flat(to_table(before))), dict(_flat(to_table(after)))
+    keys = dict.fromkeys((*flat_a, *flat_b))
+    return [f"{k}: {flat_a.get(k, 'absent')} → {flat_b.get(k, 'absent')}" for k in keys if flat_a.get(k) != flat_b.get(k)]
+
+
+def _flat(table: Any, at: str = "") -> Any:
+    if isinstance(table, Mapping):
+        for k, v in table.items():
+            yield from _flat(v, f"{at}.{k}" if at else str(k))
+    elif isinstance(table, list):
+        for i, v in enumerate(table):
+            yield from _flat(v, f"{at}[{i}]")
+    else:
+        yield at, table
+
+
+def field_names(config: RunConfig) -> list[str]:
+    return [f.name for f in fields(config)]

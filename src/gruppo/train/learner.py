@@ -1,0 +1,279 @@
+"""The learner: from a batch to a gradient to a step, exactly the same for any cut into micro-batches.
+
+Additive terms run in one fused pass: weights are counted over the whole optimiser step, then each micro-batch adds
+its rows. Objectives that couple rows (design 3.5) take two: a forward without gradient gives the statistics as
+leaves, autograd gives dJ/dstatistic over the whole step, and the micro-batches back-propagate Σ weight · statistic.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, micro_batches
+from gruppo.pieces.aggregate import weighted_sum
+from gruppo.stages import Context, Method, Need, Stats, Term
+from gruppo.stages.schedule import Sched
+from gruppo.stages.select import through_second_door
+from gruppo.train.forward import serve
+from gruppo.train.timing import Clock
+
+Cut = Sequence[Tensor] | None
+_AS_STORED = frozenset({"logp_gen_N", "temperature_N", "row_N"})  # NaN in logp_gen says that nothing was sampled
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW and its surroundings."""
+
+    lr: Sched = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    micro_tokens: int = 16384  # input tokens of one forward and backward
+
+
+@dataclass
+class Tally:
+    """Sums and counts of what the optimiser steps of one batch did; the logger divides (pitfall 29)."""
+
+    sums: dict[str, float] = field(default_factory=dict[str, float])
+    counts: dict[str, float] = field(default_factory=dict[str, float])
+
+    def add(self, name: str, value: float, count: float = 1.0) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value
+        self.counts[name] = self.counts.get(name, 0.0) + count
+
+    def means(self) -> dict[str, float]:
+        return {k: v / self.counts[k] if self.counts[k] else 0.0 for k, v in self.sums.items()}
+
+
+class Learner:
+    def __init__(self, method: Method, models: Mapping[str, Any], config: OptimConfig) -> None:
+        self.method, self.models, self.config = method, models, config
+        self.trained = [r for r in method.objectives if method.cast[r].train]
+        self.optimisers = {r: self._optimiser(models[r]) for r in self.trained}
+        self.ctx = Context()
+        self.tally = Tally()
+        self.clock = Clock()
+        self.two_pass = False  # laws set it: the slow way must agree with the fused one
+        self.bad_steps = 0
+
+    def _optimiser(self, model: Any) -> torch.optim.AdamW:
+        c, params = self.config, [p for p in model.parameters() if p.requires_grad]
+        return torch.optim.AdamW(params, lr=1.0, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True)
+
+    def begin(self, ctx: Context) -> None:
+        """Start of a batch: the context of its schedules, and an empty tally."""
+        self.ctx, self.tally = ctx, Tally()
+
+    # the six verbs
+
+    def step(self, role: str, batch: Batch, coef: float = 1.0, lr: float | None = None) -> None:
+        """One optimiser step of a role on a batch."""
+        self.grad(role, batch, coef)
+        self.apply(role, lr)
+
+    def grad(self, role: str, batch: Batch, coef: float = 1.0, cut: Cut = None) -> None:
+        """Leave −coef · dJ in the .grad of the role's parameters. `cut` names the sequences of each micro-batch."""
+        self.optimisers[role].zero_grad(set_to_none=True)
+        chain = self.method.select if role == "policy" else ()
+        current = any(hasattr(o, "tokens") and o.current for o in chain)
+        dry = self.terms(role, batch, self._placeholder(role, batch))
+        weights = [t.weights(batch) for t in dry]
+        fused = not self.two_pass and not current and all(t.additive and t.at in "NKS" for t in dry)
+        if fused:
+            self._fused(role, batch, weights, coef, cut)
+        else:
+            self._two_passes(role, batch, coef, cut)
+
+    def apply(self, role: str, lr: float | None = None) -> None:
+        """Clip and step. A gradient that is not finite is dropped and counted; three in a row end the run."""
+        with self.clock("optimiser"):
+            optimiser = self.optimisers[role]
+            params = optimiser.param_groups[0]["params"]
+            norm = float(torch.nn.utils.clip_grad_norm_(params, self.config.clip_norm))
+            self.tally.add(f"grad_norm_{role}" if role != "policy" else "grad_norm", norm)
+            self._count_bad(role, norm)
+            if norm == norm and norm != float("inf"):
+                optimiser.param_groups[0]["lr"] = self.lr(role) if lr is None else lr
+                optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+
+    def snapshot(self, role: str) -> dict[str, Any]:
+        """Weights and optimiser of a role, to come back to."""
+        optim = self.optimisers[role].state_dict() if role in self.optimisers else None
+        return {"weights": _copy(self.models[role].state_dict()), "optim": _copy(optim)}
+
+    def restore(self, role: str, snapshot: Mapping[str, Any]) -> None:
+        self.models[role].load_state_dict(snapshot["weights"])
+        if snapshot["optim"] is not None:
+            self.optimisers[role].load_state_dict(_copy(snapshot["optim"]))
+
+    def copy(self, source: str, target: str) -> None:
+        """target ← source."""
+        self.models[target].load_state_dict(self.models[source].state_dict())
+
+    # what updates may read
+
+    def lr(self, role: str) -> float:
+        own = self.method.cast[role].lr
+        return self.ctx.at(own if own else self.config.lr)
+
+    def moments(self, role: str) -> list[dict[str, Tensor]]:
+        """Adam's first and second moments, parameter by parameter."""
+        optimiser = self.optimisers[role]
+        return [dict(optimiser.state[p]) for p in optimiser.param_groups[0]["params"]]
+
+    # how a gradient is made
+
+    def needs(self, role: str) -> list[Need]:
+        """What the role's objective wants to know at every optimiser step, each once."""
+        here = [self.method.objectives[role]]
+        if role == "policy":
+            here += [*self.method.penalties, *self.method.select]
+        return list(dict.fromkeys(n for o in here for n in o.needs(self.ctx) if n.when == "step"))
+
+    def terms(self, role: str, batch: Batch, stats: Stats) -> list[Term]:
+        """The objective's terms and, for the policy, the penalties'. Rows that nothing may learn from read as 0."""
+        alive = batch.spread(batch.learn_E, "E", "N")
+        out = list(self.method.objectives[role](self.ctx, *_clean(batch, stats, alive & batch.keep_N)))
+        if role == "policy" and self.method.penalties:
+            clean = _clean(batch, stats, alive)
+            out += [t for p in self.method.penalties for t in p(self.ctx, *clean)]
+        return out
+
+    def _placeholder(self, role: str, batch: Batch) -> Stats:
+        """Stand-ins with which additive terms give their masks: these depend on no statistic."""
+        like = batch.weight_N
+        rows = {"N": batch.size("N"), "K": batch.size("K"), "S": batch.size("S")}
+        return Stats({n.column: torch.full((rows[n.at],), -1.0, dtype=like.dtype, device=like.device) for n in self.needs(role)})
+
+    def _micros(self, batch: Batch, cut: Cut) -> Iterable[Batch]:
+        return (batch.micro(rows) for rows in cut) if cut is not None else micro_batches(batch, self.config.micro_tokens)
+
+    def _fused(self, role: str, batch: Batch, weights: Sequence[Tensor], coef: float, cut: Cut) -> None:
+        needs, totals = self.needs(role), dict[str, Tensor]()
+        for micro in self._micros(batch, cut):
+            with self.clock("forward"):
+                stats = Stats(serve(self.models[role], micro, needs, grad=True))
+            micro = self._with_old(role, micro, stats)
+            terms = self.terms(role, micro, stats)
+            mine = [w[_rows(micro, t)] for t, w in zip(terms, weights, strict=True)]
+            value = _add_up(terms, mine, stats, totals)
+            with self.clock("backward"):
+                (-coef * value).backward()
+        self._report(totals)
+
+    def _two_passes(self, role: str, batch: Batch, coef: float, cut: Cut) -> None:
+        needs, totals = self.needs(role), dict[str, Tensor]()
+        leaves = self._leaves(role, batch, needs, cut)
+        stats = Stats(leaves)
+        batch = self._with_old(role, batch, stats)
+        if role == "policy":
+            fixed = Stats({k: v.detach() for k, v in stats.items()})
+            batch = through_second_door(self.ctx, self.method.select, batch, fixed, current=True)
+        terms = self.terms(role, batch, stats)
+        value = _add_up(terms, [t.weights(batch) for t in terms], stats, totals)
+        slopes = torch.autograd.grad(-coef * value, list(leaves.values()), allow_unused=True)
+        for micro in self._micros(batch, cut):
+            with self.clock("forward"):
+                now = serve(self.models[role], micro, needs, grad=True)
+            total = _zero(now)
+            for n, slope in zip(needs, slopes, strict=True):
+                if slope is not None:
+                    total = total + (slope[micro.columns[f"row_{n.at}"]] * now[n.column]).sum()
+            with self.clock("backward"):
+                total.backward()
+        self._report(totals)
+
+    def _leaves(self, role: str, batch: Batch, needs: Sequence[Need], cut: Cut) -> dict[str, Tensor]:
+        """Statistics of the whole step from a forward without gradient, as leaves of a new graph."""
+        out: dict[str, Tensor] = {}
+        for micro in self._micros(batch, cut):
+            with self.clock("forward"):
+                part = serve(self.models[role], micro, needs)
+            for n in needs:
+                x = part[n.column]
+                full = out.setdefault(n.column, x.new_zeros((batch.size(n.at), *x.shape[1:])))  # type: ignore[arg-type]
+                full[micro.columns[f"row_{n.at}"]] = x
+        return {k: v.requires_grad_() for k, v in out.items()}
+
+    def _with_old(self, role: str, batch: Batch, stats: Stats) -> Batch:
+        """The lazy logp_old: with one optimiser step a batch it is logp itself, and costs no forward."""
+        if role != "policy" or "logp_old_N" in batch.columns or "logp_N" not in stats:
+            return batch
+        logp_old_N = stats.logp_N.detach()
+        sampler_gap(self.tally, batch, logp_old_N)
+        return batch.with_columns(logp_old_N=logp_old_N)
+
+    def _report(self, totals: Mapping[str, Tensor]) -> None:
+        for name, total in totals.items():
+            self.tally.add(name, float(total))
+
+    def _count_bad(self, role: str, norm: float) -> None:
+        if norm == norm and norm != float("inf"):
+            self.bad_steps = 0
+            return
+        self.bad_steps += 1
+        self.tally.add("bad_gradients", 1.0)
+        if self.bad_steps >= 3:
+            raise ValueError(
+                f"gradient norm of {role} is {norm} for the third step in a row: the weights would be lost. Lower optim.lr "
+                "or the coefficients, and look at the last episodes; the last checkpoint is untouched."
+            )
+
+
+def _clean(batch: Batch, stats: Stats, alive_N: Tensor) -> tuple[Batch, Stats]:
+    """Numbers of dead rows read as 0, so that NaN and infinities there reach neither value nor gradient."""
+
+    def zero(x: Tensor) -> Tensor:
+        return torch.where(alive_N.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+    columns = {
+        name: zero(x)
+        for name, x in batch.columns.items()
+        if name.endswith("_N") and x.is_floating_point() and name not in _AS_STORED
+    }
+    return batch.with_columns(**columns), Stats({k: zero(v) if k.endswith("_N") else v for k, v in stats.items()})
+
+
+def _rows(micro: Batch, term: Term) -> Tensor:
+    return micro.columns[f"row_{term.at}"]
+
+
+def _zero(stats: Mapping[str, Tensor]) -> Tensor:
+    """0 with a graph: an optimiser step without a row to learn from still has a gradient, of 0."""
+    return sum((0.0 * torch.nan_to_num(x).sum() for x in stats.values()), torch.zeros(()))  # type: ignore[return-value]
+
+
+def _add_up(terms: Sequence[Term], weights: Sequence[Tensor], stats: Stats, totals: dict[str, Tensor]) -> Tensor:
+    """J of these rows; `totals` collects each term's own mean, without its coefficient, for the log."""
+    value = _zero(stats)
+    for term, weight in zip(terms, weights, strict=True):
+        if not (isinstance(term.coef, float | int) and term.coef == 0):
+            value = value + term.total(weight)
+        plain = weighted_sum(term.value.detach(), weight)
+        totals[term.name] = totals.get(term.name, torch.zeros_like(plain)) + plain
+    return value
+
+
+def sampler_gap(tally: Tally, batch: Batch, logp_old_N: Tensor) -> None:
+    """|log π_old − log π_gen| where the same thing was computed twice: by the sampler and by the trainer."""
+    here = batch.on_policy_N & torch.isfinite(batch.logp_gen_N) & ~batch.spread(batch.replayed_E, "E", "N")
+    gap = (logp_old_N - batch.logp_gen_N)[here].abs()
+    if len(gap):
+        tally.add("sampler_gap", float(gap.sum()), len(gap))
+        tally.sums["sampler_gap_max"] = max(tally.sums.get("sampler_gap_max", 0.0), float(gap.max()))
+        tally.counts["sampler_gap_max"] = 1.0
+
+
+def _copy(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.detach().clone()
+    if isinstance(x, Mapping):
+        return {k: _copy(v) for k, v in x.items()}
+    return [_copy(v) for v in x] if isinstance(x, list) else x

@@ -1,0 +1,167 @@
+"""The loop: one function that calls every room by name. Asynchrony is another source of episodes with the same loop."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gruppo.data import Batch, Episode, Note, Status, Use, micro_batches, pack
+from gruppo.stages import Ask, Context, Prompt, Stats, StepRecord, need
+from gruppo.stages.check import check_first_batch
+from gruppo.stages.prompting import prompts_for
+from gruppo.stages.reward import add_components
+from gruppo.stages.rollout import Group
+from gruppo.stages.select import through_first_door, through_second_door
+from gruppo.train.cast import refresh
+from gruppo.train.forward import serve
+from gruppo.train.learner import sampler_gap
+from gruppo.train.metrics import batch_metrics, episode_metrics, time_metrics
+from gruppo.train.run import Run
+
+
+def context(run: Run, step: int) -> Context:
+    """What the rooms of this step are given: they may draw, score and reward through the same code as the loop."""
+    ctx = run.bare_context(step)
+    ctx.cast, ctx.engine, ctx.tokenizer = run.models, run.engine, run.tokenizer
+    ctx.reward = lambda episodes: score(run, ctx, list(episodes))
+    ctx.draw = lambda asks: draw(run, ctx, asks, rollout=Group())
+    ctx.score = lambda episodes, role="policy", readouts=("logp",): score_with(run, episodes, role, readouts)
+    ctx.fresh = lambda n: run.method.curriculum(replace(ctx, prompts=n, round=ctx.round + 1), run.tasks.train)
+    return ctx
+
+
+async def train_step(run: Run, step: int) -> StepRecord:
+    """One walk of the data through the ten rooms."""
+    method, ctx, start = run.method, context(run, step), time.perf_counter()
+    run.learner.begin(ctx)
+
+    drawn, episodes = await draw_until_selected(run, ctx)  # curriculum, prompting, rollout, reward, select.episodes
+    past = [from_the_past(e) for e in method.replay.get(ctx, run.replay)]
+    facts = episode_metrics(drawn) | {"rounds": ctx.round + 1.0}
+    run.stop_if_failing(facts["failed"], drawn)
+
+    batch = None
+    if any(e.use == Use.LEARN for e in (*episodes, *past)):
+        batch = packed(run, ctx, drawn, [*episodes, *past])  # pack, and the needs of the batch
+        batch = batch.with_columns(**method.credit(ctx, batch))
+        batch = through_second_door(ctx, method.select, batch, Stats(), current=False)  # select.tokens
+        if not run.checked:
+            run.warn(*check_first_batch(method, batch))
+            run.checked = True
+        method.update(ctx, run.learner, batch)  # objective and penalties, once per optimiser step
+        facts |= batch_metrics(batch)
+        run.version += 1
+        refresh(method, run.models, step)
+    run.engine.version = run.version
+
+    if method.replay.stores:
+        run.replay = method.replay.put(ctx, run.replay, annotated(batch, episodes))
+    facts |= run.learner.tally.means() | {"lr": run.learner.lr("policy"), "version": float(run.version)}
+    record = StepRecord(step, episodes, batch, facts)
+    with run.memory.writing():
+        for _, occupant in method.occupants():
+            occupant.observe(record, run.memory)
+    seconds = time.perf_counter() - start
+    record.facts = facts | time_metrics(run.clock.take(), seconds) | {"tokens_per_second": facts["tokens"] / seconds}
+    return record
+
+
+async def draw_until_selected(run: Run, ctx: Context) -> tuple[list[Episode], list[Episode]]:
+    """Draw, score, select; draw again what selection asks for. Returns (everything drawn, what was kept)."""
+    asks: Sequence[Ask | Prompt] = run.method.curriculum(ctx, run.tasks.train)
+    drawn: list[Episode] = []
+    kept: list[Episode] = []
+    while asks:
+        fresh = await draw(run, ctx, asks)
+        drawn += fresh
+        kept, again = through_first_door(ctx, run.method.select, [*kept, *fresh])
+        spent = sum(e.tokens for e in drawn)
+        if run.config.budget_tokens and spent >= run.config.budget_tokens:
+            break
+        asks = again
+        if asks:
+            ctx.round += 1
+    return drawn, kept
+
+
+async def draw(run: Run, ctx: Context, asks: Sequence[Ask | Prompt], rollout: Any = None) -> list[Episode]:
+    """Asks or prompts to scored episodes: the same way for the first draw, for draws again and for ctx.draw."""
+    prompts: list[Prompt] = []
+    for ask in asks:
+        prompts += [ask] if isinstance(ask, Prompt) else prompts_for(ctx, run.method.prompting, ask)
+    run.remember_tasks(prompts)
+    with run.clock("sampling"):
+        episodes = await (rollout or run.method.rollout)(ctx, prompts)
+    return score(run, ctx, episodes)
+
+
+def score(run: Run, ctx: Context, episodes: list[Episode]) -> list[Episode]:
+    """The task's own scorer, then the components of the reward room. A failure is a status, never a reward."""
+    with run.clock("scoring"):
+        todo = [e for e in episodes if e.status.judged and "task" not in e.reward]
+        verdicts = run.judge.score([(run.known_tasks[e.task], e.text) for e in todo])
+        for e, verdict in zip(todo, verdicts, strict=True):
+            if verdict.status == "ok":
+                e.reward.update(verdict.components)
+            else:
+                e.status, e.error = Status[verdict.status.upper()], verdict.error
+        add_components(ctx, run.method.reward, [e for e in todo if e.status.judged])
+    return episodes
+
+
+def packed(run: Run, ctx: Context, drawn: Sequence[Episode], episodes: Sequence[Episode]) -> Batch:
+    """The batch with every need that is served once a batch."""
+    counts: dict[str, int] = {}
+    for e in drawn:
+        counts[e.group] = counts.get(e.group, 0) + 1
+    wanted = [n for _, _, n in run.method.needs(ctx)]
+    batch = pack(episodes, drawn=counts, views=[n.view for n in wanted], dtype=run.dtype).to(run.device)
+    lazy = run.lazy_old(ctx)
+    needs = list(dict.fromkeys(n for n in wanted if n.when == "batch" and n not in lazy))
+    for role in dict.fromkeys(n.role for n in needs):
+        mine = [n for n in needs if n.role == role]
+        with run.clock("forward"):
+            batch = batch.with_columns(**serve_all(run, run.models["policy" if role == "old" else role], batch, mine))
+    if "logp_old_N" in batch.columns:
+        sampler_gap(run.learner.tally, batch, batch.columns["logp_old_N"])
+        if run.method.replay.proximal == "stored" and "note_logp_old_N" in batch.columns:
+            stored = batch.columns["note_logp_old_N"]
+            batch = batch.with_columns(logp_old_N=stored.where(~stored.isnan(), batch.columns["logp_old_N"]))
+    return batch
+
+
+def serve_all(run: Run, model: Any, batch: Batch, needs: list[Any]) -> dict[str, Any]:
+    """`serve` over micro-batches, rows put back in their places."""
+    out: dict[str, Any] = {}
+    for micro in micro_batches(batch, run.config.optim.micro_tokens):
+        for n, (column, x) in zip(needs, serve(model, micro, needs).items(), strict=True):
+            full = out.setdefault(column, x.new_zeros((batch.size(n.at), *x.shape[1:])))
+            full[micro.columns[f"row_{n.at}"]] = x
+    return out
+
+
+def score_with(run: Run, episodes: Sequence[Episode], role: str, readouts: Sequence[str]) -> Batch:
+    """ctx.score: a batch of these episodes with readouts of a role's model as columns; before pack or in observe."""
+    batch = pack(episodes, dtype=run.dtype).to(run.device)
+    with run.clock("forward"):
+        model = run.models["policy" if role == "old" else role]
+        return batch.with_columns(**serve_all(run, model, batch, [need(r, role) for r in readouts]))
+
+
+def from_the_past(e: Episode) -> Episode:
+    """A remembered episode for this batch: its group is the group of its own step, not one of today."""
+    return replace(e, replayed=True, group=f"{e.group}@{e.step}")
+
+
+def annotated(batch: Batch | None, episodes: Sequence[Episode]) -> list[Episode]:
+    """Episodes for replay, with the logp_old they were learned under."""
+    if batch is None:
+        return []
+    place = {uid: i for i, uid in enumerate(batch.uid_E.tolist())}
+    length = batch.gather(batch.keep_N, "N", "E", "count").tolist()
+    parts = batch.columns["logp_old_N"].float().cpu().split(length)
+    return [
+        replace(e, notes=e.notes | {"logp_old": Note(parts[place[e.uid]].numpy(), "N", e.step)})
+        for e in episodes
+        if e.uid in place
+    ]

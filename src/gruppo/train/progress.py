@@ -1,0 +1,69 @@
+"""Progress that a person can see: a live table on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+SHOWN = ("reward", "accuracy", "held_out", "length", "entropy", "dead_groups", "grad_norm", "tokens_per_second")
+
+
+class Display:
+    """`update` after every step; `say` for a sentence. Use as a context manager."""
+
+    def __init__(self, title: str, steps: int, start: int = 0, quiet: bool = False) -> None:
+        self.console = Console(stderr=False, highlight=False)
+        self.live = self.console.is_terminal and not quiet
+        self.title, self.steps, self.quiet, self.first = title, steps, quiet, start
+        self.row: dict[str, float] = {}
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=self.console
+        )
+        self.task = self.bar.add_task(title, total=steps, completed=start)
+        self._live: Live | None = None
+        self._next, self._begun = 0.0, time.perf_counter()
+
+    def __enter__(self) -> "Display":
+        if self.live:
+            self._live = Live(self._table(), console=self.console, refresh_per_second=4)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live is not None:
+            self._live.__exit__(*error)
+            self._live = None
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def update(self, step: int, row: Mapping[str, float]) -> None:
+        self.row |= {k: v for k, v in row.items() if k in SHOWN}
+        self.bar.update(self.task, completed=step)
+        if self._live is not None:
+            self._live.update(self._table())
+        elif not self.quiet and (time.perf_counter() >= self._next or step == self.steps):
+            self._next = time.perf_counter() + 5.0
+            self.console.print(self._line(step), markup=False, soft_wrap=True)
+            sys.stdout.flush()
+
+    def _line(self, step: int) -> str:
+        spent = time.perf_counter() - self._begun
+        left = spent / max(step - self.first, 1) * (self.steps - step)
+        return f"step {step}/{self.steps}  " + "  ".join(f"{k} {v:.3g}" for k, v in self.row.items()) + f"  left {left:.0f} s"
+
+    def _table(self) -> Table:
+        grid = Table.grid(padding=(0, 1))
+        numbers = Table(show_edge=False, box=None, pad_edge=False)
+        for name in SHOWN:
+            numbers.add_column(name, justify="right")
+        numbers.add_row(*[f"{self.row[k]:.3g}" if k in self.row else "" for k in SHOWN])
+        grid.add_row(self.bar)
+        grid.add_row(numbers)
+        return grid

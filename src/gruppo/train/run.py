@@ -1,0 +1,132 @@
+"""Everything that a run holds while it goes: models, engine, judge, learner, memory, clock."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gruppo.data import Episode, Status
+from gruppo.engines.native import NativeEngine
+from gruppo.policies import load_policy, load_tokenizer
+from gruppo.stages import Context, Memory, Need, Never, Prompt
+from gruppo.stages.check import check
+from gruppo.tasks import load_task
+from gruppo.tasks.judge import Judge
+from gruppo.train.cast import build_cast
+from gruppo.train.checkpoint import State, optimiser_tensors, restore_optimiser
+from gruppo.train.config import RunConfig
+from gruppo.train.learner import Learner
+
+
+class Run:
+    def __init__(self, config: RunConfig, say: Callable[[str], None] = print) -> None:
+        self.config, self.method, self.say = config, config.method, say
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.device = torch.device(_device(config.policy.device))
+        self.dtype = getattr(torch, config.policy.dtype)
+        self.tasks = _tasks(config)
+        longest = config.sampling.max_tokens or self.tasks.max_tokens
+        self.sampling = replace(config.sampling, max_tokens=longest)
+        self.memory = Memory()
+        self.replay: list[Episode] = []
+        self.version, self.checked = 0, False
+        self.known_tasks: dict[str, Any] = {}
+        check(self.method, self.bare_context(0), samples=config.samples, can=NativeEngine.can)
+        policy = load_policy(config.policy.name, self.dtype, self.device, seed=config.seed)
+        self.tokenizer = load_tokenizer(config.policy.name)
+        self.models = build_cast(self.method, policy, self.bare_context(0))
+        self.engine = NativeEngine(self.models, eos=self.tokenizer.eos)
+        self.judge = Judge(self.tasks.scorer, seconds=config.task.seconds).start()
+        self.learner = Learner(self.method, self.models, config.optim)
+        self.clock = self.learner.clock
+
+    def bare_context(self, step: int) -> Context:
+        return Context(
+            step=step,
+            steps=self.config.steps,
+            seed=self.config.seed,
+            version=self.version,
+            memory=self.memory,
+            prompts=self.config.prompts,
+            samples=self.config.samples,
+            sampling=self.sampling,
+        )
+
+    def remember_tasks(self, prompts: Sequence[Prompt]) -> None:
+        """The tasks of this draw, for the judge."""
+        if len(self.known_tasks) > 100_000:
+            self.known_tasks.clear()
+        self.known_tasks.update({p.ask.task.uid: p.ask.task for p in prompts})
+
+    def lazy_old(self, ctx: Context) -> frozenset[Need]:
+        """logp@old needs no forward of its own when one optimiser step a batch is all that reads it."""
+        if getattr(self.method.update, "steps", 2) != 1 or self.method.replay.stores:
+            return frozenset()
+        old = Need("logp", "old")
+        early = [n for room, _, n in self.method.needs(ctx) if room not in ("objective", "penalties")]
+        return frozenset() if old in early else frozenset({old})
+
+    def warn(self, *sentences: str) -> None:
+        for sentence in sentences:
+            self.say(f"warning: {sentence}")
+
+    def stop_if_failing(self, failed: float, drawn: Sequence[Episode]) -> None:
+        """Too many failures: the reward function or environment is broken, and learning on would hide it."""
+        errors = [e.error for e in drawn if e.error]
+        if failed > self.config.max_failures:
+            raise ValueError(
+                f"{failed:.0%} of the episodes of this step could not be judged, more than max_failures="
+                f"{self.config.max_failures:.0%}: the step was not learned from. First error: {errors[0] if errors else 'none'}\n"
+                "Mend the reward function or environment and resume, or raise max_failures."
+            )
+        if errors:
+            first = next(e for e in drawn if e.error)
+            what = "hung" if first.status == Status.TIMEOUT else "failed"
+            self.warn(f"{len(errors)} of {len(drawn)} episodes {what} and were left out. First error: {errors[0]}")
+
+    # checkpoints
+
+    def state(self, step: int, facts: dict[str, Any]) -> State:
+        return State(
+            step=step,
+            weights={r: m.state_dict() for r, m in self.models.items() if self._changes(r)},
+            optimisers={r: optimiser_tensors(o) for r, o in self.learner.optimisers.items()},
+            memory=dict(self.memory),
+            replay=self.replay,
+            facts={**facts, "version": self.version, "threads": torch.get_num_threads(), "torch": torch.__version__},
+        )
+
+    def _changes(self, role: str) -> bool:
+        return role == "policy" or self.method.cast[role].train or not isinstance(self.method.cast[role].refresh, Never)
+
+    def restore(self, state: State) -> None:
+        threads = state.facts["threads"]
+        if threads != torch.get_num_threads():
+            raise ValueError(
+                f"the run used {threads} threads, this process has {torch.get_num_threads()}: sums would be added in another "
+                f"order, and the run would not go on exactly. Resume with threads={threads}, or OMP_NUM_THREADS={threads}."
+            )
+        for role, weights in state.weights.items():
+            self.models[role].load_state_dict(weights)
+        for role, tensors in state.optimisers.items():
+            restore_optimiser(self.learner.optimisers[role], tensors)
+        self.memory = Memory(state.memory)
+        self.replay = state.replay
+        self.version = self.engine.version = int(state.facts["version"])
+        self.checked = True
+
+    def close(self) -> None:
+        self.judge.close()
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _tasks(config: RunConfig) -> Any:
+    t = config.task
+    return load_task(t.name, level=t.level or None, seed=t.seed, train_size=t.train_size, scorer=t.reward or None)
