@@ -2,12 +2,12 @@
 
     python scripts/make_weights.py --device cuda
 
-Only problems of the train splits are used, and at the end no uid of a held-out problem may be among those that
-were seen. Sampled at temperature 1 the policy is right about as often as its writers (tasks/writers.py), though
-it could be right nearly always: `--care 1` trains it on right answers only and shows what it is able to do.
+Only problems of the train splits are used, and at the end no uid of a held-out problem may be among those
+that were seen. Sampled at temperature 1 the policy is right about as often as its writers (tasks/writers.py),
+though it could be right nearly always: `--care 1` trains it on right answers only and shows what it can do.
 
-Needs torch, numpy and safetensors. A sequence is the prompt, the answer and <eos>; there is no <bos>, and only
-the answer and <eos> are learned.
+Needs torch, numpy and safetensors. A sequence is the prompt, the answer and <eos>; there is no <bos>, and
+only the answer and <eos> are learned.
 """
 
 import argparse
@@ -281,15 +281,10 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=home)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--care", type=float, help="how often every writer is right, instead of the table in writers.py"
-    )
-    parser.add_argument(
-        "--prompts", type=int, default=1000, help="held-out prompts to measure, for each task and level"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes for the corpus"
-    )
+    parser.add_argument("--care", type=float, help="how often all writers are right, instead of writers.CARE")
+    parser.add_argument("--prompts", type=int, default=1000, help="held-out prompts for each task and level")
+    cores = os.cpu_count() or 2
+    parser.add_argument("--workers", type=int, default=max(1, cores - 1), help="processes for the corpus")
     return parser.parse_args(arguments)
 
 
@@ -320,10 +315,11 @@ def main() -> None:
         "held_out_accuracy": accuracy,
     }
     (options.out / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
-    size = sum(f.stat().st_size for f in options.out.iterdir())
-    print(
-        f"{options.out}: {size / 1e6:.1f} MB, trained in {trained:.0f} s, all in {time.perf_counter() - begun:.0f} s"
-    )
+    for file in options.out.iterdir():
+        file.chmod(0o644)  # safetensors writes for the owner only
+    size = sum(file.stat().st_size for file in options.out.iterdir())
+    total = time.perf_counter() - begun
+    print(f"{options.out}: {size / 1e6:.1f} MB, trained in {trained:.0f} s, all in {total:.0f} s")
     assert size <= 5e6, f"{size} bytes: more than the 5 MB that the package ships."
 
 

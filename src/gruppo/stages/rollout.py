@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gruppo.data import Episode, Source, Status, key_hash, single_turn
+from gruppo.engines.base import Completion, Request, complete
 from gruppo.stages.context import Ask, Context, Prompt, Sampling
 from gruppo.stages.occupant import Occupant
 
@@ -27,14 +28,14 @@ def episode_uid(ctx: Context, prompt: Prompt, place: int, sample: int) -> int:
     return uid
 
 
-def requests_for(ctx: Context, prompts: Sequence[Prompt], request: Any) -> list[tuple[Prompt, int, Any]]:
+def requests_for(ctx: Context, prompts: Sequence[Prompt]) -> list[tuple[Prompt, int, Request]]:
     """(prompt, episode uid, request) for every sample of every prompt."""
-    out: list[tuple[Prompt, int, Any]] = []
+    out: list[tuple[Prompt, int, Request]] = []
     for place, prompt in enumerate(prompts):
         how = vars(sampling_for(ctx, prompt.ask))
         for sample in range(prompt.samples):
             uid = episode_uid(ctx, prompt, place, sample)
-            out.append((prompt, uid, request(prefix=prompt.ids, key=uid, stop=(ctx.tokenizer.eos,), **how)))
+            out.append((prompt, uid, Request(prefix=prompt.ids, key=uid, stop=(ctx.tokenizer.eos,), **how)))
     return out
 
 
@@ -50,16 +51,14 @@ class Group(Occupant):
     """`samples` answers to every prompt, one turn each: the plain default."""
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
-        wanted = requests_for(ctx, prompts, ctx.engine.request)
-        done: list[Any] = [None] * len(wanted)
-        async for index, completion in ctx.engine.generate([r for _, _, r in wanted]):
-            done[index] = completion
+        wanted = requests_for(ctx, prompts)
+        done = await complete(ctx.engine, [request for _, _, request in wanted])
         return [
             self.episode(ctx, prompt, uid, request, completion)
             for (prompt, uid, request), completion in zip(wanted, done, strict=True)
         ]
 
-    def episode(self, ctx: Context, prompt: Prompt, uid: int, request: Any, completion: Any) -> Episode:
+    def episode(self, ctx: Context, prompt: Prompt, uid: int, request: Request, completion: Completion) -> Episode:
         return single_turn(
             uid,
             prompt.ask.task.uid,

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from gruppo.data import Episode, key_hash
+from gruppo.engines.base import Request, complete
 from gruppo.stages import Ask, Context, Sampling
 from gruppo.stages.prompting import plain
 from gruppo.stages.rollout import Group
@@ -34,12 +35,10 @@ async def evaluate(
         raise ValueError(f"task {tasks.name} has no held-out problems: there is nothing to measure on. Give it some.")
     ctx = Context(engine=engine, tokenizer=tokenizer, sampling=sampling, samples=1)
     asked = [plain(ctx, Ask(task, 1))[0] for task in chosen]
-    keys = [key_hash("eval", task.uid) for task in chosen]
-    how = vars(sampling)
-    requests = [engine.request(prefix=p.ids, key=k, stop=(tokenizer.eos,), **how) for p, k in zip(asked, keys, strict=True)]
-    done: list[Any] = [None] * len(requests)
-    async for index, completion in engine.generate(requests):
-        done[index] = completion
+    keys = [int(key_hash("eval", task.uid)) for task in chosen]
+    stop = (tokenizer.eos,)
+    requests = [Request(prefix=p.ids, key=k, stop=stop, **vars(sampling)) for p, k in zip(asked, keys, strict=True)]
+    done = await complete(engine, requests)
     rollout = Group()
     episodes = [
         rollout.episode(ctx, p, k, r, c) for p, k, r, c in zip(asked, keys, requests, done, strict=True)

@@ -26,7 +26,7 @@ class Run:
             torch.set_num_threads(config.threads)
         self.device = torch.device(_device(config.policy.device))
         self.dtype = getattr(torch, config.policy.dtype)
-        self.tasks = _tasks(config)
+        self.tasks = tasks_of(config)
         longest = config.sampling.max_tokens or self.tasks.max_tokens
         self.sampling = replace(config.sampling, max_tokens=longest)
         self.memory = Memory()
@@ -37,10 +37,14 @@ class Run:
         policy = load_policy(config.policy.name, self.dtype, self.device, seed=config.seed)
         self.tokenizer = load_tokenizer(config.policy.name)
         self.models = build_cast(self.method, policy, self.bare_context(0))
-        self.engine = NativeEngine(self.models, eos=self.tokenizer.eos)
+        self.engine = NativeEngine(self._writers(), eos=self.tokenizer.eos)
         self.judge = Judge(self.tasks.scorer, seconds=config.task.seconds).start()
         self.learner = Learner(self.method, self.models, config.optim)
         self.clock = self.learner.clock
+
+    def _writers(self) -> dict[str, Any]:
+        """The roles that can be sampled from."""
+        return {r: m for r, m in self.models.items() if self.method.cast[r].as_ == "full"}
 
     def bare_context(self, step: int) -> Context:
         return Context(
@@ -127,6 +131,6 @@ def _device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _tasks(config: RunConfig) -> Any:
+def tasks_of(config: RunConfig) -> Any:
     t = config.task
     return load_task(t.name, level=t.level or None, seed=t.seed, train_size=t.train_size, scorer=t.reward or None)

@@ -1,0 +1,51 @@
+"""The command line: `gruppo train | eval | methods | doctor`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from gruppo import __version__
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="gruppo", description="Policy optimisation for language models, one page a method.")
+    top.add_argument("--version", action="version", version=f"gruppo {__version__}")
+    sub = top.add_subparsers(dest="command", required=True, metavar="train | eval | methods | doctor")
+    train = sub.add_parser("train", help="train a policy: gruppo train method=dapo task=countdown steps=60")
+    _settings(train)
+    train.add_argument("--resume", metavar="RUN", help="go on with a run from its newest checkpoint")
+    train.add_argument("--allow-changes", action="store_true", help="resume although the configuration changed")
+    train.add_argument("--trust-code", action="store_true", help="resume a run that brings its own code")
+    train.add_argument("--dry-run", action="store_true", help="resolve and check everything, train nothing")
+    evaluate = sub.add_parser("eval", help="evaluate a policy: gruppo eval runs/x/policy task=addition")
+    evaluate.add_argument("policy", nargs="?", default="tiny", help="a folder, or the name of a built-in policy")
+    _settings(evaluate)
+    methods = sub.add_parser("methods", help="list, show, diff, check")
+    methods.add_argument("what", nargs="?", default="list", help="list | show NAME | diff A B | check NAME")
+    methods.add_argument("names", nargs="*", help="methods by name or file: ./mine.py:MINE")
+    methods.add_argument("--json", action="store_true")
+    doctor = sub.add_parser("doctor", help="step zero: what must hold before the first update")
+    _settings(doctor)
+    return top
+
+
+def _settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument("settings", nargs="*", metavar="key=value", help="for example method=dapo method.objective.clip_high=0.3")
+    command.add_argument("--config", metavar="FILE", help="a run file in TOML; settings come after it")
+    command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    from gruppo.cli import commands  # torch is loaded only when there is something to do
+
+    try:
+        return getattr(commands, args.command)(args)
+    except ValueError as error:
+        print(f"gruppo: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        print("gruppo: stopped; the last checkpoint stands.", file=sys.stderr)
+        return 130

@@ -1,0 +1,3 @@
+from gruppo.cli import main
+
+raise SystemExit(main())

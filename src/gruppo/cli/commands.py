@@ -1,0 +1,205 @@
+"""What the commands do. Each returns its exit code."""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from gruppo.cli import overrides
+from gruppo.methods import all_methods, method, summary
+from gruppo.stages import ROOMS, Method, difference
+from gruppo.stages.record import record_hash, to_table
+from gruppo.train.config import RunConfig
+from gruppo.train.folder import RunFolder
+
+
+def configured(args: argparse.Namespace, base: RunConfig | None = None) -> RunConfig:
+    config = base or RunConfig()
+    if args.config:
+        path = Path(args.config)
+        if not path.is_file():
+            raise ValueError(f"--config {path}: there is no such file, so nothing was started. Give the path of a TOML file.")
+        try:
+            table = tomllib.loads(path.read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"--config {path} is no TOML: {error}. Nothing was started; mend that line.") from None
+        config = overrides.from_toml(table, config)
+    return overrides.apply(config, args.settings)
+
+
+def train(args: argparse.Namespace) -> int:
+    from gruppo.train import trainer
+
+    if args.resume:
+        folder = RunFolder(Path(args.resume))
+        config = configured(args, folder.read_config(args.trust_code)) if args.settings or args.config else None
+        result = trainer.resume(
+            Path(args.resume), config, trust_code=args.trust_code, allow=args.allow_changes, quiet=args.json
+        )
+    else:
+        config = configured(args)
+        if args.dry_run:
+            return dry_run(config, args.json)
+        result = trainer.train(config, quiet=args.json)
+    if args.json:
+        print(json.dumps(result))
+    return 0
+
+
+def dry_run(config: RunConfig, as_json: bool) -> int:
+    """Everything but the training: resolve, build, check, and say what it would cost."""
+    from gruppo.train.doctor import refuse, step_zero
+    from gruppo.train.run import Run
+
+    run = Run(config)
+    try:
+        checks = asyncio.run(step_zero(run))
+    finally:
+        run.close()
+    refuse(checks)
+    tokens = config.prompts * config.samples * run.sampling.max_tokens
+    facts = {"config": to_table(config), "tokens_per_step_at_most": tokens, "checks": [dataclasses.asdict(c) for c in checks]}
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        print(tomli_w.dumps(to_table(config)))
+        print(f"# ready: {config.steps} steps of {config.prompts} x {config.samples} answers, at most {tokens} sampled tokens a step")
+    return 0
+
+
+def eval(args: argparse.Namespace) -> int:
+    if "=" in args.policy:  # gruppo eval task=…: the first setting is not a policy
+        args.settings, args.policy = [args.policy, *args.settings], "tiny"
+    from gruppo.engines.native import NativeEngine
+    from gruppo.policies import load_policy, load_tokenizer
+    from gruppo.tasks.judge import Judge
+    from gruppo.train.evaluate import evaluate
+    from gruppo.train.run import tasks_of
+
+    config = configured(args)
+    tasks = tasks_of(config)
+    policy, tokenizer = load_policy(args.policy), load_tokenizer(args.policy)
+    longest = config.sampling.max_tokens or tasks.max_tokens
+    sampling = replace(config.sampling, max_tokens=longest, temperature=config.eval.temperature)
+    judge = Judge(tasks.scorer, seconds=config.task.seconds).start()
+    try:
+        engine = NativeEngine({"policy": policy}, eos=tokenizer.eos)
+        result = asyncio.run(evaluate(engine, tokenizer, judge, tasks, sampling, config.eval.prompts))
+    finally:
+        judge.close()
+    table = {"policy": args.policy, "task": tasks.name, "temperature": sampling.temperature, **result.table()}
+    if args.json:
+        print(json.dumps(table))
+        return 0
+    print(f"{tasks.name}: accuracy {result.accuracy:.3f} ± {result.error:.3f} on {result.prompts} held-out prompts, T={sampling.temperature:g}")
+    for level, value in result.by_level.items():
+        print(f"  level {level}: {value:.3f}")
+    print(f"  length {result.length:.1f} tokens, truncated {result.truncated:.1%}, failed {result.failed}")
+    return 0
+
+
+def doctor(args: argparse.Namespace) -> int:
+    from gruppo.train.doctor import step_zero
+    from gruppo.train.run import Run
+
+    run = Run(configured(args))
+    try:
+        checks = asyncio.run(step_zero(run))
+    finally:
+        run.close()
+    if args.json:
+        print(json.dumps([dataclasses.asdict(c) for c in checks]))
+    else:
+        for c in checks:
+            mark = "ok  " if c.ok else "take" if c.accepted else "FAIL"
+            print(f"{mark} {c.name:<14} {c.value:10.3g}  (allowed {c.limit:.3g})  {c.says}")
+    return 0 if all(c.ok or c.accepted for c in checks) else 1
+
+
+# methods
+
+
+def methods(args: argparse.Namespace) -> int:
+    what, names = args.what, list(args.names)
+    if what not in ("list", "show", "diff", "check"):  # gruppo methods grpo; gruppo methods ./mine.py:MINE
+        what, names = ("list" if ":" in what else "show"), [what, *names]
+    return {"list": _list, "show": _show, "diff": _diff, "check": _check}[what](names, args.json)
+
+
+def _table(m: Method) -> dict[str, Any]:
+    return {
+        "name": m.name,
+        "version": m.version,
+        "paper": m.paper,
+        "base": m.base,
+        "summary": summary(m.doc),
+        "breaks": dict(m.breaks),
+        "hash": record_hash(m),
+        "rooms": {room: to_table(getattr(m, room)) for room in ROOMS},
+    }
+
+
+def _list(names: list[str], as_json: bool) -> int:
+    known = all_methods() | {m.name: m for m in map(method, names)}
+    if as_json:
+        print(json.dumps([_table(m) for m in known.values()]))
+        return 0
+    width = max(map(len, known))
+    for m in known.values():
+        print(f"{m.name:<{width}}  {summary(m.doc) or m.paper}")
+    return 0
+
+
+def _show(names: list[str], as_json: bool) -> int:
+    for name in names or _missing("show", 1):
+        m = method(name)
+        if as_json:
+            print(json.dumps(_table(m)))
+            continue
+        print(f"{m.name}@{m.version}   {m.paper}\n\n{m.doc}\n")
+        base = all_methods().get(m.base)
+        if base is not None:
+            print(f"differs from {base.name}:")
+            for change in difference(base, m):
+                print(f"  {change}")
+        print("\nrooms:")
+        for room in ROOMS:
+            print(f"  {room:<11} {getattr(m, room) or '—'}")
+        for law, reason in m.breaks.items():
+            print(f"\nbreaks the law {law}: {reason}")
+    return 0
+
+
+def _diff(names: list[str], as_json: bool) -> int:
+    if len(names) != 2:
+        _missing("diff", 2)
+    a, b = map(method, names)
+    changes = difference(a, b)
+    if as_json:
+        print(json.dumps([{k: str(v) for k, v in vars(c).items()} for c in changes]))
+    else:
+        print("\n".join(map(str, changes)) or "no difference")
+    return 0
+
+
+def _check(names: list[str], as_json: bool) -> int:
+    from gruppo.lab.laws import check_laws
+
+    results = {name: check_laws(method(name)) for name in names or _missing("check", 1)}
+    if as_json:
+        print(json.dumps(results))
+        return int(any(said for laws in results.values() for said in laws.values()))
+    for name, laws in results.items():
+        for law, said in laws.items():
+            print(f"{'ok  ' if not said else 'FAIL'} {name}: {law}{'  ' + said if said else ''}")
+    return int(any(said for laws in results.values() for said in laws.values()))
+
+
+def _missing(what: str, count: int) -> list[str]:
+    raise ValueError(f"gruppo methods {what} wants {count} name{'s' if count > 1 else ''}. `gruppo methods` lists them.")

@@ -1,0 +1,216 @@
+"""`key=value` on the tree of a run: paths are ours, values are pydantic's.
+
+tyro, jsonargparse and pydantic-settings were tried on the real record (docs/design/configuration.md): none takes a
+room from a named method, edits a chain by name, or keeps the key=value form, so the paths are walked here; pydantic
+turns text into the type of a field and says what is wrong with it.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from gruppo.methods import all_methods, method
+from gruppo.stages import CHAINS, ROOMS, Method, Occupant, Role, Schedule, kind
+from gruppo.stages.method import added
+from gruppo.stages.names import nearest
+from gruppo.stages.record import from_table
+from gruppo.stages.schedule import is_schedule
+from gruppo.tasks.imports import load_object
+from gruppo.train.config import RunConfig
+
+Setting = tuple[str, str, Any]  # path, operator, value
+
+
+def apply(config: RunConfig, tokens: Sequence[str]) -> RunConfig:
+    """The run with these settings, whole before part: `method=` comes before `method.credit.eps=`."""
+    return apply_settings(config, [parsed(t) for t in tokens])
+
+
+def parsed(token: str) -> Setting:
+    m = re.fullmatch(r"([\w.]+)(\+=|-=|=)(.*)", token, re.S)
+    if not m:
+        raise ValueError(f"{token!r} is no setting, so nothing was started. Write key=value, or for a chain key+=name, key-=name.")
+    return m[1], m[2], m[3]
+
+
+def apply_settings(config: RunConfig, settings: Sequence[Setting]) -> RunConfig:
+    for path, op, value in sorted(settings, key=lambda s: s[0].count(".")):
+        config = _put(config, path.split("."), op, value, path)
+    return config
+
+
+def from_toml(table: Mapping[str, Any], config: RunConfig) -> RunConfig:
+    """A run file: the whole resolved tree, or the settings that differ from the defaults."""
+    return from_table(table) if "kind" in table else apply_settings(config, list(_settings(table)))
+
+
+def _settings(table: Mapping[str, Any], at: str = "") -> Iterator[Setting]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{at}{key}.")
+        else:
+            path = f"{at}{key}"
+            yield ("method" if path == "method.name" else path), "=", value
+
+
+def _put(node: Any, path: list[str], op: str, value: Any, whole: str) -> Any:
+    """The node with one place in it changed."""
+    key, rest = path[0], path[1:]
+    if isinstance(node, tuple):
+        return _put_in_chain(node, key, rest, op, value, whole)
+    if isinstance(node, Mapping):
+        if not rest:
+            return {**node, key: Role(start=str(value)) if whole.startswith("method.cast.") else _occupant(whole, key, value)}
+        return {**node, key: _put(node[_known(key, node, whole)], rest, op, value, whole)}
+    names = [f.name for f in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
+    if key not in names:
+        raise ValueError(_unknown(key, names, whole, node))
+    before = getattr(node, key)
+    if rest:
+        after = _put(before, rest, op, value, whole)
+    elif isinstance(node, Method) and key in ROOMS:
+        return _refurnish(node, key, op, value, whole)
+    else:
+        after = _leaf(node, key, op, value, whole)
+    return dataclasses.replace(node, **{key: after})
+
+
+def _put_in_chain(chain: tuple[Any, ...], key: str, rest: list[str], op: str, value: Any, whole: str) -> tuple[Any, ...]:
+    here = {kind(o): i for i, o in enumerate(chain)}
+    place = here[_known(key, here, whole)]
+    if not rest:
+        raise ValueError(f"{whole}{op}{value}: {key} is an occupant, so its field is missing. Write {whole}.FIELD=VALUE.")
+    return (*chain[:place], _put(chain[place], rest, op, value, whole), *chain[place + 1 :])
+
+
+def _known(key: str, known: Mapping[str, Any], whole: str) -> str:
+    if key not in known:
+        raise ValueError(f"{whole}: there is no {key!r} here{nearest(key, known)}. There is: {', '.join(known) or 'nothing'}.")
+    return key
+
+
+def _unknown(key: str, names: list[str], whole: str, node: Any) -> str:
+    deep = [p for p in paths(RunConfig()) if p.endswith(f".{key}")]
+    hint = nearest(key, names) or (f" (did you mean {deep[0]}?)" if deep else "")
+    return f"{whole}: {type(node).__name__} has no {key!r}{hint}, so nothing was started. It has: {', '.join(names) or 'no fields'}."
+
+
+def paths(node: Any, at: str = "") -> Iterator[str]:
+    """Every path that can be set."""
+    if dataclasses.is_dataclass(node):
+        for f in dataclasses.fields(node):
+            yield at + f.name
+            yield from paths(getattr(node, f.name), f"{at}{f.name}.")
+    elif isinstance(node, tuple):
+        for o in node:
+            yield from paths(o, f"{at}{kind(o)}.") if isinstance(o, Occupant) else ()
+    elif isinstance(node, Mapping):
+        for k, v in node.items():
+            yield from paths(v, f"{at}{k}.")
+
+
+def _leaf(node: Any, key: str, op: str, value: Any, whole: str) -> Any:
+    if op != "=":
+        raise ValueError(f"{whole}{op}{value}: {whole} is no chain. Write {whole}=VALUE; chains are {', '.join(CHAINS)}.")
+    before = getattr(node, key)
+    if isinstance(before, Method):
+        return method(str(value))
+    if dataclasses.is_dataclass(before) and not isinstance(before, Schedule):
+        if "name" in [f.name for f in dataclasses.fields(before)]:
+            return _put(before, ["name"], "=", value, f"{whole}.name")
+        raise ValueError(f"{whole}={value}: it has fields of its own. Set one of them, for example {next(paths(before, whole + '.'))}.")
+    return coerce(value, _hints(type(node))[key], whole)
+
+
+def coerce(value: Any, hint: Any, whole: str) -> Any:
+    """Text, or a TOML value, as the type of a field."""
+    schedules = hint is not Any and Schedule in (hint, *get_args(hint))
+    if isinstance(value, str) and (schedules or hint is Any) and is_schedule(value):
+        return Schedule(value)
+    if isinstance(value, str) and str(hint).startswith("tuple"):
+        value = tuple(v.strip() for v in value.split(",") if v.strip())
+    if hint is Any:
+        hint = float | str
+    try:
+        return TypeAdapter(float if schedules else hint).validate_python(value)
+    except ValidationError as error:
+        said = error.errors()[0]["msg"]
+        extra = ", or a schedule such as linear(0.1, 0.0, steps=100)" if schedules else ""
+        raise ValueError(f"{whole}={value}: {said}{extra}. Nothing was started; write {whole}=VALUE with such a value.") from None
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+# rooms
+
+
+def _refurnish(m: Method, room: str, op: str, value: Any, whole: str) -> Method:
+    if op != "=" and room not in CHAINS:
+        raise ValueError(f"{whole}{op}{value}: {room} holds one occupant, no chain. Write {whole}={value}; chains are {', '.join(CHAINS)}.")
+    chain = getattr(m, room)
+    if op == "-=":
+        _known(str(value), {kind(o): o for o in chain}, whole)
+        return dataclasses.replace(m, **{room: tuple(o for o in chain if kind(o) != value)})
+    if str(value) in ("", "none") and room in CHAINS:
+        return dataclasses.replace(m, **{room: ()})
+    if str(value) in all_methods():
+        return _taken(m, room, op, all_methods()[str(value)])
+    new = _occupant(whole, room, value)
+    held = (added(chain, new) if op == "+=" else (new,)) if room in CHAINS else new
+    return dataclasses.replace(m, **{room: held})
+
+
+def _taken(m: Method, room: str, op: str, other: Method) -> Method:
+    """The room of another method, with the roles it needs, and with the rooms it only makes sense together with."""
+    rooms = other.together if room in other.together else (room,)
+    changes: dict[str, Any] = {}
+    for r in rooms:
+        theirs = getattr(other, r)
+        if op == "+=":
+            for o in theirs:
+                changes[r] = added(changes.get(r, getattr(m, r)), o)
+        else:
+            changes[r] = theirs
+    roles = {k: v for k, v in other.cast.items() if k not in m.cast}
+    return m.but(**changes, **({"cast": roles} if roles else {}))
+
+
+def _occupant(whole: str, room: str, value: Any) -> Any:
+    """By its snake-case kind, or `./file.py:Class`."""
+    name = str(value)
+    known = occupants(room)
+    if ":" in name:
+        found = load_object(name)
+        found = found() if isinstance(found, type) else found
+        if not isinstance(found, Occupant):
+            raise ValueError(f"{whole}={name}: that is no occupant. Derive a frozen dataclass from gruppo.stages.Occupant.")
+        return found
+    if name not in known:
+        near = nearest(name, [*known, *all_methods()])
+        raise ValueError(
+            f"{whole}={name}: room {room} knows no such occupant and no method has that name{near}. "
+            f"Occupants: {', '.join(sorted(known))}; or ./file.py:Class."
+        )
+    return known[name]()
+
+
+def occupants(room: str) -> dict[str, type]:
+    """{kind: class} of the shared occupants of a room, and of those that methods put there."""
+    out = {kind(o): type(o) for m in all_methods().values() for r, o in m.occupants() if r == room}
+    for cls in _subclasses(Occupant):
+        if cls.__module__ == f"gruppo.stages.{room}":
+            out[kind(cls)] = cls
+    return out
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
