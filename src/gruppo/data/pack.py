@@ -41,7 +41,7 @@ VIEWS: dict[str, View] = {"as_trained": as_trained, "as_sampled": as_sampled, "w
 def _inputs(sequences: Seq[Sequence], name: str) -> Inputs:
     if name not in VIEWS:
         near = difflib.get_close_matches(name, list(VIEWS), 3) or list(VIEWS)
-        raise ValueError(f"view {name!r} is unknown, so nothing can be scored under it. Use {', '.join(near)}.")
+        raise ValueError(f"view {name!r} is unknown: nothing can be scored under it. Use {', '.join(near)}.")
     parts = [VIEWS[name](s) for s in sequences]
     for i, (_, at) in enumerate(parts):
         if len(at) and at.min() < 1:
@@ -85,7 +85,7 @@ def pack(
         **_decisions(episodes, sequences, dtype),
         **_turns(episodes, components, agents, dtype),
         **_episodes(episodes, group_names, components, dtype),
-        "episode_S": torch.tensor([i for i, e in enumerate(episodes) for _ in e.sequences], dtype=torch.int64),
+        "episode_S": torch.tensor([i for i, e in enumerate(episodes) for _ in e.sequences]).long(),
         "changed_S": torch.tensor([_changed(s) for s in originals], dtype=torch.bool),
         "uid_G": torch.tensor([name_hash(g) for g in group_names], dtype=torch.int64),
     }
@@ -145,8 +145,8 @@ def _by_sequence(e: Episode) -> list[list[tuple[int, Turn]]]:
     for i, t in enumerate(e.turns):
         if not 0 <= t.sequence < len(turns):
             raise ValueError(
-                f"episode {e.uid}: turn {i} says sequence={t.sequence}, but the episode has {len(turns)}, so its "
-                "tokens cannot be found. Count sequences from 0."
+                f"episode {e.uid}: turn {i} says sequence={t.sequence}, but there are {len(turns)}, so its tokens "
+                "cannot be found. Count sequences from 0."
             )
         turns[t.sequence].append((i, t))
     for i, mine in enumerate(turns):
@@ -252,10 +252,11 @@ def _note_levels(episodes: Seq[Episode]) -> dict[str, str]:
     levels: dict[str, str] = {}
     for e in episodes:
         for name, note in e.notes.items():
-            if note.level not in ("N", "K", "S", "E") or levels.setdefault(name, note.level) != note.level:
+            known = levels.setdefault(name, note.level)
+            if note.level not in ("N", "K", "S", "E") or known != note.level:
                 raise ValueError(
-                    f"note {name!r} of episode {e.uid} has level {note.level!r}, and {levels.get(name, 'none')!r} in "
-                    "others: its values would land on wrong rows. Use one of N, K, S, E, the same in all episodes."
+                    f"note {name!r} of episode {e.uid} has level {note.level!r}, elsewhere {known!r}: its values "
+                    "would land on wrong rows. Use one of N, K, S, E, the same in every episode."
                 )
     return levels
 
@@ -284,9 +285,10 @@ def minibatches(batch: Batch, count: int, *key: int | str) -> list[Batch]:
 
 
 def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
-    """Cut into forwards of at most `tokens` input tokens in any view (at least one sequence), longest first."""
+    """Cut into forwards of at most `tokens` inputs in any view (at least one sequence), longest first."""
     size = batch.size("S")
-    length = torch.stack([torch.bincount(v.seq_M, minlength=size) for v in batch.views.values()]).amax(0).cpu()
+    lengths = [torch.bincount(v.seq_M, minlength=size) for v in batch.views.values()]
+    length = torch.stack(lengths).amax(0).cpu()
     order = torch.argsort(length, descending=True, stable=True)
     cut, used, start = [0], 0, 0
     for i, n in enumerate(length[order].tolist()):

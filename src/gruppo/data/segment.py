@@ -24,7 +24,7 @@ class Key:
 
 
 def key_of(*columns: Tensor) -> Key:
-    """The partition of rows that agree in all columns. Exact: no hashing, so no collision. NaN agrees with nothing."""
+    """The partition of rows that agree in all columns. Exact: no hashing, so no collision; NaN agrees with none."""
     shapes = [tuple(c.shape) for c in columns]
     if not shapes or len(shapes[0]) != 1 or len(set(shapes)) > 1:
         raise ValueError(
@@ -107,7 +107,7 @@ def _reduce(x: Tensor, key: Key, how: How, keep: Tensor, count: Tensor, ddof: in
     top = torch.where(torch.isfinite(top), top, torch.zeros_like(top))  # an empty part: exp(-inf) = 0 below
     total = _add(torch.where(keep, torch.exp(x - top[key.index]), torch.zeros_like(x)), key)
     total = torch.where(count > 0, total, torch.ones_like(total))
-    return total.log() + top - (count.clamp(min=1).log() if how == "logmeanexp" else 0.0)
+    return total.log() + top - (count.clamp(min=1).to(x.dtype).log() if how == "logmeanexp" else 0.0)
 
 
 def centre(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:

@@ -63,6 +63,9 @@ class Completion:
     topk: tuple[Ints, NDArray[np.floating]] | None = None  # (tokens, k), at the temperature, before truncation
     allowed: list[Ints] | None = None  # the ids that could be drawn at each token, if the request truncates
 
+    def __repr__(self) -> str:
+        return f"Completion({len(self.ids)} tokens, {self.reason}, ids={self.ids[:8].tolist()}…)"
+
 
 @runtime_checkable
 class Engine(Protocol):
@@ -86,21 +89,29 @@ async def complete(engine: Engine, requests: Seq[Request]) -> list[Completion]:
     return [found[i] for i in range(len(requests))]
 
 
-def check(request: Request, vocab: int, context: int) -> None:
+def check(requests: Seq[Request], vocab: int, context: int) -> None:
     """Refuse what a model cannot continue."""
-    total = len(request.prefix) + request.max_tokens
-    if total > context:
-        raise ValueError(
-            f"prefix of {len(request.prefix)} + max_tokens={request.max_tokens} = {total} tokens, the context is "
-            f"{context}: positions end there. Ask for at most {max(context - len(request.prefix), 0)} tokens here."
-        )
-    low, high = int(np.min(request.prefix)), int(np.max(request.prefix))
-    if low < 0 or high >= vocab:
-        raise ValueError(
-            f"prefix holds id {low if low < 0 else high}, the vocabulary is 0..{vocab - 1}: it has no embedding. "
-            "Encode with this policy's tokenizer."
-        )
-    if request.topk_logprobs > vocab:
-        raise ValueError(
-            f"topk_logprobs={request.topk_logprobs}, the vocabulary has {vocab} ids. Ask for at most {vocab}."
-        )
+    if not requests:
+        return
+    for r in requests:
+        total = len(r.prefix) + r.max_tokens
+        if total > context:
+            raise ValueError(
+                f"prefix of {len(r.prefix)} + max_tokens={r.max_tokens} = {total} tokens, the context is {context}: "
+                f"positions end there. Ask for at most {max(context - len(r.prefix), 0)} tokens here."
+            )
+    check_ids([r.prefix for r in requests], vocab)
+    most = max(r.topk_logprobs for r in requests)
+    if most > vocab:
+        raise ValueError(f"topk_logprobs={most}, but there are {vocab} ids to report. Ask for at most {vocab}.")
+
+
+def check_ids(arrays: Seq[Ints], vocab: int) -> None:
+    """Refuse ids that have no embedding (on a GPU the look-up itself would end the process)."""
+    ids = np.concatenate([*arrays, np.zeros(1, np.int64)])
+    for i in (int(ids.min()), int(ids.max())):
+        if not 0 <= i < vocab:
+            raise ValueError(
+                f"id {i} is outside the vocabulary 0..{vocab - 1}: it has no embedding. "
+                "Encode with this policy's tokenizer."
+            )

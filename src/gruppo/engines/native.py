@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gruppo.engines.base import Completion, Ints, Request, check
+from gruppo.engines.base import Completion, Ints, Request, check, check_ids
 from gruppo.engines.stream import Stream
 from gruppo.policies.base import Incremental, Policy
 from gruppo.policies.layout import cuts, packed
@@ -56,9 +56,9 @@ class NativeEngine:
 
     def generate(self, requests: Seq[Request]) -> AsyncIterator[tuple[int, Completion]]:
         """A stream of (index, completion) in order of completion. Bad requests are refused here, before any work."""
-        for request in requests:
-            model = self._model(request.role)
-            check(request, model.vocab, model.context)
+        for role in {r.role for r in requests}:
+            model = self._model(role)
+            check([r for r in requests if r.role == role], model.vocab, model.context)
         return self._generate(list(requests))
 
     async def _generate(self, requests: list[Request]) -> AsyncIterator[tuple[int, Completion]]:
@@ -95,11 +95,10 @@ class NativeEngine:
         model = self._model(role)
         if temperature <= 0:
             raise ValueError(f"temperature={temperature}: logits are divided by it. Use a positive number.")
-        sequences = []
-        for prefix, tail in zip(prefixes, continuations, strict=True):
-            if len(tail):
-                check(Request(prefix, len(tail), 0), model.vocab, model.context)
-            sequences.append(np.concatenate([prefix, tail]))
+        pairs = list(zip(prefixes, continuations, strict=True))
+        check([Request(p, len(t), 0) for p, t in pairs if len(t)], model.vocab, model.context)
+        check_ids(continuations, model.vocab)
+        sequences = [np.concatenate(pair) for pair in pairs]
         out: list[NDArray[np.floating]] = []
         with torch.inference_mode(), _evaluating(model):
             for a, b in cuts([len(s) for s in sequences], self.prefill_tokens):

@@ -21,10 +21,10 @@ class Cache:
     def put(self, row_B: Tensor, kv_M: Tensor, start_B: Tensor, length_B: Tensor) -> None:
         """Copy pieces [start, start + length) of a packed prefill to the beginning of rows; pieces may repeat."""
         self.reserve(int(length_B.max()))
-        layers, _, rows, span, width = self.kv.shape
-        to = segment.ranges(row_B * span, length_B)
-        piece = kv_M.view(layers * 2, -1, width).index_select(1, segment.ranges(start_B, length_B))
-        self.kv.view(layers * 2, rows * span, width).index_copy_(1, to, piece)
+        to, at = segment.ranges(row_B * self.span, length_B), segment.ranges(start_B, length_B)
+        # Table by table: on a CPU each piece is still in the cache of the processor when it is written.
+        for table, piece in zip(self.kv.flatten(0, 1), kv_M.flatten(0, 1), strict=True):
+            table.view(-1, table.shape[-1]).index_copy_(0, to, piece.index_select(0, at))
 
     def move(self, source: Tensor, target: Tensor, span: int) -> None:
         """Copy rows `source` over rows `target`, as far as `span`."""

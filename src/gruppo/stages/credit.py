@@ -56,7 +56,7 @@ class LeaveOneOut(Occupant):
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         reward_E = batch.reward_E
         if self.kl_coef:
-            kl_N = k1(batch.columns["logp_old_N"], batch.columns["logp_ref_N"])
+            kl_N = k1(batch.logp_old_N, batch.logp_ref_N)
             reward_E = reward_E - self.kl_coef * batch.gather(kl_N, "N", "E", "sum", where=batch.policy_N)
         groups = batch.level("E", "G")
         return to_tokens(batch, advantage.leave_one_out(reward_E, groups, where=batch.judged_E))
@@ -108,7 +108,7 @@ class Gae(Occupant):
         return (need("value", "critic"), *kl)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        return gae_columns(batch, batch.columns["value_critic_N"], token_reward(batch, self.kl_coef), self.gamma, self.lam)
+        return gae_columns(batch, batch.value_critic_N, token_reward(batch, self.kl_coef), self.gamma, self.lam)
 
 
 def token_reward(batch: Batch, kl_coef: float) -> Tensor:
@@ -118,7 +118,7 @@ def token_reward(batch: Batch, kl_coef: float) -> Tensor:
     reward_N = last_of(batch, "E") * batch.spread(reward_E, "E", "N")
     reward_N = reward_N + last_of(batch, "K") * batch.spread(batch.reward_K, "K", "N")
     if kl_coef:
-        kl_N = k1(batch.columns["logp_old_N"], batch.columns["logp_ref_N"])
+        kl_N = k1(batch.logp_old_N, batch.logp_ref_N)
         reward_N = reward_N - kl_coef * torch.where(batch.policy_N, kl_N, torch.zeros_like(kl_N))
     return reward_N
 

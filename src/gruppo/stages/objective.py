@@ -33,7 +33,7 @@ class PolicyGradient(Occupant):
         return (NOW,)
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        value_N = batch.weight_N * batch.columns["adv_N"] * stats.logp_N
+        value_N = batch.weight_N * batch.adv_N * stats.logp_N
         return [Term("policy", value_N, batch.learn_N, self.mean)]
 
 
@@ -52,7 +52,7 @@ class ClippedSurrogate(Occupant):
         return (NOW, need("logp", "old"))
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        adv_N, r_N = batch.columns["adv_N"], ratio(stats.logp_N, batch.columns["logp_old_N"])
+        adv_N, r_N = batch.adv_N, ratio(stats.logp_N, batch.logp_old_N)
         value_N = surrogate.clipped(r_N, adv_N, self.clip_low, self.clip_high)
         if self.clip_dual:
             value_N = surrogate.dual_clipped(value_N, adv_N, self.clip_dual)
@@ -75,6 +75,6 @@ class ValueLoss(Occupant):
         return (need("value", "critic", when="step"), need("value", "critic"))
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        old_N, target_N = batch.columns["value_critic_N"], batch.columns["ret_N"]
+        old_N, target_N = batch.value_critic_N, batch.ret_N
         error_N = surrogate.clipped_value_error(stats.value_N, old_N, target_N, self.clip_value)
         return [Term("value", -error_N, batch.policy_N, "token")]

@@ -24,7 +24,7 @@ class ReferenceKL(Occupant):
         return (need("logp", when="step"), need("logp", "ref"))
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        kl_N = k3(stats.logp_N, batch.columns["logp_ref_N"])
+        kl_N = k3(stats.logp_N, batch.logp_ref_N)
         return [Term("kl_ref", -kl_N, batch.policy_N, self.mean, coef=ctx.at(self.kl_coef))]
 
 

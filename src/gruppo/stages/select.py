@@ -58,7 +58,7 @@ class TopEntropy(Occupant):
         return (need("entropy", "old"),)
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
-        entropy_N = batch.columns["entropy_old_N"]
+        entropy_N = batch.entropy_old_N
         mine = entropy_N[batch.policy_N]
         if not len(mine):
             return batch.policy_N, torch.ones_like(entropy_N)
@@ -79,7 +79,7 @@ class TruncatedImportance(Occupant):
         return (need("logp", "old"),)
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
-        gap = torch.clamp(batch.columns["logp_old_N"] - batch.logp_gen_N, -20.0, 20.0)
+        gap = torch.clamp(batch.logp_old_N - batch.logp_gen_N, -20.0, 20.0)
         known = batch.on_policy_N & torch.isfinite(gap)
         weight = torch.where(known, torch.exp(torch.where(known, gap, torch.zeros_like(gap))), torch.ones_like(gap))
         return torch.ones_like(known), weight.clamp(max=self.cap)

@@ -5,9 +5,7 @@ from typing import Any
 
 import torch
 
-from gruppo.policies import load_policy
-from gruppo.policies.critic import Critic
-from gruppo.policies.tiny import clone
+from gruppo.policies import Critic, clone, load_policy
 from gruppo.stages import Context, Ema, Every, Method, Role
 
 
@@ -26,16 +24,13 @@ def _build(name: str, role: Role, policy: Any) -> Any:
     if role.start == "policy":
         trunk = policy
     else:
-        trunk = load_policy(role.start, dtype=policy.dtype, device=policy.device)
+        trunk = load_policy(role.start, next(policy.parameters()).dtype, policy.device)
         if trunk.vocab != policy.vocab:
             raise ValueError(
                 f"role {name!r} from {role.start!r} has a vocabulary of {trunk.vocab}, the policy {policy.vocab}: their "
                 "log-probabilities cannot be compared. Use a model with the policy's tokenizer."
             )
-    model = Critic(trunk) if role.as_ == "head" else clone(trunk)
-    for p in model.parameters():
-        p.requires_grad_(role.train)
-    return model
+    return clone(Critic(trunk) if role.as_ == "head" else trunk, train=role.train)
 
 
 def refresh(method: Method, models: Mapping[str, Any], step: int) -> None:

@@ -61,13 +61,13 @@ def _ratio(run: Run, batch: Batch) -> Check:
     from gruppo.train.forward import serve
 
     now = serve(run.models["policy"], batch, [need("logp", when="step")], grad=True)["logp_N"].detach()
-    worst = float((torch.exp(now - batch.columns["logp_old_N"]) - 1).abs().max())
+    worst = float((torch.exp(now - batch.logp_old_N) - 1).abs().max())
     return Check("ratio", worst <= GAP[run.dtype], worst, GAP[run.dtype], "Before an update π/π_old must be 1: dropout or batch-dependent numerics?")
 
 
 def _gap(run: Run, batch: Batch) -> Check:
     here = batch.on_policy_N & torch.isfinite(batch.logp_gen_N)
-    gap = (batch.columns["logp_old_N"] - batch.logp_gen_N)[here].abs()
+    gap = (batch.logp_old_N - batch.logp_gen_N)[here].abs()
     worst = float(gap.max()) if len(gap) else 0.0
     return Check("sampler_gap", worst <= GAP[run.dtype], worst, GAP[run.dtype], "Sampler and trainer disagree about the sampled tokens.")
 
@@ -76,7 +76,7 @@ def _reference(run: Run, batch: Batch) -> Check:
     if "ref" not in run.models or run.version > 0:
         return Check("reference_kl", True, 0.0, 0.0, "No reference in this method.")
     ref = loop.serve_all(run, run.models["ref"], batch, [need("logp", "ref")])["logp_ref_N"]
-    worst = float((ref - batch.columns["logp_old_N"]).abs().max())
+    worst = float((ref - batch.logp_old_N).abs().max())
     same = run.method.cast["ref"].start == "policy"
     return Check("reference_kl", not same or worst <= GAP[run.dtype], worst, GAP[run.dtype], "The reference is a copy of the policy, yet differs.")
 

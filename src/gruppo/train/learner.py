@@ -82,7 +82,7 @@ class Learner:
         self.optimisers[role].zero_grad(set_to_none=True)
         chain = self.method.select if role == "policy" else ()
         current = any(hasattr(o, "tokens") and o.current for o in chain)
-        dry = self.terms(role, batch, self._placeholder(role, batch))
+        dry = self.terms(role, *self._placeholders(role, batch))
         weights = [t.weights(batch) for t in dry]
         fused = not self.two_pass and not current and all(t.additive and t.at in "NKS" for t in dry)
         if fused:
@@ -146,11 +146,15 @@ class Learner:
             out += [t for p in self.method.penalties for t in p(self.ctx, *clean)]
         return out
 
-    def _placeholder(self, role: str, batch: Batch) -> Stats:
+    def _placeholders(self, role: str, batch: Batch) -> tuple[Batch, Stats]:
         """Stand-ins with which additive terms give their masks: these depend on no statistic."""
         like = batch.weight_N
         rows = {"N": batch.size("N"), "K": batch.size("K"), "S": batch.size("S")}
-        return Stats({n.column: torch.full((rows[n.at],), -1.0, dtype=like.dtype, device=like.device) for n in self.needs(role)})
+        shapes = {n.column: rows[n.at] for n in self.needs(role)}
+        stats = Stats({name: torch.full((n,), -1.0, dtype=like.dtype, device=like.device) for name, n in shapes.items()})
+        if "logp_old_N" not in batch.columns:
+            batch = batch.with_columns(logp_old_N=torch.full_like(like, -1.0))
+        return batch, stats
 
     def _micros(self, batch: Batch, cut: Cut) -> Iterable[Batch]:
         return (batch.micro(rows) for rows in cut) if cut is not None else micro_batches(batch, self.config.micro_tokens)

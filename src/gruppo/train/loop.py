@@ -123,10 +123,10 @@ def packed(run: Run, ctx: Context, drawn: Sequence[Episode], episodes: Sequence[
         with run.clock("forward"):
             batch = batch.with_columns(**serve_all(run, run.models["policy" if role == "old" else role], batch, mine))
     if "logp_old_N" in batch.columns:
-        sampler_gap(run.learner.tally, batch, batch.columns["logp_old_N"])
+        sampler_gap(run.learner.tally, batch, batch.logp_old_N)
         if run.method.replay.proximal == "stored" and "note_logp_old_N" in batch.columns:
-            stored = batch.columns["note_logp_old_N"]
-            batch = batch.with_columns(logp_old_N=stored.where(~stored.isnan(), batch.columns["logp_old_N"]))
+            stored = batch.note_logp_old_N
+            batch = batch.with_columns(logp_old_N=stored.where(~stored.isnan(), batch.logp_old_N))
     return batch
 
 
@@ -159,7 +159,7 @@ def annotated(batch: Batch | None, episodes: Sequence[Episode]) -> list[Episode]
         return []
     place = {uid: i for i, uid in enumerate(batch.uid_E.tolist())}
     length = batch.gather(batch.keep_N, "N", "E", "count").tolist()
-    parts = batch.columns["logp_old_N"].float().cpu().split(length)
+    parts = batch.logp_old_N.float().cpu().split(length)
     return [
         replace(e, notes=e.notes | {"logp_old": Note(parts[place[e.uid]].numpy(), "N", e.step)})
         for e in episodes

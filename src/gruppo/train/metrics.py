@@ -74,7 +74,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     learn, policy = batch.learn_N, batch.policy_N
     out = {"groups": float(batch.size("G")), "kept": float(learn.sum()) / max(float(policy.sum()), 1.0)}
     if "adv_N" in batch.columns and int(learn.sum()) > 1:
-        out["adv_std"] = float(batch.columns["adv_N"][learn].std())
+        out["adv_std"] = float(batch.adv_N[learn].std())
     return out
 
 

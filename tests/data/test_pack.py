@@ -1,0 +1,402 @@
+"""Packing against the obvious reading of the episodes, and what it refuses."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from making_episodes import AGENTS, episode_lists, random_episodes, rows_of_decisions, rows_of_turns
+
+from gruppo.data import Batch, Episode, Inputs, Note, Sequence, Source, Status, Turn, Use, name_hash, pack, single_turn
+
+ALL = ("as_trained", "as_sampled", "without_hints")
+
+
+def contexts(view: Inputs) -> list[tuple[int, ...]]:
+    """What a causal model has read when it predicts each decision: the chain of parents, to the start."""
+    read: list[tuple[int, ...]] = []
+    for m, parent in enumerate(view.parent_M.tolist()):
+        assert parent < m  # a parent stands before its child
+        read.append((*(read[parent] if parent >= 0 else ()), int(view.ids_M[m])))
+    return [read[p] for p in view.parent_M[view.at_N].tolist()]
+
+
+def answer(uid: int, n: int = 3, group: str = "g", **fields) -> Episode:
+    logp = np.linspace(-1, -2, n).astype(np.float32)
+    return single_turn(uid, "t", group, np.array([1, 2]), np.arange(10, 10 + n), logp, 0, **fields)
+
+
+# ---- decisions, turns, episodes
+
+
+@given(episode_lists())
+def test_every_decision_stands_where_the_episode_says(episodes):
+    batch = pack(episodes)
+    rows = rows_of_decisions(episodes)
+    assert batch.size("N") == len(rows)
+    for name, column in (("token", batch.token_N), ("source", batch.source_N), ("version", batch.version_N)):
+        assert column.tolist() == [r[name] for r in rows]
+    for name, column in (("logp_gen", batch.logp_gen_N), ("temperature", batch.temperature_N)):
+        np.testing.assert_array_equal(column.numpy(), np.array([r[name] for r in rows], np.float32))
+    assert batch.uid_E[batch.episode_N].tolist() == [r["uid"] for r in rows]
+    assert batch.spread(batch.turn_index_K, "K", "N").tolist() == [r["turn_index"] for r in rows]
+    assert len(set(batch.uid_N.tolist())) == len(rows)
+
+
+@given(episode_lists())
+def test_a_decision_is_predicted_from_the_token_before_it_and_from_its_whole_context(episodes):
+    """Pitfall 6: the ids say where they stand, so a model that reads them cannot be off by one."""
+    batch = pack(episodes, views=ALL)
+    rows = rows_of_decisions(episodes)
+    assert batch.inputs.ids_M[batch.at_N].tolist() == batch.token_N.tolist()
+    assert contexts(batch.inputs) == [r["context"] for r in rows]
+    sampled = batch.views["as_sampled"]
+    assert sampled.ids_M[sampled.at_N].tolist() == batch.token_N.tolist()
+    assert sampled.pos_M[sampled.at_N].tolist() == [r["sampled_position"] for r in rows]
+    before = sampled.parent_M[sampled.at_N]
+    assert (sampled.pos_M[before] + 1 == sampled.pos_M[sampled.at_N]).all()
+    assert (sampled.seq_M[before] == sampled.seq_M[sampled.at_N]).all()
+
+
+@given(episode_lists())
+def test_without_hints_no_hint_is_read_and_every_other_decision_keeps_its_token(episodes):
+    batch = pack(episodes, views=ALL)
+    view = batch.views["without_hints"]
+    hints = {int(i) for e in episodes for s in e.sequences for i in s.ids[s.source == Source.HINT]}
+    assert not hints & set(view.ids_M.tolist())
+    plain = batch.source_N != Source.HINT
+    assert torch.equal(view.ids_M[view.at_N[plain]], batch.token_N[plain])
+    want = [tuple(i for i in r["context"] if i not in hints) for r in rows_of_decisions(episodes)]
+    assert [c for c, p in zip(contexts(view), plain.tolist(), strict=True) if p] == [
+        c for c, p in zip(want, plain.tolist(), strict=True) if p
+    ]
+
+
+@given(episode_lists())
+def test_positions_count_from_zero_in_every_sequence_of_every_view(episodes):
+    for view in pack(episodes, views=ALL).views.values():
+        seen: dict[int, int] = {}
+        for seq, pos, parent in zip(view.seq_M.tolist(), view.pos_M.tolist(), view.parent_M.tolist(), strict=True):
+            assert pos == seen.get(seq, 0) and (parent == -1) == (pos == 0)
+            seen[seq] = pos + 1
+
+
+@given(episode_lists())
+def test_every_turn_stands_by_sequence_and_position_and_remembers_its_time(episodes):
+    batch = pack(episodes, dtype=torch.float64)
+    rows = [(e, s, i, t) for e in episodes for s, i, t in rows_of_turns(e)]
+    assert batch.turn_index_K.tolist() == [i for _, _, i, _ in rows]
+    assert batch.uid_E[batch.up("K", "E")].tolist() == [e.uid for e, *_ in rows]
+    which = [(e.uid, j) for e in episodes for j in range(len(e.sequences))]
+    assert [which[s] for s in batch.seq_K.tolist()] == [(e.uid, s) for e, s, _, _ in rows]
+    for column, field in ((batch.state_K, "state"), (batch.action_key_K, "action_key")):
+        assert column.tolist() == [name_hash(getattr(t, field)) for *_, t in rows]
+    assert [batch.agents[a] for a in batch.agent_K.tolist()] == [t.agent for *_, t in rows]
+    want = [[t.reward.get(c, math.nan) for c in batch.components] for *_, t in rows]
+    np.testing.assert_array_equal(batch.reward_KC.numpy(), np.array(want).reshape(len(rows), -1))
+    assert batch.reward_K.tolist() == [sum(t.reward.values()) for *_, t in rows]
+
+
+@given(episode_lists())
+def test_every_episode_keeps_its_fields(episodes):
+    batch = pack(episodes, dtype=torch.float64)
+    assert batch.uid_E.tolist() == [e.uid for e in episodes]  # int64: beyond float64 on purpose
+    assert batch.task_E.tolist() == [name_hash(e.task) for e in episodes]
+    assert batch.uid_G[batch.group_E].tolist() == [name_hash(e.group) for e in episodes]
+    assert batch.status_E.tolist() == [int(e.status) for e in episodes]
+    assert batch.use_E.tolist() == [int(e.use) for e in episodes]
+    assert batch.source_E.tolist() == [int(e.source) for e in episodes]
+    assert batch.replayed_E.tolist() == [e.replayed for e in episodes]
+    assert batch.final_state_E.tolist() == [name_hash(e.final_state) for e in episodes]
+    np.testing.assert_array_equal(batch.reward_E.numpy(), np.array([e.total for e in episodes]))
+    for i, e in enumerate(episodes):
+        for c, name in enumerate(batch.components):
+            np.testing.assert_array_equal(batch.reward_EC[i, c].item(), e.reward.get(name, math.nan))
+    changed = [s.train_as is not None for e in episodes for s in e.sequences]
+    assert batch.changed_S.tolist() == changed
+
+
+@given(episode_lists())
+def test_nodes_are_shared_ids_and_a_token_of_its_own_elsewhere(episodes):
+    batch = pack(episodes)
+    for row, node, own in zip(rows_of_decisions(episodes), batch.node_N.tolist(), batch.uid_N.tolist(), strict=True):
+        e = next(e for e in episodes if e.uid == row["uid"])
+        nodes = e.sequences[row["sequence"]].trained().node
+        given_node = -1 if nodes is None else int(nodes[row["position"]])
+        assert node == (given_node if given_node >= 0 else own)
+
+
+@given(episode_lists())
+def test_the_truncation_set_stays_with_its_decision(episodes):
+    batch = pack(episodes)
+    rows = rows_of_decisions(episodes)
+    if batch.allowed is None:
+        assert all(s.allowed is None for e in episodes for s in e.sequences)
+        return
+    at = np.cumsum([0, *batch.allowed.length.tolist()])
+    got = [batch.allowed.values[a:b].tolist() for a, b in zip(at, at[1:], strict=False)]
+    assert got == [r["allowed"] for r in rows]
+
+
+@given(episode_lists())
+def test_notes_of_every_level_land_on_their_rows(episodes):
+    batch = pack(episodes, dtype=torch.float64)
+    order = {"K": [(e, i) for e in episodes for _, i, _ in rows_of_turns(e)]}
+    for level, size in (("E", lambda e: 1), ("S", lambda e: len(e.sequences)), ("N", None)):
+        if size is not None:
+            order[level] = [(e, i) for e in episodes for i in range(size(e))]
+    counts = dict.fromkeys((e.uid for e in episodes), 0)
+    by_uid = {e.uid: e for e in episodes}
+    order["N"] = []
+    for r in rows_of_decisions(episodes):
+        order["N"].append((by_uid[r["uid"]], counts[r["uid"]]))
+        counts[r["uid"]] += 1
+    for level, rows in order.items():
+        column = batch.columns.get(f"note_at_{level}_{level}")
+        if column is None:
+            assert not any(f"at_{level}" in e.notes for e in episodes)
+            continue
+        name = f"at_{level}"
+        want = [e.notes[name].values[i] if name in e.notes else math.nan for e, i in rows]
+        np.testing.assert_array_equal(column.numpy(), np.array(want, np.float64))
+
+
+@given(episode_lists(), st.integers(0, 2**32 - 1))
+def test_the_order_of_the_episodes_only_moves_rows(episodes, seed):
+    order = np.random.default_rng(seed).permutation(len(episodes))
+    a, b = pack(episodes, views=ALL), pack([episodes[i] for i in order], views=ALL)
+    assert a.components == b.components and a.agents == b.agents and a.drawn == b.drawn
+    for level, name in (("N", "uid_N"), ("E", "uid_E"), ("G", "uid_G")):
+        here, there = a.columns[name].argsort(), b.columns[name].argsort()
+        skip = {"turn_N", "group_E"}
+        for column in (c for c in a.columns if c.rpartition("_")[2][0] == level and c not in skip):
+            x, y = a.columns[column][here], b.columns[column][there]
+            assert torch.equal(x.nan_to_num(nan=-99.0), y.nan_to_num(nan=-99.0)), column
+    here, there = a.uid_N.argsort(), b.uid_N.argsort()
+    for low, high, name in (("N", "K", "turn_index_K"), ("N", "E", "uid_E"), ("N", "G", "uid_G")):
+        x, y = (v.spread(v.columns[name], high, low) for v in (a, b))
+        assert torch.equal(x[here], y[there])
+    for view in ALL:
+        x, y = contexts(a.views[view]), contexts(b.views[view])
+        assert [x[i] for i in here] == [y[i] for i in there]
+
+
+def test_two_packs_of_one_list_share_nothing_that_one_could_change():
+    episodes = random_episodes(1, 4)
+    before = pack(episodes)
+    changed = pack(episodes)
+    for column in changed.columns.values():
+        column.zero_()
+    changed.inputs.ids_M.zero_()
+    after = pack(episodes)
+    assert torch.equal(before.uid_N, after.uid_N) and torch.equal(before.inputs.ids_M, after.inputs.ids_M)
+
+
+# ---- groups that selection has thinned
+
+
+def test_drawn_counts_what_was_drawn_before_selection():
+    episodes = [answer(1, group="a"), answer(2, group="b"), answer(3, group="b")]
+    batch = pack(episodes, drawn={"a": 4, "b": 1, "lost": 8})
+    assert batch.drawn_G.tolist() == [4, 2]  # never fewer than are here
+    assert batch.drawn == 3 and batch.size("G") == 2  # the lost group has no row, but it was drawn
+    assert pack(episodes).drawn == 2 and pack(episodes).drawn_G.tolist() == [1, 2]
+
+
+def test_a_step_that_lost_every_episode_still_knows_what_was_drawn():
+    batch = pack([], drawn={"a": 4, "b": 4})
+    assert batch.drawn == 2
+    assert all(batch.size(level) == 0 for level in "NKSEG")
+    assert batch.gather(batch.weight_N, "N", "E").shape == (0,) and batch.learn_N.shape == (0,)
+    assert batch.scan(batch.weight_N, 0.9, "N").shape == (0,) and batch.lag(batch.reward_K, 1).shape == (0,)
+    assert batch.key("K", batch.state_K).size == 0
+
+
+def test_an_episode_that_failed_before_its_first_token_is_a_row_without_tokens():
+    lost = Episode(7, "t", "g", [], [], status=Status.ENV_ERROR, error="the server is gone")
+    batch = pack([answer(1), lost, answer(2)])
+    assert batch.episode_S.tolist() == [0, 2] and math.isnan(batch.reward_E[1])
+    assert batch.gather(batch.keep_N, "N", "E", "count").tolist() == [3, 0, 3]
+    assert batch.minibatch(torch.tensor([1, 2])).episode_S.tolist() == [1]
+
+
+def test_an_answer_without_tokens_is_a_turn_without_decisions():
+    batch = pack([answer(1, n=0), answer(2)])
+    assert batch.size("K") == 2 and batch.turn_N.tolist() == [1, 1, 1]
+
+
+# ---- the cases that were thought of one by one
+
+
+def two_seats() -> Episode:
+    """Two agents with a context each speak in turn: a b a b; rows lie a a b b."""
+    def seat(first: int) -> Sequence:
+        source = np.array([0, 1, 0, 1], np.int8)
+        return Sequence(first + np.arange(4), source, np.zeros(4, np.float32), np.zeros(4, np.int32), 1)
+
+    turns = [
+        Turn(1, 2, sequence=0, agent="a", reward={"a": 1.0}),
+        Turn(1, 2, sequence=1, agent="b", reward={"b": 10.0}),
+        Turn(3, 4, sequence=0, agent="a", reward={"a": 2.0}),
+        Turn(3, 4, sequence=1, agent="b", reward={"b": 20.0}),
+    ]
+    return Episode(1, "t", "g", [seat(100), seat(200)], turns, notes={"v": Note(np.arange(4, dtype=np.float32), "K")})
+
+
+def test_two_agents_in_turn_are_scanned_and_lagged_in_time_not_in_row_order():
+    batch = pack([two_seats()])
+    assert batch.turn_index_K.tolist() == [0, 2, 1, 3]
+    assert batch.reward_K.tolist() == [1, 2, 10, 20]
+    assert batch.scan(batch.reward_K, 1.0, "K").tolist() == [33, 22, 32, 20]
+    assert batch.lag(batch.reward_K, 1).tolist() == [0, 10, 1, 2]
+    assert batch.lag(batch.reward_K, -1, fill=-1).tolist() == [10, 20, 2, -1]
+    assert batch.scan(batch.reward_K, 1.0, "K", "S").tolist() == [3, 2, 30, 20]  # inside one seat
+    assert batch.columns["note_v_K"].tolist() == [0, 2, 1, 3]  # a note follows Episode.turns
+
+
+def test_each_seat_has_its_own_reward():
+    batch = pack([two_seats(), dataclasses.replace(two_seats(), uid=2)])
+    key = batch.key("K", batch.up("K", "E"), batch.agent_K)
+    assert batch.gather(batch.reward_K, "K", key).tolist() == [3, 30, 3, 30]
+    assert batch.components == ("a", "b") and batch.agents == ("a", "b")
+    assert torch.isnan(batch.reward_KC[0, 1])  # not judged is not 0
+
+
+def test_a_turn_object_that_two_episodes_share_has_its_own_time_in_each():
+    first = two_seats()
+    second = Episode(2, "t", "g", first.sequences[:1], [first.turns[2]])
+    assert pack([first, second]).turn_index_K.tolist() == [0, 2, 1, 3, 0]
+
+
+def test_tokens_given_before_an_action_belong_to_the_turn_that_follows():
+    source = np.array([0, 3, 1, 0, 3, 1, 6], np.int8)
+    n = len(source)
+    s = Sequence(np.arange(n), source, np.zeros(n, np.float32), np.zeros(n, np.int32), 2)
+    batch = pack([Episode(1, "t", "g", [s], [Turn(2, 3), Turn(5, 6)])])
+    assert batch.turn_N.tolist() == [0, 0, 1, 1, 1]  # what follows the last turn belongs to it
+
+
+def test_turns_need_not_be_stored_in_the_order_of_their_tokens():
+    s = answer(1, n=4).sequences[0]
+    batch = pack([Episode(1, "t", "g", [s], [Turn(4, 6), Turn(4, 4), Turn(2, 4)])])
+    assert batch.turn_index_K.tolist() == [2, 1, 0] and batch.turn_N.tolist() == [0, 0, 2, 2]
+
+
+def test_a_hint_in_the_prompt_is_a_given_decision_unless_train_as_takes_it_away():
+    marks = np.array([0, 3], np.int8)
+    kept, gone = answer(1, prompt_source=marks), answer(2, prompt_source=marks, train_as=np.array([5]))
+    batch = pack([kept, gone], views=ALL)
+    assert batch.source_N.tolist() == [3, 1, 1, 1, 1, 1, 1]
+    for view in batch.views.values():
+        assert len(view.at_N) == batch.size("N")
+    assert batch.on_policy_N.tolist() == [False, True, True, True, False, False, False]
+    gone.notes["n"] = Note(np.array([1, 2, 3], np.float32), "N")
+    assert pack([gone]).columns["note_n_N"].tolist() == [1, 2, 3]
+
+
+def test_learning_under_the_very_prompt_that_was_sampled_is_no_change():
+    same, other = answer(1, train_as=np.array([1, 2])), answer(2, train_as=np.array([2, 1]))
+    assert pack([same, other]).changed_S.tolist() == [False, True]
+
+
+def test_an_expert_answer_is_an_expert_episode():
+    batch = pack([answer(1, source=Source.EXPERT), answer(2)])
+    assert batch.source_E.tolist() == [Source.EXPERT, Source.POLICY]
+    assert not batch.policy_N[:3].any() and batch.policy_N[3:].all()
+
+
+def test_a_nan_component_leaves_an_episode_unjudged_and_a_turn_without_it():
+    e = answer(1, reward={"task": 1.0, "form": math.nan})
+    e.turns[0].reward = {"x": math.nan, "y": 2.0, "z": math.inf}
+    batch = pack([e])
+    assert math.isnan(batch.reward_E[0]) and not batch.judged_E[0]
+    assert batch.reward_K.tolist() == [math.inf]
+
+
+# ---- refusals
+
+
+def bad_turn() -> Episode:
+    e = answer(1)
+    e.turns[0].sequence = -1
+    return e
+
+
+def two_levels() -> list[Episode]:
+    return [answer(i, notes={"n": Note(np.zeros(1, np.float32), level)}) for i, level in enumerate("EK")]
+
+
+@pytest.mark.parametrize(
+    ("episodes", "says"),
+    [
+        ([answer(1), answer(1)], "uid 1 appears twice"),
+        ([dataclasses.replace(answer(1), turns=[])], "holds no turn"),
+        ([bad_turn()], "sequence=-1"),
+        ([single_turn(1, "t", "g", np.zeros(0, np.int64), np.arange(2), np.zeros(2), 0)], "very first token"),
+        ([answer(1, notes={"n": Note(np.zeros(5, np.float32), "N")})], "5 values"),
+        ([answer(1, notes={"n": Note(np.zeros(1, np.float32), "Q")})], "level 'Q'"),
+        (two_levels(), "level 'K', elsewhere 'E'"),
+    ],
+)
+def test_what_would_slip_is_refused_with_a_sentence(episodes, says):
+    with pytest.raises(ValueError, match=says):
+        pack(episodes)
+
+
+def test_an_unknown_view_names_the_nearest():
+    with pytest.raises(ValueError, match="without_hints"):
+        pack([answer(1)], views=("without_hint",))
+
+
+def test_columns_of_a_sequence_must_be_as_long_as_its_ids():
+    with pytest.raises(ValueError, match=r"Sequence\.logp has 1 entries for 2 ids"):
+        Sequence(np.arange(2), np.zeros(2, np.int8), np.zeros(1, np.float32), np.zeros(2, np.int32), 1)
+
+
+# ---- masks, by table
+
+LEARNED = {Status.OK, Status.TRUNCATED, Status.INVALID}  # an open episode goes on, a failed one taught nothing
+
+
+@pytest.mark.parametrize("status", Status)
+@pytest.mark.parametrize("use", Use)
+def test_masks_follow_status_use_and_source(status, use):
+    source = np.array([Source.ENV, *Source], np.int8)
+    n = len(source)
+    logp = np.zeros(n, np.float32)
+    changed = np.array([5])
+
+    def episode(uid: int, train_as: np.ndarray | None, reward: dict[str, float]) -> Episode:
+        s = Sequence(np.arange(n), source, logp, np.zeros(n, np.int32), 1, train_as=train_as)
+        return Episode(uid, "t", "g", [s], [Turn(1, n)], reward, status, use)
+
+    batch = pack([episode(1, None, {"task": 1.0}), episode(2, changed, {}), episode(3, None, {"task": math.nan})])
+    keep = torch.arange(batch.size("N")) % 2 == 0
+    batch = batch.with_columns(keep_N=keep)
+    mine = batch.source_N == Source.POLICY
+    learns = status in LEARNED and use == Use.LEARN
+    assert batch.learn_E.tolist() == [learns] * 3
+    assert batch.judged_E.tolist() == [status in LEARNED and use != Use.NONE, False, False]
+    assert torch.equal(batch.policy_N, mine & learns)
+    assert torch.equal(batch.learn_N, mine & learns & keep)
+    assert torch.equal(batch.on_policy_N, mine & torch.tensor([True, False, True])[batch.episode_N])
+    assert batch.judged_E[0] == (status.judged and use <= Use.BASELINE)
+
+
+@settings(max_examples=25)
+@given(episode_lists())
+def test_agents_are_named_in_order(episodes):
+    assert set(pack(episodes).agents) <= set(AGENTS)
+    assert list(pack(episodes).agents) == sorted(pack(episodes).agents)
+
+
+def test_packing_returns_a_batch_of_the_wanted_precision():
+    episodes = random_episodes(3, 3)
+    for dtype in (torch.float32, torch.float64):
+        batch = pack(episodes, dtype=dtype)
+        assert isinstance(batch, Batch)
+        for name in ("logp_gen_N", "temperature_N", "weight_N", "reward_E", "reward_EC", "reward_K", "reward_KC"):
+            assert batch.columns[name].dtype == dtype, name

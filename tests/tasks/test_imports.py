@@ -1,0 +1,62 @@
+"""Import paths: what loads, and what each mistake is told."""
+
+import sys
+
+import pytest
+
+from gruppo.tasks.imports import load_object
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import beside\n\nclass Mine:\n    kind = beside.KIND\n\n\ndef reward(task, text):\n    return 1\n"
+    )
+    (tmp_path / "beside.py").write_text("KIND = 'own'\n")
+    (tmp_path / "bad.py").write_text("x = 1\ny = x / 0\n")
+    (tmp_path / "typo.py").write_text("def f(:\n")
+    (tmp_path / "needs.py").write_text("import no_such_package_here\n")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in [n for n in sys.modules if n.startswith("gruppo_user_") or n == "beside"]:
+        del sys.modules[name]
+    sys.path[:] = [p for p in sys.path if p != str(tmp_path)]
+
+
+def test_file_module_and_nested_names(mine) -> None:
+    assert load_object("./mine.py:Mine").kind == "own"
+    assert load_object("mine.py:Mine.kind") == "own"
+    assert load_object(f"{mine}/mine.py:Mine") is load_object("./mine.py:Mine")
+    assert load_object("math:pi") > 3
+    assert load_object("gruppo.tasks.addition:score").__name__ == "score"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("./min.py:Mine", r"there is no file .*min.py, so nothing can be loaded\. Did you mean 'mine.py'\?"),
+        ("./none/x.py:Mine", "there is no file"),
+        ("./mine.py:Mein", r"there is no 'Mein' in .*Did you mean 'Mine'\? It has: Mine, beside, reward"),
+        ("./mine.py:Mine.kin", "Did you mean 'kind'"),
+        ("./bad.py:f", r'failed at .*bad.py:2 "y = x / 0".*ZeroDivisionError: division by zero'),
+        ("./typo.py:f", "SyntaxError"),
+        ("./needs.py:f", "failed.*No module named 'no_such_package_here'"),
+        ("no_such_package_here.mod:f", "there is no module 'no_such_package_here'.*Install it"),
+        ("gruppo.tasks.none:f", "there is no module 'gruppo.tasks.none'"),
+        ("gruppo.tasks.addition:scor", "Did you mean 'score'"),
+        ("./mine.py", "is no import path.*Write ./file.py:name"),
+        (":f", "is no import path"),
+        ("a.b:", "is no import path"),
+        ("a.b:x y", "is no import path"),
+    ],
+)
+def test_mistakes_are_told(mine, path: str, said: str) -> None:
+    with pytest.raises(ValueError, match="(?s)" + said):
+        load_object(path)
+
+
+def test_a_file_that_failed_can_be_repaired(mine) -> None:
+    with pytest.raises(ValueError, match="division by zero"):
+        load_object("./bad.py:x")
+    (mine / "bad.py").write_text("x = 12345\n")
+    assert load_object("./bad.py:x") == 12345
