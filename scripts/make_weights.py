@@ -180,7 +180,9 @@ def inputs_of(parts: list[tuple[Chunk, int, int]]) -> Inputs:
 
 
 def loss_of(policy: TinyTransformer, inputs: Inputs) -> torch.Tensor:
-    hidden, _ = policy.hidden(inputs)
+    """Mean cross-entropy of the answers; the blocks run in bfloat16 on a GPU, the logits in float32."""
+    with torch.autocast("cuda", torch.bfloat16, enabled=inputs.ids_M.is_cuda):
+        hidden, _ = policy.hidden(inputs)
     logits = policy.head(hidden[inputs.parent_M[inputs.at_N]])
     return F.cross_entropy(logits, inputs.ids_M[inputs.at_N])
 
@@ -205,8 +207,7 @@ def train(policy: TinyTransformer, corpus: Corpus, options: argparse.Namespace) 
     for step, inputs in enumerate(corpus.batches()):
         for group in optimiser.param_groups:
             group["lr"] = rate(step, options.steps, options.lr)
-        with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
-            loss = loss_of(policy, inputs.to(options.device))
+        loss = loss_of(policy, inputs.to(options.device))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimiser.step()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from making_episodes import LAW
 
 from gruppo.data import key_hash, name_hash, permutation, uniform
 
@@ -23,6 +24,7 @@ def chi_square(counts: np.ndarray) -> float:
     return float((((counts - expected) ** 2 / expected).sum() - k) / np.sqrt(2 * k))
 
 
+@LAW
 @given(KEYS, st.lists(INT64, min_size=1, max_size=5), KEYS)
 def test_a_tensor_of_keys_draws_what_its_numbers_draw(before, numbers, after):
     rows = torch.tensor(numbers)
@@ -44,6 +46,7 @@ def test_a_key_of_fractions_is_refused():
         uniform("a", 0.5)  # type: ignore[arg-type]
 
 
+@LAW
 @given(KEYS, st.integers(1, 30), st.integers(0, 2**32 - 1))
 def test_order_and_shape_of_the_rows_do_not_matter(parts, n, seed):
     order = torch.from_numpy(np.random.default_rng(seed).permutation(n))
@@ -54,12 +57,14 @@ def test_order_and_shape_of_the_rows_do_not_matter(parts, n, seed):
     assert table.shape == (n, 3) and table[n - 1, 2] == uniform(*parts, int(rows[-1]), 2)
 
 
+@LAW
 @given(KEYS)
 def test_draws_lie_in_the_half_open_unit_interval(parts):
     u = uniform(*parts)
     assert isinstance(u, float) and 0 <= u < 1
 
 
+@LAW
 @given(st.lists(PART, min_size=1, max_size=4), st.data())
 def test_every_part_matters_and_so_does_its_place(parts, data):
     i = data.draw(st.integers(0, len(parts) - 1))
@@ -102,6 +107,7 @@ def test_a_million_draws_are_uniform_and_uncorrelated(parts):
     assert len(np.unique(u)) > 10**6 - 5
 
 
+@LAW
 @given(st.integers(0, 200), KEYS)
 def test_a_permutation_is_a_permutation_and_repeats(n, parts):
     order = permutation(n, *parts)

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from making_episodes import AGENTS, episode_lists, random_episodes, rows_of_decisions, rows_of_turns
+from making_episodes import AGENTS, LAW, episode_lists, random_episodes, rows_of_decisions, rows_of_turns
 
 from gruppo.data import Batch, Episode, Inputs, Note, Sequence, Source, Status, Turn, Use, name_hash, pack, single_turn
 
@@ -32,6 +32,7 @@ def answer(uid: int, n: int = 3, group: str = "g", **fields) -> Episode:
 # ---- decisions, turns, episodes
 
 
+@LAW
 @given(episode_lists())
 def test_every_decision_stands_where_the_episode_says(episodes):
     batch = pack(episodes)
@@ -46,6 +47,7 @@ def test_every_decision_stands_where_the_episode_says(episodes):
     assert len(set(batch.uid_N.tolist())) == len(rows)
 
 
+@LAW
 @given(episode_lists())
 def test_a_decision_is_predicted_from_the_token_before_it_and_from_its_whole_context(episodes):
     """Pitfall 6: the ids say where they stand, so a model that reads them cannot be off by one."""
@@ -61,6 +63,7 @@ def test_a_decision_is_predicted_from_the_token_before_it_and_from_its_whole_con
     assert (sampled.seq_M[before] == sampled.seq_M[sampled.at_N]).all()
 
 
+@LAW
 @given(episode_lists())
 def test_without_hints_no_hint_is_read_and_every_other_decision_keeps_its_token(episodes):
     batch = pack(episodes, views=ALL)
@@ -75,6 +78,7 @@ def test_without_hints_no_hint_is_read_and_every_other_decision_keeps_its_token(
     ]
 
 
+@LAW
 @given(episode_lists())
 def test_positions_count_from_zero_in_every_sequence_of_every_view(episodes):
     for view in pack(episodes, views=ALL).views.values():
@@ -84,6 +88,7 @@ def test_positions_count_from_zero_in_every_sequence_of_every_view(episodes):
             seen[seq] = pos + 1
 
 
+@LAW
 @given(episode_lists())
 def test_every_turn_stands_by_sequence_and_position_and_remembers_its_time(episodes):
     batch = pack(episodes, dtype=torch.float64)
@@ -100,6 +105,7 @@ def test_every_turn_stands_by_sequence_and_position_and_remembers_its_time(episo
     assert batch.reward_K.tolist() == [sum(t.reward.values()) for *_, t in rows]
 
 
+@LAW
 @given(episode_lists())
 def test_every_episode_keeps_its_fields(episodes):
     batch = pack(episodes, dtype=torch.float64)
@@ -119,6 +125,7 @@ def test_every_episode_keeps_its_fields(episodes):
     assert batch.changed_S.tolist() == changed
 
 
+@LAW
 @given(episode_lists())
 def test_nodes_are_shared_ids_and_a_token_of_its_own_elsewhere(episodes):
     batch = pack(episodes)
@@ -129,6 +136,7 @@ def test_nodes_are_shared_ids_and_a_token_of_its_own_elsewhere(episodes):
         assert node == (given_node if given_node >= 0 else own)
 
 
+@LAW
 @given(episode_lists())
 def test_the_truncation_set_stays_with_its_decision(episodes):
     batch = pack(episodes)
@@ -141,6 +149,7 @@ def test_the_truncation_set_stays_with_its_decision(episodes):
     assert got == [r["allowed"] for r in rows]
 
 
+@LAW
 @given(episode_lists())
 def test_notes_of_every_level_land_on_their_rows(episodes):
     batch = pack(episodes, dtype=torch.float64)
@@ -164,6 +173,7 @@ def test_notes_of_every_level_land_on_their_rows(episodes):
         np.testing.assert_array_equal(column.numpy(), np.array(want, np.float64))
 
 
+@LAW
 @given(episode_lists(), st.integers(0, 2**32 - 1))
 def test_the_order_of_the_episodes_only_moves_rows(episodes, seed):
     order = np.random.default_rng(seed).permutation(len(episodes))
@@ -386,7 +396,7 @@ def test_masks_follow_status_use_and_source(status, use):
     assert batch.judged_E[0] == (status.judged and use <= Use.BASELINE)
 
 
-@settings(max_examples=25)
+@LAW
 @given(episode_lists())
 def test_agents_are_named_in_order(episodes):
     assert set(pack(episodes).agents) <= set(AGENTS)

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from making_episodes import LAW
 from torch import Tensor
 
 from gruppo.data import Key, centre, gather, key_of, lag, scan
@@ -59,6 +60,7 @@ def parts(values: list[Any], keep: list[bool], index: list[int], size: int) -> l
     return [[v for v, k, i in zip(values, keep, index, strict=True) if k and i == p] for p in range(size)]
 
 
+@LAW
 @given(masked(), st.sampled_from(HOWS), st.integers(0, 2), st.integers(0, 4), st.floats(-9, 9))
 def test_gather_equals_a_loop_over_parts_whatever_lies_outside_the_mask(data, how, ddof, min_size, fill):
     x, keep, index, size = data
@@ -70,6 +72,7 @@ def test_gather_equals_a_loop_over_parts_whatever_lies_outside_the_mask(data, ho
     assert got.tolist() == pytest.approx(want, rel=1e-9, abs=1e-9)
 
 
+@LAW
 @given(partitions(), st.sampled_from(HOWS), st.integers(0, 1), st.integers(0, 2**32 - 1))
 def test_gather_of_a_table_is_gather_of_its_columns(partition, how, ddof, seed):
     index, size = partition
@@ -82,6 +85,7 @@ def test_gather_of_a_table_is_gather_of_its_columns(partition, how, ddof, seed):
     assert torch.equal(got, torch.stack(columns, -1))
 
 
+@LAW
 @given(masked(), st.booleans())
 def test_count_any_and_all_equal_a_loop_over_parts(data, table):
     x, keep, index, size = data
@@ -99,6 +103,7 @@ def test_count_any_and_all_equal_a_loop_over_parts(data, table):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@LAW
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.floats(-1e6, 1e6, width=32), st.booleans())
 def test_equal_values_have_no_variance_and_centre_to_exactly_zero(dtype, lengths, value, apart):
     index = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -108,6 +113,7 @@ def test_equal_values_have_no_variance_and_centre_to_exactly_zero(dtype, lengths
     assert (gather(x, by, "var") == 0).all() and (gather(x, by, "std", ddof=1) == 0).all()
 
 
+@LAW
 @given(masked(), st.sampled_from([0.0, 1e8, -1e8]), st.sampled_from([1.0, 1e-6]))
 def test_centre_is_exact_under_large_offsets(data, offset, scale):
     x, keep, index, size = data
@@ -123,6 +129,7 @@ def test_centre_is_exact_under_large_offsets(data, offset, scale):
         assert abs(y - float(Fraction(v) - mean)) <= 1e-14 * spread
 
 
+@LAW
 @given(masked())
 def test_centre_of_a_table_is_centre_of_its_columns(data):
     x, keep, index, size = data
@@ -167,6 +174,7 @@ def test_no_rows_gather_to_fill():
 # ---- keys
 
 
+@LAW
 @given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 2**62), st.booleans()), max_size=30))
 def test_a_key_is_a_dict_of_tuples(rows):
     columns = [torch.tensor([r[c] for r in rows], dtype=(torch.int64, torch.int64, torch.bool)[c]) for c in range(3)]
@@ -209,6 +217,7 @@ def scanned(b: list[float], c: list[float], part: list[int]) -> list[tuple[float
     return out
 
 
+@LAW
 @given(runs(), st.integers(0, 2**32 - 1), st.sampled_from(["array", "number", "zeros and ones"]))
 def test_scan_equals_the_recursion_to_twelve_digits(part, seed, kind):
     rng = np.random.default_rng(seed)
@@ -221,6 +230,7 @@ def test_scan_equals_the_recursion_to_twelve_digits(part, seed, kind):
         assert abs(y - want) <= 1e-12 * size
 
 
+@LAW
 @given(runs(), st.integers(0, 2**32 - 1))
 def test_scan_of_a_table_is_scan_of_its_columns(part, seed):
     b = torch.from_numpy(np.random.default_rng(seed).normal(size=(len(part), 3)))
@@ -261,6 +271,7 @@ def test_scan_of_nothing_is_nothing():
     assert scan(torch.zeros(0), 0.5, torch.zeros(0, dtype=torch.int64)).shape == (0,)
 
 
+@LAW
 @given(runs(), st.integers(-25, 25), st.booleans())
 def test_lag_is_the_value_k_rows_earlier_in_the_part(part, k, table):
     x = torch.arange(1, len(part) + 1)
@@ -278,7 +289,7 @@ def test_lag_passes_gradients_to_the_row_it_came_from():
         assert torch.autograd.gradcheck(lambda v, k=k: lag(v, k, part), (x,))
 
 
-@settings(max_examples=50)
+@LAW
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), max_size=10))
 def test_ranges_is_a_chain_of_ranges(pairs):
     start, length = (torch.tensor([p[i] for p in pairs], dtype=torch.int64) for i in range(2))

@@ -226,14 +226,10 @@ def test_a_worker_that_died_between_calls_is_nobody_s_fault(judge: Judge) -> Non
     assert judge.restarts == 1
 
 
-def test_prints_do_not_reach_the_protocol(judge: Judge, capfd) -> None:
-    assert score(judge, "noise", "2", "input", "closed", "2") == [
-        WRONG,
-        RIGHT,
-        Verdict({"task": 0.25}),
-        WRONG,
-        RIGHT,
-    ]
+def test_prints_do_not_reach_the_protocol(capfd, file: str) -> None:
+    with Judge(f"{file}:one", seconds=5) as judge:
+        verdicts = score(judge, "noise", "2", "input", "closed", "2")
+    assert verdicts == [WRONG, RIGHT, Verdict({"task": 0.25}), WRONG, RIGHT]
     out, error = capfd.readouterr()
     assert out == ""
     assert "shell" in error

@@ -47,7 +47,7 @@ def _inputs(sequences: Seq[Sequence], name: str) -> Inputs:
         if len(at) and at.min() < 1:
             raise ValueError(
                 f"view {name!r}: sequence {i} of the batch decides its very first token, which no position "
-                "predicts. Begin the prompt with at least one token of source ENV, such as BOS."
+                "predicts. Leave a token that is given before it, such as BOS."
             )
     length = np.array([len(ids) for ids, _ in parts], np.int64)
     start = np.cumsum(length) - length

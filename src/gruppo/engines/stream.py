@@ -120,8 +120,9 @@ class Stream:
         start = np.cumsum(length) - length
         if self.cache is None:
             self.cache = self.model.cache(self.max_rows, int(length.max()) + min(AHEAD, self.record.span))
-        rows = self._tensor(np.arange(live, live + len(req)))
-        self.cache.put(rows, prefixes.kv_M, self._tensor(start[at]), self._tensor(length[at]))
+        start_B, length_B = self._tensor(start[at]), self._tensor(length[at])
+        self.cache.put(live, prefixes.kv_M, start_B, length_B, int(length.max()))
+        self.cache.closed = not len(self.queue)
         self.row_req = np.concatenate([self.row_req, req])
         self.row_pos = np.concatenate([self.row_pos, self.length_n[req]])
         self.settings = self.settings_n.take(self._tensor(self.row_req))

@@ -21,4 +21,5 @@ PPO = REINFORCE.but(
     objective={"policy": ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="token"), "critic": ValueLoss(clip_value=0.5)},
     update=Passes(epochs=1, minibatches=2),
     cast={"critic": Role(as_="head", train=True)},
+    breaks={"equal_rewards": "The advantage is against the critic's guess, which may be wrong where all rewards are equal."},
 )

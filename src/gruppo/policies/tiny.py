@@ -192,11 +192,11 @@ class TinyTransformer(nn.Module):
         `span` = largest position + 1; a caller that knows it on the host saves a synchronisation.
         """
         span = int(pos_B.max()) + 1 if span is None else span
-        cache.reserve(span)
         rows = len(ids_B)
+        cache.widen(span, rows)
         rotary = self._rotary(pos_B)
         x_BD = self.model.embed_tokens(ids_B)
-        cell_B = torch.arange(rows, device=pos_B.device) * cache.span + pos_B
+        cell_B = torch.arange(rows, device=pos_B.device) * cache.kv.shape[3] + pos_B
         beyond = torch.arange(span, device=pos_B.device) > pos_B[:, None]
         mask = torch.zeros_like(beyond, dtype=x_BD.dtype).masked_fill(beyond, float("-inf"))[:, None, None]
         for layer, block in enumerate(self._blocks):

@@ -31,6 +31,7 @@ class GroupNormalised(Occupant):
 
     eps: float = 1e-6
     gives = ("adv_N",)
+    ignores = ("shift", "scale")
     min_samples = 2
     alone = COMPARES
     witness = {"eps": 1.0}
@@ -46,6 +47,7 @@ class LeaveOneOut(Occupant):
 
     kl_coef: float = 0.0
     gives = ("adv_N",)
+    ignores = ("shift",)
     min_samples = 2
     alone = COMPARES
     witness = {"kl_coef": 0.5}
@@ -68,6 +70,7 @@ class RunningBaseline(Occupant):
 
     decay: float = 0.9
     gives = ("adv_N",)
+    ignores = ("shift",)  # while memory is empty; later it follows with the decay
     witness = {"decay": 0.1}
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ class Occupant:
     version: ClassVar[int] = 1
     gives: ClassVar[tuple[str, ...]] = ()  # columns that credit makes
     takes: ClassVar[tuple[str, ...]] = ()  # columns that an objective or selection reads
+    ignores: ClassVar[tuple[str, ...]] = ()  # "shift", "scale" of rewards: claims of a credit (laws)
     expects: ClassVar[tuple[str, ...]] = ()  # named predicates of the first batch (stages/check.py)
     conflicts: ClassVar[tuple[str, ...]] = ()  # snake-case kinds that may not stand in the same method
     capabilities: ClassVar[frozenset[str]] = frozenset()  # of the engine

@@ -120,8 +120,7 @@ class Judge:
         try:
             while len(verdicts) < wanted:
                 kind, content = worker.read(self.seconds)
-                rows = content if kind == "all" else [content] * (len(items) if kind == "every" else 1)
-                verdicts += [Verdict(*row) for row in rows]
+                verdicts += [Verdict(*row) for row in (content if kind == "all" else [content])]
         except (_Hung, _Died) as end:
             self._drop()
             verdict = Verdict({}, "timeout" if isinstance(end, _Hung) else "env_error", str(end))
@@ -133,14 +132,16 @@ class Judge:
             request = pickle.dumps(list(items), protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             return None, f"The tasks cannot be sent to the scorer: {error}. Put plain values into Task.meta."
+        trouble = ""
         for _ in range(2):  # one that died between two calls is replaced: no answer is to blame
             try:
                 worker = self._ready()
                 worker.send(request)
-                return worker, ""
-            except OSError as error:
+                kind, content = worker.read(self.start_seconds)
+                return (worker, "") if kind == "begun" else (None, content)
+            except (OSError, _Died, _Hung) as error:
                 self._drop()
-                trouble = f"The scorer's process cannot be reached: {error}."
+                trouble = f"The scorer's process cannot be reached. {error}"
             except ValueError as error:
                 if not self._loaded:
                     raise

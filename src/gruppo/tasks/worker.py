@@ -84,7 +84,8 @@ def _serve(scorer: Callable[..., Any], batch: bool, request: bytes, replies: Bin
         items = pickle.loads(request)
     except Exception as error:
         said = f"The scorer's process cannot read the tasks: {error!r}. Put plain values into Task.meta."
-        return _send(replies, ["every", ({}, "env_error", said)])
+        return _send(replies, ["unread", said])
+    _send(replies, ["begun", None])  # from here on, an end of this process is the fault of an answer
     if batch:
         return _send(replies, ["all", _batch_rows(scorer, items)])
     for task, text in items:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gruppo.data import Episode
 from gruppo.data.store import load_episodes, save_episodes
-from gruppo.stages import Memory
 
 FORMAT = 1
 
@@ -62,7 +61,7 @@ def _write(draft: Path, state: State) -> None:
     for name, tensors in state.optimisers.items():
         save_file(tensors, draft / f"optimiser-{name}.safetensors")
     tensors: dict[str, Tensor] = {}
-    table = _pack(state.memory, tensors)
+    table = pack_memory(state.memory, tensors)
     save_file(tensors, draft / "memory.safetensors")
     if state.replay:
         save_episodes(draft / "replay.arrow", state.replay)
@@ -98,33 +97,29 @@ def load_checkpoint(path: Path) -> State:
     weights = {p.stem: load_file(p) for p in path.glob("*.safetensors") if p.stem != "memory" and not p.stem.startswith("optimiser-")}
     optimisers = {p.stem.removeprefix("optimiser-"): load_file(p) for p in path.glob("optimiser-*.safetensors")}
     replay = load_episodes(path / "replay.arrow") if (path / "replay.arrow").exists() else []
-    return State(body["step"], weights, optimisers, _unpack(body["memory"], tensors), replay, body["facts"])
+    return State(body["step"], weights, optimisers, unpack_memory(body["memory"], tensors), replay, body["facts"])
 
 
-def _pack(x: Any, tensors: dict[str, Tensor]) -> Any:
+def pack_memory(x: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(x, Tensor):
         name = f"t{len(tensors)}"
         tensors[name] = x.detach().cpu().contiguous().clone()
         return {"$tensor": name}
     if isinstance(x, Mapping):
-        return {"$map": [[k, _pack(v, tensors)] for k, v in x.items()]}
+        return {"$map": [[k, pack_memory(v, tensors)] for k, v in x.items()]}
     if isinstance(x, list | tuple):
-        return [_pack(v, tensors) for v in x]
+        return [pack_memory(v, tensors) for v in x]
     if x is None or isinstance(x, bool | int | float | str):
         return x
     raise ValueError(f"memory holds {type(x).__name__}, which a checkpoint cannot hold. Keep numbers, texts, tensors, lists, dicts.")
 
 
-def _unpack(x: Any, tensors: Mapping[str, Tensor]) -> Any:
+def unpack_memory(x: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(x, Mapping) and "$tensor" in x:
         return tensors[x["$tensor"]]
     if isinstance(x, Mapping):
-        return {k: _unpack(v, tensors) for k, v in x["$map"]}
-    return [_unpack(v, tensors) for v in x] if isinstance(x, list) else x
-
-
-def restored_memory(table: Mapping[str, Any]) -> Memory:
-    return Memory(table)
+        return {k: unpack_memory(v, tensors) for k, v in x["$map"]}
+    return [unpack_memory(v, tensors) for v in x] if isinstance(x, list) else x
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""Where methods are put to the test: the laws that every method must keep."""

@@ -1,0 +1,361 @@
+"""Levels, time order, and parts of a batch, against loops."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from making_episodes import LAW, episode_lists, random_episodes, rows_of_decisions
+from test_pack import ALL, answer, contexts
+
+from gruppo.data import Batch, Episode, Ragged, gather, micro_batches, minibatches, pack, permutation
+
+LEVELS = "NKSEG"
+
+
+def rows_in(batch: Batch, high: str, row: int, low: str) -> list[int]:
+    return [i for i, r in enumerate(batch.up(low, high).tolist()) if r == row]  # type: ignore[arg-type]
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.nan_to_num(nan=-99.0), b.nan_to_num(nan=-99.0)) and a.dtype == b.dtype
+
+
+# ---- levels
+
+
+@LAW
+@given(episode_lists())
+def test_levels_nest_and_going_up_in_steps_is_going_up_at_once(episodes):
+    batch = pack(episodes)
+    for i, low in enumerate(LEVELS):
+        for j in range(i, 5):
+            for k in range(j, 5):
+                mid, high = LEVELS[j], LEVELS[k]
+                assert torch.equal(batch.up(low, high), batch.up(mid, high)[batch.up(low, mid)])
+    for low, high in (("N", "K"), ("K", "S"), ("S", "E"), ("N", "E")):
+        assert (batch.up(low, high).diff() >= 0).all()  # neighbours
+
+
+@LAW
+@given(episode_lists(), st.sampled_from(["NK", "NS", "NE", "NG", "KS", "KE", "KG", "SE", "SG", "EG"]))
+def test_gather_after_spread_is_the_value_times_the_rows(episodes, pair):
+    batch = pack(episodes, dtype=torch.float64)
+    low, high = pair
+    x = torch.arange(1.0, batch.size(high) + 1, dtype=torch.float64)
+    count = [len(rows_in(batch, high, r, low)) for r in range(batch.size(high))]
+    down = batch.spread(x, high, low)
+    assert batch.gather(down, low, high).tolist() == [v * n for v, n in zip(x.tolist(), count, strict=True)]
+    assert batch.gather(down, low, high, "count").tolist() == count
+    mean = batch.gather(down, low, high, "mean", fill=math.nan).tolist()
+    assert all(math.isnan(m) if n == 0 else m == v for m, n, v in zip(mean, count, x.tolist(), strict=True))
+
+
+def test_going_the_wrong_way_is_refused():
+    batch = pack([answer(1)])
+    with pytest.raises(ValueError, match="level N lies below E"):
+        batch.spread(batch.weight_N, "N", "E")
+
+
+@LAW
+@given(episode_lists())
+def test_a_key_of_columns_is_a_dict_of_tuples(episodes):
+    batch = pack(episodes)
+    key = batch.key("K", batch.group_K, batch.state_K, batch.agent_K)
+    rows = list(zip(batch.group_K.tolist(), batch.state_K.tolist(), batch.agent_K.tolist(), strict=True))
+    total: dict[Any, int] = {}
+    for r in rows:
+        total[r] = total.get(r, 0) + 1
+    assert key.spread(batch.gather(batch.reward_K, "K", key, "count")).tolist() == [total[r] for r in rows]
+    assert torch.equal(batch.key("K").index, batch.group_K)
+
+
+def test_a_key_refuses_columns_of_another_level():
+    batch = pack([answer(1), answer(2)])
+    with pytest.raises(ValueError, match="level K"):
+        batch.key("K", batch.uid_N)
+
+
+# ---- time
+
+
+def in_time(batch: Batch, episodes: list[Episode], low: str, within: str) -> list[list[int]]:
+    """The rows of `low` of each row of `within`, in time: by episode, turn and position."""
+    turn = {"N": "turn_index_K", "K": "turn_index_K"}.get(low)
+    if turn:
+        time = batch.spread(batch.columns[turn], "K", low).tolist()  # type: ignore[arg-type]
+    elif low == "S":
+        time = [min(t.stop * 0 + i for i, t in enumerate(e.turns) if t.sequence == j)
+                for e in episodes for j in range(len(e.sequences))]  # fmt: skip
+    else:
+        time = [0] * batch.size("E")
+    episode = batch.up(low, "E").tolist()  # type: ignore[arg-type]
+    return [
+        sorted(rows_in(batch, within, r, low), key=lambda i: (episode[i], time[i], i))
+        for r in range(batch.size(within))  # type: ignore[arg-type]
+    ]
+
+
+TIMES = st.sampled_from(["NK", "NS", "NE", "NG", "KS", "KE", "KG", "SE", "SG", "EG", "EE"])
+
+
+@LAW
+@given(episode_lists(), TIMES, st.integers(0, 2**32 - 1), st.booleans())
+def test_scan_follows_time_not_rows(episodes, pair, seed, number):
+    batch, (low, within) = pack(episodes), pair
+    rng = np.random.default_rng(seed)
+    b = torch.from_numpy(rng.normal(size=batch.size(low)))
+    c = torch.from_numpy(rng.normal(size=batch.size(low)))
+    got = batch.scan(b, 0.5 if number else c, low, within)
+    for rows in in_time(batch, episodes, low, within):
+        y = 0.0
+        for i in reversed(rows):
+            y = float(b[i]) + (0.5 if number else float(c[i])) * y
+            assert got[i].item() == pytest.approx(y, rel=1e-9, abs=1e-9)
+
+
+@LAW
+@given(episode_lists(), TIMES, st.integers(-4, 4))
+def test_lag_follows_time_not_rows(episodes, pair, k):
+    batch, (low, within) = pack(episodes), pair
+    x = torch.arange(batch.size(low))
+    got = batch.lag(x, k, low, within, fill=-1).tolist()
+    for rows in in_time(batch, episodes, low, within):
+        for place, i in enumerate(rows):
+            assert got[i] == (rows[place - k] if 0 <= place - k < len(rows) else -1)
+
+
+def test_gradients_pass_through_time_order():
+    batch = pack(random_episodes(5, 4))
+    rng = np.random.default_rng(0)
+    b, c = (torch.from_numpy(rng.normal(size=batch.size("N"))).requires_grad_() for _ in range(2))
+    assert batch._order("N", "E") is not None  # else this proves nothing
+    assert torch.autograd.gradcheck(lambda u, v: batch.scan(u, v, "N"), (b, c))
+    assert torch.autograd.gradcheck(lambda u: batch.lag(u, 1, "N"), (b,))
+
+
+def test_nan_of_one_episode_stays_in_it():
+    batch = pack(random_episodes(6, 5), dtype=torch.float64)
+    x = batch.weight_N.clone()
+    bad = batch.episode_N == 2
+    clean = batch.scan(x, 0.9, "N")
+    assert bad.any() and torch.equal(batch.scan(x.masked_fill(bad, math.nan), 0.9, "N")[~bad], clean[~bad])
+
+
+# ---- columns
+
+
+def test_a_column_of_the_wrong_length_is_refused():
+    batch = pack([answer(1), answer(2)])
+    with pytest.raises(ValueError, match=r"column adv_N has 2 rows, level N has 6.*one value per row of N"):
+        batch.with_columns(adv_N=torch.zeros(2))
+    with pytest.raises(ValueError, match="column reward_EC has 3 rows, level E has 2"):
+        batch.with_columns(reward_EC=torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize("name", ["adv", "adv_", "adv_n", "NK", "adv_M"])
+def test_a_column_without_a_level_is_refused(name):
+    with pytest.raises(ValueError, match="does not end in its level"):
+        pack([answer(1)]).with_columns(**{name: torch.zeros(3)})
+
+
+def test_an_unknown_column_names_the_nearest():
+    batch = pack([answer(1)])
+    with pytest.raises(AttributeError, match=r"no column 'logp_gne_N'; nearest: logp_gen_N"):
+        _ = batch.logp_gne_N
+    assert not hasattr(batch, "adv_N") and hasattr(batch.with_columns(adv_N=torch.zeros(3)), "adv_N")
+
+
+def test_new_columns_leave_the_old_batch_as_it_was_and_masks_see_them():
+    old = pack([answer(1, reward={"task": 1.0})])
+    assert old.learn_N.all() and old.judged_E.all()
+    new = old.with_columns(keep_N=torch.tensor([True, False, True]), reward_E=torch.tensor([math.nan]))
+    assert new.learn_N.tolist() == [True, False, True] and not new.judged_E.any()
+    assert old.learn_N.all() and old.judged_E.all()
+
+
+@LAW
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=8), st.data())
+def test_rows_of_a_ragged_column_are_taken_like_rows_of_a_list(lists, data):
+    rows = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=10))
+    length = torch.tensor([len(x) for x in lists])
+    values = torch.tensor([v for x in lists for v in x], dtype=torch.int64)
+    got = Ragged(length, values).take(torch.tensor(rows, dtype=torch.int64))
+    assert got.length.tolist() == [len(lists[r]) for r in rows]
+    assert got.values.tolist() == [v for r in rows for v in lists[r]]
+
+
+# ---- minibatches: counted again
+
+
+@LAW
+@given(episode_lists(), st.integers(0, 2**32 - 1), st.integers(0, 6))
+def test_a_minibatch_is_the_pack_of_its_episodes(episodes, seed, take):
+    rows = np.random.default_rng(seed).permutation(len(episodes))[:take]  # any rows, any order, groups scattered
+    whole = pack(episodes, views=ALL)
+    part = whole.minibatch(torch.from_numpy(rows))
+    assert_like_pack(part, [episodes[i] for i in rows], whole)
+
+
+def assert_like_pack(part: Batch, episodes: list[Episode], whole: Batch) -> None:
+    want = pack(episodes, views=ALL)
+    names = {"reward_EC", "reward_KC", "group_E", "agent_K", "drawn_G", "uid_G"}  # numbered by the whole batch
+    for name in (n for n in want.columns if n not in names):
+        assert same(part.columns[name], want.columns[name]), name
+    for c, name in enumerate(want.components):
+        at = whole.components.index(name)
+        assert same(part.reward_EC[:, at], want.reward_EC[:, c]) and same(part.reward_KC[:, at], want.reward_KC[:, c])
+    agents = [[b.agents[a] for a in b.agent_K.tolist()] for b in (part, want)]
+    assert agents[0] == agents[1]
+    assert torch.equal(part.uid_G[part.group_E], want.uid_G[want.group_E])
+    assert part.size("G") == want.size("G") == len({e.group for e in episodes})
+    drawn = dict(zip(whole.uid_G.tolist(), whole.drawn_G.tolist(), strict=True))
+    assert part.drawn_G.tolist() == [drawn[g] for g in part.uid_G.tolist()]
+    for view in ALL:
+        for name, x in vars(want.views[view]).items():
+            assert torch.equal(getattr(part.views[view], name), x), (view, name)
+    if want.allowed is not None:
+        assert part.allowed is not None and torch.equal(part.allowed.values, want.allowed.values)
+        assert torch.equal(part.allowed.length, want.allowed.length)
+
+
+@LAW
+@given(episode_lists(most=8), st.integers(1, 5), st.integers(0, 99))
+def test_minibatches_share_out_whole_groups_and_all_that_was_drawn(episodes, count, seed):
+    whole = pack(episodes, drawn={"gone": 4, "group 0": 9})
+    cut = minibatches(whole, count, seed)
+    assert sorted(u for b in cut for u in b.uid_E.tolist()) == sorted(e.uid for e in episodes)
+    groups = [set(b.uid_G.tolist()) for b in cut]
+    assert sum(map(len, groups)) == len(set().union(*groups)) == whole.size("G")
+    assert len(cut) == min(count, whole.size("G"))
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+    assert sum(b.drawn for b in cut) == pytest.approx(whole.drawn)
+    assert sum(int(b.drawn_G.sum()) for b in cut) == int(whole.drawn_G.sum())
+    again = minibatches(whole, count, seed)
+    assert all(torch.equal(a.uid_E, b.uid_E) for a, b in zip(cut, again, strict=True))
+
+
+def test_another_key_cuts_other_minibatches():
+    whole = pack([answer(i, group=f"g{i}") for i in range(20)])
+    first = {tuple(minibatches(whole, 2, "step", s)[0].uid_E.tolist()) for s in range(10)}
+    assert len(first) == 10
+
+
+def test_statistics_of_a_group_need_its_scattered_episodes_together():
+    episodes = [answer(i, group="ab"[i % 2], reward={"task": float(i)}) for i in range(6)]
+    for b in minibatches(pack(episodes), 2, 0):
+        (uid,) = b.uid_G.tolist()
+        want = {torch.tensor([0.0, 2, 4]).mean().item(), torch.tensor([1.0, 3, 5]).mean().item()}
+        assert gather(b.reward_E, b.level("E", "G"), "mean").item() in want
+        assert b.size("E") == 3 and uid in pack(episodes).uid_G.tolist()
+
+
+def test_an_empty_minibatch_is_an_empty_batch():
+    part = pack(random_episodes(0, 3)).minibatch(torch.zeros(0, dtype=torch.int64))
+    assert all(part.size(level) == 0 for level in LEVELS)
+    assert part.drawn == 0 and part.learn_N.shape == (0,)
+
+
+def test_the_same_row_twice_is_refused():
+    batch = pack(random_episodes(0, 3))
+    with pytest.raises(ValueError, match="stands twice"):
+        batch.minibatch(torch.tensor([1, 1]))
+    with pytest.raises(ValueError, match="stands twice"):
+        batch.micro(torch.tensor([0, 1, 0]))
+
+
+# ---- micro-batches: counts stay
+
+
+@LAW
+@given(episode_lists(), st.integers(0, 60))
+def test_every_decision_is_in_exactly_one_micro_batch_for_any_budget(episodes, tokens):
+    whole = pack(episodes, views=ALL)
+    cut = list(micro_batches(whole, tokens))
+    assert sorted(r for b in cut for r in b.row_N.tolist()) == list(range(whole.size("N")))
+    assert sorted(r for b in cut for r in b.row_S.tolist()) == list(range(whole.size("S")))
+    for b in cut:
+        for view in b.views.values():
+            assert len(view.ids_M) <= tokens or b.size("S") == 1
+
+
+@LAW
+@given(episode_lists(), st.integers(0, 2**32 - 1), st.booleans())
+def test_a_micro_batch_of_any_sequences_in_any_order_keeps_rows_contexts_and_counts(episodes, seed, again):
+    whole = pack(episodes, views=ALL, drawn={"gone": 3})
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(whole.size("S"))[: rng.integers(1, whole.size("S") + 1)]
+    part = whole.micro(torch.from_numpy(rows))
+    row_N = part.row_N
+    if again:  # a part of a part: rows count in the batch it was cut from
+        inner = rng.permutation(len(rows))[: rng.integers(1, len(rows) + 1)]
+        part = part.micro(torch.from_numpy(inner))
+        row_N, rows = row_N[part.row_N], rows[inner]
+    assert part.drawn == whole.drawn and part.size("E") == whole.size("E") and part.size("G") == whole.size("G")
+    for name in (n for n in whole.columns if n.rpartition("_")[2][0] in "EG"):
+        assert same(part.columns[name], whole.columns[name])
+    for name in (n for n in whole.columns if n.endswith("_N") and n != "turn_N"):
+        assert same(part.columns[name], whole.columns[name][row_N])
+    for low, high, name in (("N", "K", "action_key_K"), ("N", "S", "changed_S"), ("N", "E", "uid_E")):
+        x = whole.spread(whole.columns[name], high, low)[row_N]
+        assert torch.equal(part.spread(part.columns[name], high, low), x)
+    for view in ALL:
+        want = contexts(whole.views[view])
+        assert contexts(part.views[view]) == [want[i] for i in row_N]
+    sets = [r["allowed"] for r in rows_of_decisions(episodes)]
+    if part.allowed is not None:
+        assert part.allowed.values.tolist() == [v for i in row_N for v in sets[i]]
+
+
+@LAW
+@given(episode_lists(), st.integers(1, 60), st.integers(0, 2**32 - 1))
+def test_sums_over_micro_batches_are_sums_over_the_batch(episodes, tokens, seed):
+    whole = pack(episodes, dtype=torch.float64)
+    x = torch.from_numpy(np.random.default_rng(seed).normal(size=whole.size("N")))
+    whole = whole.with_columns(x_N=x)
+    cut = list(micro_batches(whole, tokens))
+    for level in "EG":
+        total = sum(b.gather(b.x_N, "N", level, where=b.learn_N) for b in cut)
+        assert torch.allclose(total, whole.gather(x, "N", level, where=whole.learn_N), rtol=0, atol=1e-12)
+
+
+@LAW
+@given(episode_lists(), st.integers(0, 2**32 - 1))
+def test_a_minibatch_of_a_shuffled_part_is_still_the_pack_of_its_episodes(episodes, seed):
+    rng = np.random.default_rng(seed)
+    whole = pack(episodes, views=ALL)
+    # Shuffle episodes, not the sequences inside one: those have an order.
+    order = rng.permutation(len(episodes))
+    rows = [i for e in order for i in rows_in(whole, "E", int(e), "S")]
+    part = whole.micro(torch.tensor(rows, dtype=torch.int64)).minibatch(torch.arange(len(episodes)))
+    assert_like_pack(part, episodes, whole)
+
+
+def test_micro_batches_take_the_longest_first_and_fill_up():
+    whole = pack([answer(i, n=n) for i, n in enumerate([1, 8, 2, 5])])  # inputs: 3, 10, 4, 7
+    assert [b.row_S.tolist() for b in micro_batches(whole, 11)] == [[1], [2, 3], [0]]
+    assert [b.row_S.tolist() for b in micro_batches(whole, 10**9)] == [[0, 1, 2, 3]]
+    assert [b.size("S") for b in micro_batches(whole, 0)] == [1] * 4
+
+
+def test_the_budget_holds_for_the_longest_view():
+    long_prompt = answer(1, train_as=np.array([7]))
+    long_prompt.sequences[0].ids[:2] = 3
+    whole = pack([long_prompt, answer(2, train_as=np.array([7]))], views=("as_sampled",))
+    assert [len(b.views["as_sampled"].ids_M) for b in micro_batches(whole, 8)] == [5, 5]
+
+
+def test_an_empty_batch_loses_nothing_when_cut():
+    assert sum(b.size("N") for b in micro_batches(pack([]), 100)) == 0
+    assert sum(b.size("N") for b in minibatches(pack([]), 3)) == 0
+
+
+def test_a_batch_moves_as_a_whole():
+    whole = pack(random_episodes(2, 3), views=ALL)
+    moved = whole.to("meta")
+    assert {x.device.type for x in moved.columns.values()} == {"meta"}
+    assert {x.device.type for v in moved.views.values() for x in vars(v).values()} == {"meta"}
+    assert permutation(3).device.type == "cpu"
