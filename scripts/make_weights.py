@@ -227,26 +227,27 @@ def train(policy: TinyTransformer, corpus: Corpus, options: argparse.Namespace) 
 def answer(
     policy: TinyTransformer, tasks: list[Task], max_tokens: int, greedy: bool, seed: int
 ) -> list[str | None]:
-    """One answer to each prompt, at temperature 1 or greedy; None where <eos> did not come in time."""
-    prompts = [TOKENIZER.encode(t.prompt) for t in tasks]
-    length_B = torch.tensor([len(p) for p in prompts], device=policy.device)
-    end_B = length_B.cumsum(0)
-    rows = torch.arange(len(tasks), device=policy.device)
-    hidden, kv = policy.prefill(packed(prompts, policy.device))
-    cache = policy.cache(len(tasks), int(length_B.max()) + max_tokens)
-    cache.put(rows, kv, end_B - length_B, length_B)
-    hidden_B, written = hidden[end_B - 1], []
+    """One answer to each prompt, at temperature 1 or greedy; None where <eos> did not come in time.
+
+    Reads the whole sequence again for each token: slow and plain, so that no cache can be wrong here.
+    """
+    written = [TOKENIZER.encode(t.prompt) for t in tasks]
+    prompt = [len(ids) for ids in written]
     generator = torch.Generator().manual_seed(seed)
-    for n in range(max_tokens):
-        logits = policy.head(hidden_B).cpu()
+    unfinished = np.arange(len(tasks))
+    for _ in range(max_tokens):
+        inputs = packed([written[i] for i in unfinished], policy.device)
+        last = torch.tensor(np.cumsum([len(written[i]) for i in unfinished]) - 1, device=policy.device)
+        logits = policy.head(policy.hidden(inputs)[0][last]).cpu()
         drawn = logits.argmax(-1) if greedy else logits.softmax(-1).multinomial(1, generator=generator)[:, 0]
-        written.append(drawn)
-        if n + 1 < max_tokens:
-            hidden_B = policy.decode(drawn.to(policy.device), length_B + n, cache)
-    out: list[str | None] = []
-    for ids in torch.stack(written, 1).tolist():
-        out.append(TOKENIZER.decode(ids[: ids.index(TOKENIZER.eos)]) if TOKENIZER.eos in ids else None)
-    return out
+        for i, token in zip(unfinished, drawn.tolist(), strict=True):
+            written[i] = np.append(written[i], token)
+        unfinished = unfinished[(drawn != TOKENIZER.eos).numpy()]
+        if not len(unfinished):
+            break
+    late = set(unfinished.tolist())
+    rows = enumerate(zip(written, prompt, strict=True))
+    return [None if i in late else TOKENIZER.decode(ids[n:]) for i, (ids, n) in rows]
 
 
 def measure(policy: TinyTransformer, prompts: int, corpus: Corpus) -> dict[str, dict[str, float]]:

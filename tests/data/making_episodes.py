@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from gruppo.data import Episode, Note, Sequence, Source, Status, ToolCall, Turn, Use
+from gruppo.data import Episode, Inputs, Note, Sequence, Source, Status, ToolCall, Turn, Use, single_turn
 
 GIVEN = [Source.POLICY, Source.POLICY, Source.POLICY, *Source][:9]
 AGENTS = ("policy", "rival")
+ALL = ("as_trained", "as_sampled", "without_hints")
 LAW = settings(max_examples=40, deadline=None)  # a busy machine is no bug
 
 
@@ -105,7 +106,21 @@ def episode_lists(draw: Any, least: int = 1, most: int = 6) -> list[Episode]:
     return random_episodes(draw(st.integers(0, 2**32 - 1)), draw(st.integers(least, most)), draw(st.integers(1, 3)))
 
 
+def answer(uid: int, n: int = 3, group: str = "g", **fields: Any) -> Episode:
+    logp = np.linspace(-1, -2, n).astype(np.float32)
+    return single_turn(uid, "t", group, np.array([1, 2]), np.arange(10, 10 + n), logp, 0, **fields)
+
+
 # ---- the obvious reading
+
+
+def contexts(view: Inputs) -> list[tuple[int, ...]]:
+    """What a causal model has read when it predicts each decision: the chain of parents, to the start."""
+    read: list[tuple[int, ...]] = []
+    for m, parent in enumerate(view.parent_M.tolist()):
+        assert parent < m  # a parent stands before its child
+        read.append((*(read[parent] if parent >= 0 else ()), int(view.ids_M[m])))
+    return [read[p] for p in view.parent_M[view.at_N].tolist()]
 
 
 def rows_of_turns(e: Episode) -> list[tuple[int, int, Turn]]:

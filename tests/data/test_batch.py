@@ -8,8 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from making_episodes import LAW, episode_lists, random_episodes, rows_of_decisions
-from test_pack import ALL, answer, contexts
+from making_episodes import ALL, LAW, answer, contexts, episode_lists, random_episodes, rows_of_decisions
 
 from gruppo.data import Batch, Episode, Ragged, gather, micro_batches, minibatches, pack, permutation
 
@@ -88,7 +87,7 @@ def in_time(batch: Batch, episodes: list[Episode], low: str, within: str) -> lis
     if turn:
         time = batch.spread(batch.columns[turn], "K", low).tolist()  # type: ignore[arg-type]
     elif low == "S":
-        time = [min(t.stop * 0 + i for i, t in enumerate(e.turns) if t.sequence == j)
+        time = [min(i for i, t in enumerate(e.turns) if t.sequence == j)
                 for e in episodes for j in range(len(e.sequences))]  # fmt: skip
     else:
         time = [0] * batch.size("E")

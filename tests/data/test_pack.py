@@ -8,25 +8,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from making_episodes import AGENTS, LAW, episode_lists, random_episodes, rows_of_decisions, rows_of_turns
+from making_episodes import (
+    AGENTS,
+    ALL,
+    LAW,
+    answer,
+    contexts,
+    episode_lists,
+    random_episodes,
+    rows_of_decisions,
+    rows_of_turns,
+)
 
-from gruppo.data import Batch, Episode, Inputs, Note, Sequence, Source, Status, Turn, Use, name_hash, pack, single_turn
-
-ALL = ("as_trained", "as_sampled", "without_hints")
-
-
-def contexts(view: Inputs) -> list[tuple[int, ...]]:
-    """What a causal model has read when it predicts each decision: the chain of parents, to the start."""
-    read: list[tuple[int, ...]] = []
-    for m, parent in enumerate(view.parent_M.tolist()):
-        assert parent < m  # a parent stands before its child
-        read.append((*(read[parent] if parent >= 0 else ()), int(view.ids_M[m])))
-    return [read[p] for p in view.parent_M[view.at_N].tolist()]
-
-
-def answer(uid: int, n: int = 3, group: str = "g", **fields) -> Episode:
-    logp = np.linspace(-1, -2, n).astype(np.float32)
-    return single_turn(uid, "t", group, np.array([1, 2]), np.arange(10, 10 + n), logp, 0, **fields)
+from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, Turn, Use, name_hash, pack, single_turn
 
 
 # ---- decisions, turns, episodes

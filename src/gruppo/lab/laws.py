@@ -268,7 +268,8 @@ def fields_matter(method: Method, seed: int) -> str:
     for room, place, occupant in _places(method):
         for f in fields(occupant):
             before = getattr(occupant, f.name)
-            tries = [occupant.witness[f.name]] if f.name in occupant.witness else list(_others(before))
+            named = occupant.witness.get(f.name, list(_others(before)))
+            tries = named if isinstance(named, list) else [named]
             if not any(_shows(method, room, place, occupant, replace(occupant, **{f.name: v})) for v in tries if v != before):
                 return f"{kind(occupant)}.{f.name} in {room}: none of {tries} changed anything; name a witness, or drop the field"
     return ""
@@ -301,7 +302,7 @@ def _shows(method: Method, room: str, place: Any, old: Any, new: Any) -> bool:
         changed = method.but(**{room: tuple(new if i == place else o for i, o in enumerate(held))})
     else:
         changed = method.but(**{room: new if place is None else {**held, place: new}})
-    return any(_fingerprint(method, room, old, s) != _fingerprint(changed, room, new, s) for s in range(4))
+    return any(_fingerprint(method, room, old, s) != _fingerprint(changed, room, new, s) for s in range(8))
 
 
 def _fingerprint(method: Method, room: str, occupant: Any, seed: int) -> Any:

@@ -82,11 +82,14 @@ class World:
     def __init__(self, method: Method, seed: int = 0, *, on_policy: bool = False) -> None:
         self.method, self.seed, self.on_policy = method, seed, on_policy
         policy = tiny(seed)
-        self.models: dict[str, Any] = {"policy": policy, "old": policy if on_policy else tiny(seed + 1, policy)}
+        self.models: dict[str, Any] = {"policy": policy}
+        self.before: dict[str, Any] = {"old": policy if on_policy else tiny(seed + 1, policy)}  # at the start of the step
         for i, (name, role) in enumerate(method.cast.items()):
             if name != "policy":
                 near = tiny(seed + 2 + i, policy)
                 self.models[name] = self._critic(near, seed) if role.as_ == "head" else near
+                moved = tiny(seed + 50 + i, near) if role.train and not on_policy else near
+                self.before[name] = self._critic(moved, seed) if role.as_ == "head" else moved
         self.learner = Learner(method, self.models, OptimConfig())
         self.ctx = Context(step=1, steps=10, seed=seed, memory=Memory(), samples=4, sampling=Sampling(max_tokens=8))
         self.learner.begin(self.ctx)
@@ -104,8 +107,7 @@ class World:
         drawn = {e.group: 0 for e in episodes}
         batch = pack(episodes, drawn=drawn | {"lost": 2}, views=[n.view for n in wanted], dtype=torch.float64)
         for n in dict.fromkeys(wanted):
-            model = self.models[n.role]
-            batch = batch.with_columns(**serve(model, batch, [n]))
+            batch = batch.with_columns(**serve(self.before[n.role], batch, [n]))
         return batch.with_columns(**columns)
 
     def prepared(self, batch: Batch) -> Batch:

@@ -27,7 +27,7 @@ class PolicyGradient(Occupant):
 
     mean: Any = "episode_sum"
     takes = ("adv_N",)
-    witness = {"mean": "token"}
+    witness = {"mean": ["token", "sequence"]}
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
@@ -46,7 +46,7 @@ class ClippedSurrogate(Occupant):
     clip_dual: float = 0.0
     mean: Any = "sequence"
     takes = ("adv_N",)
-    witness = {"clip_low": 0.6, "clip_high": 0.9, "clip_dual": 1.5, "mean": "token"}
+    witness = {"clip_low": 0.6, "clip_high": 0.9, "clip_dual": 1.5, "mean": ["token", "sequence"]}
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, need("logp", "old"))

@@ -18,7 +18,7 @@ class ReferenceKL(Occupant):
 
     kl_coef: Sched = 0.04
     mean: Any = "sequence"
-    witness = {"kl_coef": 0.5, "mean": "token"}
+    witness = {"kl_coef": 0.5, "mean": ["token", "sequence"]}
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("logp", when="step"), need("logp", "ref"))

@@ -18,7 +18,7 @@ class Passes(Occupant):
 
     epochs: int = 1
     minibatches: int = 1
-    witness = {"epochs": 2, "minibatches": 2}
+    witness = {"epochs": 2, "minibatches": [2, 3]}
 
     @property
     def steps(self) -> int:
