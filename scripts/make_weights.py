@@ -6,8 +6,8 @@ Only problems of the train splits are used, and at the end no uid of a held-out 
 that were seen. Sampled at temperature 1 the policy is right about as often as its writers (tasks/writers.py),
 though it could be right nearly always: `--care 1` trains it on right answers only and shows what it can do.
 
-Needs torch, numpy and safetensors. A sequence is the prompt, the answer and <eos>; there is no <bos>, and
-only the answer and <eos> are learned.
+Needs torch, numpy and safetensors. A sequence is <bos>, the prompt, the answer and <eos>; only the answer
+and <eos> are learned.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def make_chunk(seed: int, number: int, care: float | None) -> Chunk:
         name, level = CELLS[cell]
         task = draw_train(name, level, draw)
         uids.append(hash64(task.uid))
-        prompt = TOKENIZER.encode(task.prompt)
+        prompt = with_bos(task)
         score = load_object(family(name).scorer)
         for _ in range(WRITERS):
             text = write(task, CARE[name][level] if care is None else care, draw)
@@ -84,6 +84,11 @@ def make_chunk(seed: int, number: int, care: float | None) -> Chunk:
         right=np.array(right, np.float32),
         uids=np.array(uids, np.uint64),
     )
+
+
+def with_bos(task: Task) -> np.ndarray:
+    """The prompt as the policy sees it everywhere in the package."""
+    return np.concatenate([[TOKENIZER.bos], TOKENIZER.encode(task.prompt)])
 
 
 def draw_train(name: str, level: int, draw: Random) -> Task:
@@ -231,7 +236,7 @@ def answer(
 
     Reads the whole sequence again for each token: slow and plain, so that no cache can be wrong here.
     """
-    written = [TOKENIZER.encode(t.prompt) for t in tasks]
+    written = [with_bos(t) for t in tasks]
     prompt = [len(ids) for ids in written]
     generator = torch.Generator().manual_seed(seed)
     unfinished = np.arange(len(tasks))
@@ -312,7 +317,6 @@ def main() -> None:
         "final_loss": round(loss, 5),
         "config": asdict(policy.config),
         "parameters": sum(w.numel() for w in policy.parameters()),
-        "bos": False,
         "corpus": corpus.figures(),
         "held_out_accuracy": accuracy,
     }

@@ -237,10 +237,19 @@ def test_minibatches_share_out_whole_groups_and_all_that_was_drawn(episodes, cou
     assert all(torch.equal(a.uid_E, b.uid_E) for a, b in zip(cut, again, strict=True))
 
 
+@LAW
+@given(episode_lists(least=2, most=8), st.integers(0, 2**32 - 1))
+def test_who_shares_a_minibatch_does_not_depend_on_the_order_of_the_episodes(episodes, seed):
+    order = np.random.default_rng(seed).permutation(len(episodes))
+    cuts = [minibatches(pack(e), 2, "step", seed) for e in (episodes, [episodes[i] for i in order])]
+    a, b = ([sorted(part.uid_E.tolist()) for part in cut] for cut in cuts)
+    assert a == b
+
+
 def test_another_key_cuts_other_minibatches():
     whole = pack([answer(i, group=f"g{i}") for i in range(20)])
     first = {tuple(minibatches(whole, 2, "step", s)[0].uid_E.tolist()) for s in range(10)}
-    assert len(first) == 10
+    assert len(first) == 10 and minibatches(whole, 1, "step", 0) == [whole]
 
 
 def test_statistics_of_a_group_need_its_scattered_episodes_together():

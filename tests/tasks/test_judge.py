@@ -76,7 +76,7 @@ def file(tmp_path_factory) -> str:
 
 @pytest.fixture
 def judge(file: str):
-    with Judge(f"{file}:one", seconds=0.6) as judge:
+    with Judge(f"{file}:one", seconds=1.0) as judge:
         yield judge
 
 
@@ -176,14 +176,14 @@ def test_hung_answer_is_killed_and_the_others_keep_their_scores(judge: Judge, te
     assert verdicts[0] == RIGHT
     assert verdicts[2:] == [WRONG, RIGHT]
     assert (verdicts[1].status, verdicts[1].components) == ("timeout", {})
-    assert_says(verdicts[1].error, r"longer than 0\.6 s: .*Raise seconds")
-    assert 0.6 <= took < 2.5
+    assert_says(verdicts[1].error, r"longer than 1 s: .*Raise seconds")
+    assert 1.0 <= took < 6
     assert not alive(int(before.components["task"]))
     assert judge.restarts == 1
 
 
 def test_several_hangs_in_one_call(file: str) -> None:
-    with Judge(f"{file}:one", seconds=0.3) as judge:
+    with Judge(f"{file}:one", seconds=0.5) as judge:
         assert [v.status for v in score(judge, "hang", "2", "hang", "hang", "2")] == [
             "timeout", "ok", "timeout", "timeout", "ok",
         ]  # fmt: skip
@@ -264,7 +264,7 @@ def test_interrupted_call_leaves_no_replies_behind(judge: Judge, monkeypatch) ->
 
 @pytest.fixture
 def batched(file: str):
-    with Judge(f"{file}:batch", seconds=0.6) as judge:
+    with Judge(f"{file}:batch", seconds=1.0) as judge:
         yield judge
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gruppo.data.batch import Batch, Inputs, Ragged
 from gruppo.data.episode import Episode, Sequence, Source, Turn
-from gruppo.data.keyed import key_hash, name_hash, permutation
+from gruppo.data.keyed import key_hash, name_hash, uniform
 
 # A view derives another input from a sequence: (ids, position of each decision in them).
 View = Callable[[Sequence], tuple[np.ndarray, np.ndarray]]
@@ -273,13 +273,13 @@ def _allowed(sequences: Seq[Sequence]) -> Ragged | None:
 
 
 def minibatches(batch: Batch, count: int, *key: int | str) -> list[Batch]:
-    """Cut into `count` batches of whole groups, in a keyed order; each counts its own rows."""
-    groups = permutation(batch.size("G"), "minibatch", *key)
+    """Cut into `count` batches of whole groups, in an order keyed by group; each counts its own rows."""
     if count <= 1:
         return [batch]
-    place = torch.empty_like(groups)
-    place[groups] = torch.arange(len(groups))
-    part_E = (place * count // max(len(groups), 1)).to(batch.device)[batch.group_E]
+    draw_G = uniform("minibatch", *key, batch.uid_G)
+    assert isinstance(draw_G, Tensor)
+    place_G = torch.argsort(torch.argsort(draw_G))
+    part_E = (place_G * count // max(len(place_G), 1))[batch.group_E]
     rows = [torch.nonzero(part_E == i)[:, 0] for i in range(count)]
     return [batch.minibatch(r) for r in rows if len(r)]
 

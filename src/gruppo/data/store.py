@@ -71,6 +71,10 @@ def load_episodes(path: str | os.PathLike[str]) -> list[Episode]:
     gc.disable()  # thousands of small objects, none of them garbage: looking for it would double the time
     try:
         return _read_episodes({name: whole.column(name).chunk(0) for name in whole.column_names})
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise ValueError(
+            f"{path} is damaged ({e}), so its episodes cannot be trusted. Copy it again, or draw the step again."
+        ) from e
     finally:
         if collecting:
             gc.enable()
@@ -223,10 +227,16 @@ def _notes(pa: Any, episodes: Seq[Episode]) -> Any:
 
 
 def _floating(values: NDArray[Any]) -> NDArray[Any]:
-    """Whole numbers as float64, as long as that holds them exactly."""
-    if values.dtype.kind not in "iu" or np.abs(values.astype(np.float64)).max(initial=0) >= 2**53:
+    """Whole numbers as float64, if that holds them exactly."""
+    if values.dtype.kind not in "iu" or np.can_cast(values.dtype, np.float32, "safe"):
         return values
-    return values.astype(np.float64)
+    wide = values.astype(np.float64)
+    if np.abs(wide).max(initial=0) >= 2**53:
+        raise ValueError(
+            f"Note.values is {values.dtype} and reaches {values.max()}: as a float64 it would lose digits. "
+            "Notes are numbers to compute with; keep an id in another field."
+        )
+    return wide
 
 
 def _sequences(pa: Any, sequences: Seq[Sequence]) -> Any:

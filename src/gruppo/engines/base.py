@@ -1,6 +1,7 @@
 """What a sampler is asked for and what it answers (design 3.9)."""
 
-from collections.abc import AsyncIterator, Sequence as Seq
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -8,14 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Reals = NDArray[np.floating]
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
     """Continue `prefix`. A fork is a request with a longer prefix.
 
-    The token at absolute position p is drawn with the uniform number of (key, p): requests that share a key share
-    their luck, and a continuation under the same key goes on with the same stream.
+    The token at absolute position p is drawn with the uniform number of (key, p): requests that share a key
+    share their luck, and a continuation under the same key goes on with the same stream.
     """
 
     prefix: Ints
@@ -29,22 +31,26 @@ class Request:
     role: str = "policy"
 
     def __post_init__(self) -> None:
-        for wrong, why in (
-            (len(self.prefix) == 0, "prefix is empty: there is nothing to continue. Give at least one id, such as bos."),
-            (self.max_tokens < 1, f"max_tokens={self.max_tokens}: nothing would be sampled. Use 1 or more."),
-            (
-                not 0 <= self.temperature < float("inf"),
-                f"temperature={self.temperature}: logits are divided by it. Use a positive number, or 0 for greedy.",
-            ),
-            (
-                not 0 < self.top_p <= 1,
-                f"top_p={self.top_p}: it is a share of probability. Use a number in (0, 1]; 1 keeps everything.",
-            ),
-            (self.top_k < 0, f"top_k={self.top_k}: it counts ids. Use 1 or more, or 0 to keep everything."),
-            (self.topk_logprobs < 0, f"topk_logprobs={self.topk_logprobs}: it counts ids. Use 0 or more."),
-        ):
-            if wrong:
-                raise ValueError(why)
+        wrong = self._wrong()
+        if wrong:
+            raise ValueError(wrong)
+
+    def _wrong(self) -> str:
+        if len(self.prefix) == 0:
+            return "prefix is empty: there is nothing to continue. Give at least one id, such as bos."
+        if self.max_tokens < 1:
+            return f"max_tokens={self.max_tokens}: nothing would be sampled. Use 1 or more."
+        if not 0 <= self.temperature < float("inf"):
+            return (
+                f"temperature={self.temperature}: logits are divided by it. Use a positive one, or 0: greedy."
+            )
+        if not 0 < self.top_p <= 1:
+            return f"top_p={self.top_p}: it is a share of probability. Use one in (0, 1]; 1 keeps everything."
+        if self.top_k < 0:
+            return f"top_k={self.top_k}: it counts ids. Use 1 or more, or 0 to keep everything."
+        if self.topk_logprobs < 0:
+            return f"topk_logprobs={self.topk_logprobs}: it counts ids. Use 0 or more."
+        return ""
 
     @property
     def truncates(self) -> bool:
@@ -57,10 +63,10 @@ class Completion:
     """What was sampled. The id that stopped it is its last id: to stop is a decision, and is trained."""
 
     ids: Ints
-    logp: NDArray[np.floating]  # of the distribution really drawn from; float32, or float64 if the weights are
+    logp: Reals  # of the distribution really drawn from; float32, or float64 if the weights are
     version: NDArray[np.int32]  # of the weights, for each token
     reason: Literal["stop", "length"]
-    topk: tuple[Ints, NDArray[np.floating]] | None = None  # (tokens, k), at the temperature, before truncation
+    topk: tuple[Ints, Reals] | None = None  # (tokens, k) each, at the temperature, before truncation
     allowed: list[Ints] | None = None  # the ids that could be drawn at each token, if the request truncates
 
     def __repr__(self) -> str:
@@ -78,8 +84,8 @@ class Engine(Protocol):
 
     def score(
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"
-    ) -> list[NDArray[np.floating]]:
-        """Log-probabilities of given continuations, one for each id, at a temperature and without truncation."""
+    ) -> list[Reals]:
+        """Log-probabilities of given continuations, one for each id, at a temperature, untruncated."""
         ...
 
 
@@ -97,13 +103,15 @@ def check(requests: Seq[Request], vocab: int, context: int) -> None:
         total = len(r.prefix) + r.max_tokens
         if total > context:
             raise ValueError(
-                f"prefix of {len(r.prefix)} + max_tokens={r.max_tokens} = {total} tokens, the context is {context}: "
-                f"positions end there. Ask for at most {max(context - len(r.prefix), 0)} tokens here."
+                f"prefix of {len(r.prefix)} + max_tokens={r.max_tokens} = {total} tokens, the context "
+                f"is {context}: positions end there. Ask for at most {max(context - len(r.prefix), 0)} tokens here."
             )
     check_ids([r.prefix for r in requests], vocab)
     most = max(r.topk_logprobs for r in requests)
     if most > vocab:
-        raise ValueError(f"topk_logprobs={most}, but there are {vocab} ids to report. Ask for at most {vocab}.")
+        raise ValueError(
+            f"topk_logprobs={most}, but there are {vocab} ids to report. Ask for at most {vocab}."
+        )
 
 
 def check_ids(arrays: Seq[Ints], vocab: int) -> None:

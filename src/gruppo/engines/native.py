@@ -1,14 +1,14 @@
 """The engine in the trainer's own process: it samples from the very weights that are trained."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Seq
+from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from gruppo.engines.base import Completion, Ints, Request, check, check_ids
+from gruppo.engines.base import Completion, Ints, Reals, Request, check, check_ids
 from gruppo.engines.stream import Stream
 from gruppo.policies.base import Incremental, Policy
 from gruppo.policies.layout import cuts, packed
@@ -17,11 +17,11 @@ HEAD_CELLS = 1 << 24  # logits that score holds at once
 
 
 class NativeEngine:
-    """Samples from `models` (role → policy), whose weights it shares: nothing is copied, nothing can be stale.
+    """Samples from `models` (role → policy), whose weights it shares: nothing is copied, nothing is stale.
 
     The trainer raises `version` after each update. Keys and values live as long as one call of `generate`; a
-    version that changes while its stream is open is an error (pitfall 22). `prefilled` and `decoded` count the
-    tokens that went through the model.
+    version that changes while its stream is open is an error (pitfall 22). `prefilled` and `decoded` count
+    the tokens that went through the model.
     """
 
     can = frozenset({"topk", "score"})
@@ -36,8 +36,8 @@ class NativeEngine:
         for role, model in models.items():
             if not isinstance(model, Incremental):
                 raise ValueError(
-                    f"model of role {role!r} ({type(model).__name__}) has no prefill and decode, so the native "
-                    "engine would compute every prefix again for every token. Use another engine for it."
+                    f"model of role {role!r} ({type(model).__name__}) has no prefill and decode, so "
+                    "the native engine would compute every prefix again for each token. Use another engine."
                 )
         if max_rows < 1:
             raise ValueError(f"max_rows={max_rows}: nothing could be sampled. Use 1 or more.")
@@ -55,7 +55,7 @@ class NativeEngine:
         return self.models[role]  # type: ignore[return-value]
 
     def generate(self, requests: Seq[Request]) -> AsyncIterator[tuple[int, Completion]]:
-        """A stream of (index, completion) in order of completion. Bad requests are refused here, before any work."""
+        """A stream of (index, completion) in order of completion. Bad requests are refused at the call."""
         for role in {r.role for r in requests}:
             model = self._model(role)
             check([r for r in requests if r.role == role], model.vocab, model.context)
@@ -84,13 +84,13 @@ class NativeEngine:
     def _same(self, version: int) -> None:
         if self.version != version:
             raise RuntimeError(
-                f"version went from {version} to {self.version} while a stream of generate was open: its keys and "
-                "values belong to the old weights. Finish or close the stream before the update."
+                f"version went from {version} to {self.version} while a stream of generate was open: its "
+                "keys and values belong to the old weights. Finish or close the stream before the update."
             )
 
     def score(
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"
-    ) -> list[NDArray[np.floating]]:
+    ) -> list[Reals]:
         """Log-probabilities of given continuations at a temperature, through the trainer's own forward."""
         model = self._model(role)
         if temperature <= 0:
@@ -99,14 +99,14 @@ class NativeEngine:
         check([Request(p, len(t), 0) for p, t in pairs if len(t)], model.vocab, model.context)
         check_ids(continuations, model.vocab)
         sequences = [np.concatenate(pair) for pair in pairs]
-        out: list[NDArray[np.floating]] = []
+        out: list[Reals] = []
         with torch.inference_mode(), _evaluating(model):
             for a, b in cuts([len(s) for s in sequences], self.prefill_tokens):
                 out += _score(model, sequences[a:b], [len(t) for t in continuations[a:b]], temperature)
         return out
 
 
-def _score(model: Policy, sequences: list[Ints], tails: list[int], temperature: float) -> list[NDArray[np.floating]]:
+def _score(model: Policy, sequences: list[Ints], tails: list[int], temperature: float) -> list[Reals]:
     ends = np.cumsum([len(s) for s in sequences])
     at = torch.from_numpy(np.concatenate([np.arange(e - t, e) for e, t in zip(ends, tails, strict=True)]))
     inputs = packed(sequences, model.device)

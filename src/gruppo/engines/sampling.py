@@ -1,6 +1,6 @@
 """One keyed draw a row, with the log-probability of the distribution that was really drawn from.
 
-    p = softmax(z / T),   truncated to the kept ids and divided by their mass,   token = min {v : Σ_{w≤v} p_w > u}
+    p = softmax(z / T), truncated to the kept ids and divided by their mass; token = min {v : Σ_{w≤v} p_w > u}
 
 u = uniform(key, position), so a row's stream depends on no other row (design 3.16).
 """
@@ -114,7 +114,7 @@ def kept(logp_BV: Tensor, settings: Settings) -> Tensor:
 def _nucleus(logp_BV: Tensor, top_p_B: Tensor) -> Tensor:
     """Most probable first, an id is kept while the mass before it is below top_p: at least one always is."""
     p_BV = torch.softmax(logp_BV, -1).to(torch.float64)
-    sorted_BV, order_BV = p_BV.sort(-1, descending=True, stable=True)
+    sorted_BV, order_BV = p_BV.sort(dim=-1, descending=True, stable=True)
     before_BV = sorted_BV.cumsum(-1) - sorted_BV
     keep_BV = (before_BV < top_p_B[:, None]) | (top_p_B >= 1)[:, None]
     return torch.zeros_like(keep_BV).scatter_(1, order_BV, keep_BV)

@@ -13,6 +13,9 @@ from gruppo.policies.base import Incremental
 from gruppo.policies.cache import Cache
 from gruppo.policies.layout import cuts, packed
 
+# New requests enter when this share of the rows is free. On 512 requests of 2 to 100 tokens (mean 20) in 128
+# rows, one thread: 1.22 s; at every free row 1.21 s; in waves, when all rows are free, 1.48 s. A quarter
+# keeps the prefills few.
 ADMIT = 0.25
 AHEAD = 32  # positions that a new cache holds in advance; it grows by itself
 
@@ -28,17 +31,26 @@ class Prefixes:
 
     def last(self) -> "Prefixes":
         n = int(self.length_U[-1])
-        return Prefixes(self.ids[-1:], self.length_U[-1:], self.kv_M[:, :, -n:].clone(), self.logits_UV[-1:].clone())
+        return Prefixes(
+            self.ids[-1:], self.length_U[-1:], self.kv_M[:, :, -n:].clone(), self.logits_UV[-1:].clone()
+        )
 
 
 class Stream:
     """Live rows are the first rows of the cache. A row that ends is replaced at once by the last live row.
 
-    So retiring costs a copy of the rows that end, never of those that stay, and no step computes a dead row.
+    So retiring copies at most as many rows as end, and no step computes a dead row. There is no threshold: 73
+    retirements took 5 % of a call of 512 requests in which they left out four of five row steps.
     """
 
     def __init__(
-        self, model: Incremental, requests: list[Request], max_rows: int, eos: int | None, version: int, tokens: int
+        self,
+        model: Incremental,
+        requests: list[Request],
+        max_rows: int,
+        eos: int | None,
+        version: int,
+        tokens: int,
     ) -> None:
         self.model, self.requests, self.version, self.tokens = model, requests, version, tokens
         self.device = model.device
@@ -50,7 +62,7 @@ class Stream:
         seen: dict[bytes, int] = {}
         same = [seen.setdefault(np.asarray(r.prefix, np.int64).tobytes(), len(seen)) for r in requests]
         self.prefix_n = np.array(same)
-        # Requests with one prefix stand together, so that at most one prefix has to wait for its other requests.
+        # Requests with one prefix stand together, so that at most one prefix waits for its other requests.
         self.queue = np.argsort(self.prefix_n, kind="stable")
         self.waiting: Prefixes | None = None
         self.cache: Cache | None = None

@@ -15,6 +15,9 @@ def k2(logp: Tensor, logp_ref: Tensor) -> Tensor:
 
 
 def k3(logp: Tensor, logp_ref: Tensor, bound: float = 20.0) -> Tensor:
-    """exp(d) − d − 1, d = log π_ref − log π kept inside ±bound. Unbiased and never negative."""
-    d = torch.clamp(logp_ref - logp, -bound, bound)
+    """exp(d) − d − 1, d = log π_ref − log π. Unbiased and never negative; as a loss its gradient is that of KL(π_ref ‖ π).
+
+    d is at most `bound`, so that exp stays finite. No bound below: there the pull to the reference must not end.
+    """
+    d = torch.clamp(logp_ref - logp, max=bound)
     return torch.exp(d) - d - 1.0

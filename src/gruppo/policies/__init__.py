@@ -34,8 +34,8 @@ def _folder(name: str | Path) -> Path:
             return path
     near = difflib.get_close_matches(str(name), names(), 1, cutoff=0.4)
     raise ValueError(
-        f"policy {str(name)!r} is no name in the package and no folder with a config.json: there is nothing to "
-        f"load. " + (f"Did you mean {near[0]!r}? " if near else "") + f"Names: {', '.join(names())}."
+        f"policy {str(name)!r} is no name in the package and no folder with a config.json: there is nothing "
+        "to load. " + (f"Did you mean {near[0]!r}? " if near else "") + f"Names: {', '.join(names())}."
     )
 
 

@@ -1,4 +1,4 @@
-"""What the rest of the package asks of a policy. A policy is an `nn.Module`; these are the parts that we call."""
+"""What the rest of the package asks of a policy: an `nn.Module` with these parts."""
 
 import copy
 from collections.abc import Iterator

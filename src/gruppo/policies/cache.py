@@ -11,8 +11,8 @@ class Cache:
     """One slot a row; live rows come first.
 
     What lies beyond a row's own position is masked, but must be finite (0 · NaN is NaN). So the first `clean`
-    columns of live rows are always written, and no other memory is touched: zeroing it all at once took half the
-    time of a call whose longest row was far longer than its mean.
+    columns of live rows are always written, and no other memory is touched: zeroing it all at once took half
+    the time of a call whose longest row was far longer than its mean.
     """
 
     kv: Tensor  # (layers, 2, rows, span, width)
@@ -26,7 +26,9 @@ class Cache:
         at = start_B[:, None] + torch.minimum(column, length_B[:, None] - 1)  # beyond it: anything finite
         # Table by table: on a CPU each piece is still in the processor's cache when it is written.
         for table, piece in zip(self.kv.flatten(0, 1), kv_M.flatten(0, 1), strict=True):
-            table[live : live + len(at), : self.clean] = piece[at]
+            table[live : live + len(at), : self.clean] = piece.index_select(0, at.flatten()).view(
+                *at.shape, -1
+            )
 
     def move(self, source: Tensor, target: Tensor, span: int) -> None:
         """Copy rows `source` over rows `target`, as far as `span`."""
@@ -34,10 +36,12 @@ class Cache:
         kv.index_copy_(2, target, kv.index_select(2, source))
 
     def widen(self, span: int, live: int) -> None:
-        """Make the first `span` columns usable. Memory grows by half, so a column is copied only a few times."""
+        """Make the first `span` columns usable. Memory grows by half, so a column is seldom copied."""
         layers, two, rows, old, width = self.kv.shape
         if span > old:
-            kv = self.kv.new_empty(layers, two, live if self.closed else rows, max(span, old + old // 2), width)
+            kv = self.kv.new_empty(
+                layers, two, live if self.closed else rows, max(span, old + old // 2), width
+            )
             kv[:, :, :live, : self.clean] = self.kv[:, :, :live, : self.clean]
             self.kv = kv
         if span > self.clean:

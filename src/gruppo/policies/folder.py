@@ -37,13 +37,13 @@ class TinyConfig:
     def __post_init__(self) -> None:
         if self.dim % (2 * self.heads):
             raise ValueError(
-                f"dim={self.dim} with heads={self.heads}: rotary positions turn pairs, so dim/heads must be an even "
-                "whole number. Choose dim as a multiple of 2·heads."
+                f"dim={self.dim} with heads={self.heads}: rotary positions turn pairs, so dim/heads must be "
+                "an even whole number. Choose dim as a multiple of 2·heads."
             )
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(
-                f"kv_heads={self.kv_heads} does not divide heads={self.heads}: each key head serves equally many "
-                "query heads. Choose a divisor, or 0 for as many as heads."
+                f"kv_heads={self.kv_heads} does not divide heads={self.heads}: each key head serves equally "
+                "many query heads. Choose a divisor, or 0 for as many as heads."
             )
 
 
@@ -106,8 +106,8 @@ def _refuse_others(told: dict[str, Any], folder: Path) -> None:
     for key, value in expected.items():
         if told.get(key, value) != value and not (key == "rope_scaling" and not told[key]):
             raise ValueError(
-                f"{folder}/config.json: {key}={told[key]!r}, but TinyTransformer computes {key}={value!r}: the "
-                "logits would differ. Load this model through transformers."
+                f"{folder}/config.json: {key}={told[key]!r}, but TinyTransformer computes {key}={value!r}: "
+                "the logits would differ. Load this model through transformers."
             )
 
 

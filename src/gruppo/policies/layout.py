@@ -1,7 +1,9 @@
 """How packed positions stand in padded cells, for the one operation that needs sequences apart: attention."""
 
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,8 +18,8 @@ WASTE = 2  # cells allowed for each real token
 class Layout:
     """Buckets of (sequences, longest), one after the other in a flat table of C cells.
 
-    A sequence stands at the left of its line. With causal attention the cells to its right cannot reach it, so no
-    mask exists; they repeat its last position, are computed and dropped, and their gradient is exactly 0.
+    A sequence stands at the left of its line. With causal attention the cells to its right cannot reach it,
+    so no mask exists; they repeat its last position, are computed and dropped, and their gradient is exactly 0.
     """
 
     row_C: Tensor  # the position of M that a cell holds
@@ -68,7 +70,9 @@ def layout_of(inputs: Inputs, context: int) -> Layout:
     row_C = np.repeat(start, wide) + np.minimum(inside, np.repeat(length - 1, wide))
     cell_M = np.empty(total, np.int64)
     cell_M[_ranges(start, length)] = _ranges(np.cumsum(wide) - wide, length)
-    return Layout(torch.from_numpy(row_C).to(device), torch.from_numpy(cell_M).to(device), buckets, even=False)
+    return Layout(
+        torch.from_numpy(row_C).to(device), torch.from_numpy(cell_M).to(device), buckets, even=False
+    )
 
 
 def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
@@ -87,8 +91,8 @@ def _lengths(inputs: Inputs, context: int) -> np.ndarray:
     ok, last = torch.stack([ordered, reach]).tolist()
     if not ok:
         raise ValueError(
-            "parent_M: a position does not follow the row before it, so attention over rows would read a wrong "
-            "past. Pack each branch of a tree as its own sequence; rows of a sequence must be neighbours."
+            "parent_M: a position does not follow the row before it, so attention over rows would read "
+            "a wrong past. Pack each branch of a tree as its own sequence; rows of a sequence must be neighbours."
         )
     if last >= context:
         raise ValueError(
@@ -101,11 +105,11 @@ def _lengths(inputs: Inputs, context: int) -> np.ndarray:
 def _buckets(length: np.ndarray) -> tuple[tuple[int, int], ...]:
     """Lengths in falling order, cut so that at most WASTE cells stand for each token.
 
-    One bucket where that already holds: a second call of attention costs more than a few empty cells. Else one
-    for each of (L/2, L], (L/4, L/2], … below the longest L.
+    One bucket where that already holds: a second call of attention costs more than a few empty cells. Else
+    one for each of (L/2, L], (L/4, L/2], … below the longest L.
     """
     if len(length) * length[0] <= WASTE * length.sum():
         return ((len(length), int(length[0])),)
     octave = np.frexp(length[0] // length)[1]
     cut = [0, *(np.flatnonzero(np.diff(octave)) + 1).tolist(), len(length)]
-    return tuple((b - a, int(length[a])) for a, b in zip(cut, cut[1:], strict=False))
+    return tuple((b - a, int(length[a])) for a, b in pairwise(cut))

@@ -1,4 +1,4 @@
-"""A small Llama, complete enough to be loaded by transformers: RMSNorm, RoPE, SwiGLU, no biases, tied embeddings.
+"""A small Llama that transformers can load: RMSNorm, RoPE, SwiGLU, no biases, tied embeddings.
 
     x ← x + Wo · attention(rope(Wq n), rope(Wk n), Wv n),   n = rmsnorm(x)
     x ← x + Wd · (silu(Wg n) ⊙ Wu n),                       n = rmsnorm(x)
@@ -24,7 +24,7 @@ from gruppo.policies.tokenizer import CharTokenizer
 
 
 class Rotary(NamedTuple):
-    """cos and sin of the positions at hand, (X, 1, dh); sin carries the sign of the half it is multiplied with."""
+    """cos and sin of the positions at hand, (X, 1, dh); sin has the sign of the half that it multiplies."""
 
     cos: Tensor
     sin: Tensor
@@ -35,7 +35,9 @@ class Rotary(NamedTuple):
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return skip_init(nn.Linear, inputs, outputs, bias=False)  # not initialised: the global generator stays untouched
+    return skip_init(
+        nn.Linear, inputs, outputs, bias=False
+    )  # not initialised: the global generator stays untouched
 
 
 class RMSNorm(nn.Module):
@@ -50,7 +52,11 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        self.dh, self.heads, self.kv_heads = config.dim // config.heads, config.heads, config.kv_heads or config.heads
+        self.dh, self.heads, self.kv_heads = (
+            config.dim // config.heads,
+            config.heads,
+            config.kv_heads or config.heads,
+        )
         self.q_proj = _linear(config.dim, config.dim)
         self.k_proj = _linear(config.dim, self.kv_heads * self.dh)
         self.v_proj = _linear(config.dim, self.kv_heads * self.dh)
@@ -113,12 +119,17 @@ class Trunk(nn.Module):
 
 
 class TinyTransformer(nn.Module):
-    """A Llama with Hugging Face's parameter names. Weights start as normal(0, 0.02), a function of the seed alone."""
+    """A Llama with Hugging Face's parameter names. Weights start as normal(0, 0.02), from the seed alone."""
 
     def __init__(self, config: TinyConfig | None = None, seed: int = 0) -> None:
         super().__init__()
         self.config = config = config or TinyConfig()
-        self.dim, self.vocab, self.layers, self.context = config.dim, config.vocab, config.layers, config.context
+        self.dim, self.vocab, self.layers, self.context = (
+            config.dim,
+            config.vocab,
+            config.layers,
+            config.context,
+        )
         self.model = Trunk(config)
         half = config.dim // config.heads // 2
         turn_R = config.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -146,12 +157,12 @@ class TinyTransformer(nn.Module):
     # whole sequences
 
     def hidden(self, inputs: Inputs, collect: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
-        """Final normalised hidden states (M, dim), and those of the layers in `collect` (0: the embedding)."""
+        """Final normalised hidden states (M, dim), and those of the layers in `collect` (0: embedding)."""
         for layer in collect:
             if not 0 <= layer <= self.layers:
                 raise ValueError(
-                    f"collect={collect}: layer {layer} does not exist. This policy has the embedding 0 and blocks "
-                    f"1 to {self.layers}."
+                    f"collect={collect}: layer {layer} does not exist. This policy has the embedding 0 and "
+                    f"blocks 1 to {self.layers}."
                 )
         states, _ = self._forward(inputs, collect, keep=False)
         return self.model.norm(states[self.layers]), {layer: states[layer] for layer in collect}
@@ -161,7 +172,9 @@ class TinyTransformer(nn.Module):
         states, kv = self._forward(inputs, (), keep=True)
         return self.model.norm(states[self.layers]), torch.stack(kv).unflatten(0, (-1, 2))
 
-    def _forward(self, inputs: Inputs, collect: tuple[int, ...], keep: bool) -> tuple[dict[int, Tensor], list[Tensor]]:
+    def _forward(
+        self, inputs: Inputs, collect: tuple[int, ...], keep: bool
+    ) -> tuple[dict[int, Tensor], list[Tensor]]:
         layout, rotary = layout_of(inputs, self.context), self._rotary(inputs.pos_M)
         x_MD = self.model.embed_tokens(inputs.ids_M)
         states, kv = {0: x_MD} if 0 in collect else {}, []

@@ -29,8 +29,8 @@ class CharTokenizer:
         for at, c in enumerate(text):
             if c not in CHARACTERS:
                 raise ValueError(
-                    f"character {c!r} at position {at} is not in the vocabulary: dropping it would change the text. "
-                    "Use newline and printable ASCII only."
+                    f"character {c!r} at position {at} is not in the vocabulary: dropping it would change "
+                    "the text. Use newline and printable ASCII only."
                 )
         return np.fromiter((self._id[c] for c in text), np.int64, len(text))
 

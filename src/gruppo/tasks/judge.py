@@ -115,7 +115,7 @@ class Judge:
         wanted = len(verdicts) + len(items)
         worker, trouble = self._send(items)
         if worker is None:
-            verdicts += [Verdict({}, "env_error", trouble)] * len(items)
+            verdicts += [Verdict({}, "env_error", trouble) for _ in items]
             return
         try:
             while len(verdicts) < wanted:
@@ -123,8 +123,8 @@ class Judge:
                 verdicts += [Verdict(*row) for row in (content if kind == "all" else [content])]
         except (_Hung, _Died) as end:
             self._drop()
-            verdict = Verdict({}, "timeout" if isinstance(end, _Hung) else "env_error", str(end))
-            verdicts += [verdict] * (len(items) if worker.batch else 1)
+            status = "timeout" if isinstance(end, _Hung) else "env_error"
+            verdicts += [Verdict({}, status, str(end)) for _ in range(len(items) if worker.batch else 1)]
 
     def _send(self, items: Sequence[tuple[Task, str]]) -> "tuple[_Worker | None, str]":
         """Hands the items to a worker; without one, says why."""
@@ -211,7 +211,10 @@ class _Worker:
                 raise _Died(self._last_words())
             *self._lines, self._rest = (self._rest + chunk).split(b"\n")
             self._lines.reverse()
-        return json.loads(self._lines.pop())
+        try:
+            return json.loads(self._lines.pop())
+        except ValueError as error:  # only by writing to the pipe on purpose
+            raise _Died(f"The scorer garbled the reply, so the answer has no reward: {error}.") from None
 
     def _last_words(self) -> str:
         code = _end(self._process)

@@ -13,6 +13,7 @@ from gruppo.train.run import Run
 
 # |log π_old − log π_gen| that rounding explains, by the dtype of the weights.
 GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}
+STORED = 1e-5  # episodes hold log-probabilities and temperatures in float32, also when the weights are float64
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def _ratio(run: Run, batch: Batch) -> Check:
 def _gap(run: Run, batch: Batch) -> Check:
     here = batch.on_policy_N & torch.isfinite(batch.logp_gen_N)
     gap = (batch.logp_old_N - batch.logp_gen_N)[here].abs()
-    worst = float(gap.max()) if len(gap) else 0.0
-    return Check("sampler_gap", worst <= GAP[run.dtype], worst, GAP[run.dtype], "Sampler and trainer disagree about the sampled tokens.")
+    worst, limit = float(gap.max()) if len(gap) else 0.0, max(GAP[run.dtype], STORED)
+    return Check("sampler_gap", worst <= limit, worst, limit, "Sampler and trainer disagree about the sampled tokens.")
 
 
 def _reference(run: Run, batch: Batch) -> Check:
@@ -82,12 +83,12 @@ def _reference(run: Run, batch: Batch) -> Check:
 
 
 def _tokens(run: Run, episodes: list[Episode]) -> Check:
-    """bos once and first, the sampled ids decode to the text that is scored, and the prompt is a prefix."""
+    """bos once and first in what is given (one that the policy samples is its own affair); ids decode to the scored text."""
     bad = 0
     for e in episodes:
         s = e.sequences[0]
-        mine = s.ids[s.source == Source.POLICY]
-        ok = s.ids[0] == run.tokenizer.bos and (s.ids == run.tokenizer.bos).sum() == 1
+        mine, given = s.ids[s.source == Source.POLICY], s.ids[s.source != Source.POLICY]
+        ok = s.ids[0] == run.tokenizer.bos and (given == run.tokenizer.bos).sum() == 1
         bad += not (ok and run.tokenizer.decode(mine) == e.text)
     return Check("tokens", bad == 0, bad, 0, "Episodes whose ids and text do not belong together.")
 

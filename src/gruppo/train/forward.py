@@ -59,7 +59,8 @@ def _read(
         allowed = None
         if batch.allowed is not None and n.at == "N":
             allowed = batch.allowed.take(torch.arange(a, b, device=batch.device))
-        return read(Chunk(hidden_CD, model.head(hidden_CD), token[a:b], heat[a:b].to(hidden_CD.dtype), allowed), **params)
+        scores_CV = model.head(hidden_CD)
+        return read(Chunk(hidden_CD, scores_CV, token[a:b], heat[a:b].to(scores_CV.dtype), allowed), **params)
 
     size = max(1, CHUNK_NUMBERS // max(int(model.vocab), 1))
     if len(position) <= size:

@@ -115,7 +115,7 @@ def packed(run: Run, ctx: Context, drawn: Sequence[Episode], episodes: Sequence[
     for e in drawn:
         counts[e.group] = counts.get(e.group, 0) + 1
     wanted = [n for _, _, n in run.method.needs(ctx)]
-    batch = pack(episodes, drawn=counts, views=[n.view for n in wanted], dtype=run.dtype).to(run.device)
+    batch = pack(episodes, drawn=counts, views=[n.view for n in wanted], dtype=run.batch_dtype).to(run.device)
     lazy = run.lazy_old(ctx)
     needs = list(dict.fromkeys(n for n in wanted if n.when == "batch" and n not in lazy))
     for role in dict.fromkeys(n.role for n in needs):
@@ -142,7 +142,7 @@ def serve_all(run: Run, model: Any, batch: Batch, needs: list[Any]) -> dict[str,
 
 def score_with(run: Run, episodes: Sequence[Episode], role: str, readouts: Sequence[str]) -> Batch:
     """ctx.score: a batch of these episodes with readouts of a role's model as columns; before pack or in observe."""
-    batch = pack(episodes, dtype=run.dtype).to(run.device)
+    batch = pack(episodes, dtype=run.batch_dtype).to(run.device)
     with run.clock("forward"):
         model = run.models["policy" if role == "old" else role]
         return batch.with_columns(**serve_all(run, model, batch, [need(r, role) for r in readouts]))

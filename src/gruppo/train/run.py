@@ -26,6 +26,7 @@ class Run:
             torch.set_num_threads(config.threads)
         self.device = torch.device(_device(config.policy.device))
         self.dtype = getattr(torch, config.policy.dtype)
+        self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         self.tasks = tasks_of(config)
         longest = config.sampling.max_tokens or self.tasks.max_tokens
         self.sampling = replace(config.sampling, max_tokens=longest)
