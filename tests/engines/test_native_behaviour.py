@@ -50,6 +50,23 @@ def test_long_rows_outgrow_the_cache(make):
     assert [len(c.ids) for c in among] == [r.max_tokens for r in requests]
 
 
+def test_unwritten_memory_is_never_read(make):
+    """In deterministic mode PyTorch fills new memory with NaN: reading it would show in log-probabilities."""
+    rng = np.random.default_rng(2)
+    requests = [
+        Request(rng.integers(0, 23, n), int(limit), key=i)
+        for i, (n, limit) in enumerate(zip(rng.integers(1, 40, 60), rng.integers(1, 24, 60), strict=True))
+    ]
+    engine = engine_of(make(), max_rows=9)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all()
+        done = run(engine, requests)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(np.isfinite(c.logp).all() for c in done)
+
+
 def test_stop_and_length(make):
     policy, prefix = make(), np.array([1, 7])
     free = run(engine_of(policy, eos=None), [Request(prefix, 30, key=5)])[0]
@@ -195,7 +212,10 @@ def test_requests_that_make_no_sense(bad, says):
 def test_requests_that_the_model_cannot_serve(make):
     engine = engine_of(make())
     for request, says in (
-        (Request(np.arange(20), 45, 0), r"20 \+ max_tokens=45 = 65 tokens, the context is 64.*at most 44"),
+        (
+            Request(np.arange(20), 45, 0),
+            r"20 \+ max_tokens=45 = 65 tokens, the context is 64.*at most 44 tokens",
+        ),
         (Request(np.array([3, 23]), 4, 0), "id 23 is outside the vocabulary 0..22"),
         (Request(np.array([-1]), 4, 0), "id -1"),
         (Request(ONE, 4, 0, topk_logprobs=24), "topk_logprobs=24"),

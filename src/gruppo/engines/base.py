@@ -103,8 +103,8 @@ def check(requests: Seq[Request], vocab: int, context: int) -> None:
         total = len(r.prefix) + r.max_tokens
         if total > context:
             raise ValueError(
-                f"prefix of {len(r.prefix)} + max_tokens={r.max_tokens} = {total} tokens, the context "
-                f"is {context}: positions end there. Ask for at most {max(context - len(r.prefix), 0)} tokens here."
+                f"prefix of {len(r.prefix)} + max_tokens={r.max_tokens} = {total} tokens, the context is "
+                f"{context}: positions end there. Ask for at most {max(context - len(r.prefix), 0)} tokens."
             )
     check_ids([r.prefix for r in requests], vocab)
     most = max(r.topk_logprobs for r in requests)

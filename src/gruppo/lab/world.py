@@ -1,5 +1,6 @@
 """A small world for the laws: random episodes with every kind of row, tiny models in float64, a real learner."""
 
+import asyncio
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
@@ -9,59 +10,115 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Sequence, Source, Status, Turn, Use, pack
-from gruppo.policies import Critic, TinyConfig, TinyTransformer
-from gruppo.stages import Context, Memory, Method, Sampling, Stats
+from gruppo.engines.native import NativeEngine
+from gruppo.pieces.stop import stop
+from gruppo.policies import CharTokenizer, Critic, TinyConfig, TinyTransformer
+from gruppo.stages import Ask, Context, Memory, Method, Prompt, Sampling, Stats
+from gruppo.stages.prompting import prompts_for
 from gruppo.stages.readouts import READOUTS
-from gruppo.stages.select import through_second_door
+from gruppo.stages.reward import add_components
+from gruppo.stages.select import through_first_door, through_second_door
+from gruppo.tasks import Task
 from gruppo.train.forward import serve
 from gruppo.train.learner import Learner, OptimConfig
 
 VOCAB = 12
-DEAD = (Status.ENV_ERROR, Status.TIMEOUT, Status.CANCELLED)
+GIVEN = (Source.HINT, Source.EXPERT, Source.FORCED, Source.OPPONENT, Source.INJECTED)
+UNJUDGED = (Status.ENV_ERROR, Status.OPEN, Status.TIMEOUT, Status.CANCELLED)
+JUDGED = (Status.OK, Status.TRUNCATED, Status.INVALID)
 
 
-def random_episodes(seed: int, *, groups: int = 3, mixed: bool = True, dead: bool = True) -> list[Episode]:
-    """Groups of three to five episodes of one to three turns in one or two sequences.
+def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: bool = True) -> list[Episode]:
+    """Groups of three to five judged episodes, each of one to four turns in one or two sequences.
 
-    `mixed`: every group has right and wrong answers. `dead`: one failed and one unused episode beside them.
+    Every batch holds every kind of row: given tokens of every source, turns that go to and fro between sequences,
+    prompts to learn under that are not those sampled under, temperatures, truncation sets, rewards of turns, a
+    baseline episode. `mixed`: every group has right and wrong answers. `dead`: beside them a group of equal rewards
+    (replayed), a group of one, an expert's episode, an unused one, and failed and open ones, some of them with the
+    reward they had before they failed.
     """
     rng = np.random.default_rng(seed)
     out: list[Episode] = []
+
+    def add(group: str, reward: float | None, status: Status = Status.OK, use: Use = Use.LEARN, **rest: Any) -> None:
+        out.append(_episode(rng, len(out), group, reward, status, use, **rest))
+
     for g in range(groups):
         size = int(rng.integers(3, 6))
         rewards = rng.integers(0, 2, size).astype(float)
         if mixed:
             rewards[:2] = [0.0, 1.0]
         rng.shuffle(rewards)
-        for i in range(size):
-            status = Status([Status.OK, Status.OK, Status.TRUNCATED, Status.INVALID][rng.integers(4)])
-            use = Use.BASELINE if i >= 2 and rng.random() < 0.2 else Use.LEARN
-            out.append(_episode(rng, len(out), f"g{g}", float(rewards[i]), status, use))
-        if dead:
-            out.append(_episode(rng, len(out), f"g{g}", float("nan"), DEAD[int(rng.integers(3))], Use.LEARN))
-            out.append(_episode(rng, len(out), f"g{g}", 1.0, Status.OK, Use.NONE))
+        for i, reward in enumerate(rewards.tolist()):
+            use = Use.BASELINE if i == size - 1 and (g == 0 or rng.random() < 0.2) else Use.LEARN
+            add(f"g{g}", reward, JUDGED[int(rng.integers(3)) if g else i % 3], use)
+    if dead:
+        for i, status in enumerate(UNJUDGED):
+            add(f"g{i % groups}" if i < 3 else "one", (None, 1.0)[i % 2], status)
+        add("g0", 1.0, use=Use.NONE)
+        add("g1", 1.0, author=Source.EXPERT)
+        add("one", float(rng.integers(2)))
+        for _ in range(2):
+            add("equal", 1.0, replayed=True)
     return out
 
 
-def _episode(rng: np.random.Generator, number: int, group: str, reward: float, status: Status, use: Use) -> Episode:
+def _episode(
+    rng: np.random.Generator,
+    number: int,
+    group: str,
+    reward: float | None,
+    status: Status,
+    use: Use,
+    author: Source = Source.POLICY,
+    replayed: bool = False,
+) -> Episode:
+    """What is special about an episode goes by its number, so that few of them hold everything."""
     sequences: list[Sequence] = []
-    turns: list[Turn] = []
-    for s in range(int(rng.integers(1, 3))):
-        ids, source, spans = [np.array([1])], [np.zeros(1, np.int8)], list[tuple[int, int]]()
-        for _ in range(int(rng.integers(1, 3))):
+    queues: list[list[Turn]] = []
+    for s in range(2 if number % 2 == 0 else 1):
+        source, spans = [np.zeros(1, np.int8)], list[tuple[int, int]]()
+        for k in range(2 if number % 2 == 0 else int(rng.integers(1, 3))):
             obs, act = int(rng.integers(1, 3)), int(rng.integers(1, 5))
-            kind = Source.HINT if rng.random() < 0.3 else Source.ENV
-            start = sum(map(len, ids)) + obs
-            ids.append(rng.integers(2, VOCAB, obs + act))
-            source.append(np.concatenate([np.full(obs, kind, np.int8), np.full(act, Source.POLICY, np.int8)]))
+            given = GIVEN[(number + 2 * s + k) % 5] if number % 2 == 0 or rng.random() < 0.3 else Source.ENV
+            start = sum(map(len, source)) + obs
+            source += [np.full(obs, given, np.int8), np.full(act, author, np.int8)]
             spans.append((start, start + act))
-        where, what = np.concatenate(ids), np.concatenate(source)
-        logp = np.where(what == Source.POLICY, -rng.random(len(where)) * 2 - 0.05, np.nan).astype(np.float32)
-        version = np.where(what == Source.POLICY, 0, -1).astype(np.int32)
-        sequences.append(Sequence(where, what, logp, version, prompt_len=spans[0][0]))
-        turns += [Turn(a, b, s, state=f"s{rng.integers(3)}", action_key=f"a{rng.integers(2)}") for a, b in spans]
-    parts = {} if np.isnan(reward) else {"task": reward}
-    return Episode(1000 + number, f"t-{group}", group, sequences, turns, parts, status, use, text="x", step=0)
+        sequences.append(_sequence(rng, number, np.concatenate(source), spans[0][0]))
+        turns = [Turn(a, b, s, state=f"s{rng.integers(3)}", action_key=f"a{rng.integers(2)}") for a, b in spans]
+        queues.append(turns)
+    for t in (t for q in queues for t in q if number % 3 == 1):
+        t.reward = {"turn": float(rng.normal())}
+    turns = [queues[i].pop(0) for i in rng.permutation([i for i, q in enumerate(queues) for _ in q])]
+    parts = {} if reward is None else {"task": reward}
+    e = Episode(1000 + number, f"t-{group}", group, sequences, turns, parts, status, use, author, text="x", step=0)
+    e.replayed = replayed
+    return e
+
+
+def _sequence(rng: np.random.Generator, number: int, source: Any, prompt: int) -> Sequence:
+    n, mine = len(source), source == Source.POLICY
+    ids = np.concatenate([[1], rng.integers(2, VOCAB, n - 1)])
+    some = {int(p): np.unique([ids[p], *rng.integers(2, VOCAB, 4)]) for p in np.flatnonzero(mine)}
+    return Sequence(
+        ids=ids,
+        source=source,
+        logp=np.where(mine, -rng.random(n) * 2 - 0.05, np.nan).astype(np.float32),
+        version=np.where(mine, 0, -1).astype(np.int32),
+        prompt_len=prompt,
+        temperature=np.full(n, 0.7, np.float32) if number % 3 == 2 else None,
+        allowed=some if number % 3 == 0 else None,
+        train_as=np.array([1, *rng.integers(2, VOCAB, 2)]) if number % 4 == 1 else None,
+    )
+
+
+def with_rewards(episodes: Seq[Episode], reward: float) -> list[Episode]:
+    """The same episodes, all with this reward and none for turns."""
+    calm = [[replace(t, reward={}) for t in e.turns] for e in episodes]
+    return [
+        replace(e, reward={"task": reward} if e.reward else {}, turns=turns)
+        for e, turns in zip(episodes, calm, strict=True)
+    ]
 
 
 def tiny(seed: int, near: TinyTransformer | None = None, width: float = 0.3) -> TinyTransformer:
@@ -83,7 +140,8 @@ class World:
         self.method, self.seed, self.on_policy = method, seed, on_policy
         policy = tiny(seed)
         self.models: dict[str, Any] = {"policy": policy}
-        self.before: dict[str, Any] = {"old": policy if on_policy else tiny(seed + 1, policy)}  # at the start of the step
+        old = policy if on_policy else tiny(seed + 1, policy)
+        self.before: dict[str, Any] = {"old": old, "policy": old}  # at the start of the step
         for i, (name, role) in enumerate(method.cast.items()):
             if name != "policy":
                 near = tiny(seed + 2 + i, policy)
@@ -92,6 +150,7 @@ class World:
                 self.before[name] = self._critic(moved, seed) if role.as_ == "head" else moved
         self.learner = Learner(method, self.models, OptimConfig())
         self.ctx = Context(step=1, steps=10, seed=seed, memory=Memory(), samples=4, sampling=Sampling(max_tokens=8))
+        self.ctx.fresh = lambda n: []
         self.learner.begin(self.ctx)
 
     def _critic(self, trunk: TinyTransformer, seed: int) -> Critic:
@@ -101,12 +160,19 @@ class World:
             critic.value.weight.copy_(torch.randn(critic.value.weight.shape, generator=generator, dtype=torch.float64))
         return critic
 
+    def selected(self, episodes: Seq[Episode]) -> list[Episode]:
+        """Through the reward room and the first door of select; the episodes given stay as they are."""
+        mine = [replace(e, reward=dict(e.reward)) for e in episodes]
+        add_components(self.ctx, self.method.reward, mine)
+        return through_first_door(self.ctx, self.method.select, mine)[0]
+
     def packed(self, episodes: Seq[Episode], **columns: Tensor) -> Batch:
         """The batch with its needs, before credit."""
-        wanted = [n for _, _, n in self.method.needs(self.ctx) if n.when == "batch"]
-        drawn = {e.group: 0 for e in episodes}
-        batch = pack(episodes, drawn=drawn | {"lost": 2}, views=[n.view for n in wanted], dtype=torch.float64)
-        for n in dict.fromkeys(wanted):
+        drawn = {e.group: sum(o.group == e.group for o in episodes) for e in episodes}
+        needs = [n for _, _, n in self.method.needs(self.ctx)]
+        views = [n.view for n in needs]
+        batch = pack(self.selected(episodes), drawn=drawn | {"lost": 2}, views=views, dtype=torch.float64)
+        for n in dict.fromkeys(n for n in needs if n.when == "batch"):
             batch = batch.with_columns(**serve(self.before[n.role], batch, [n]))
         return batch.with_columns(**columns)
 
@@ -138,10 +204,20 @@ class World:
         table = Stats(stats)
         if "logp_old_N" not in batch.columns:
             batch = batch.with_columns(logp_old_N=table.logp_N.detach())
-        batch = through_second_door(self.ctx, self.method.select if role == "policy" else (), batch, table, current=True)
+        fixed = Stats({k: stop(v) for k, v in stats.items()})
+        batch = through_second_door(self.ctx, self.method.select if role == "policy" else (), batch, fixed, current=True)
         terms = self.learner.terms(role, batch, table)
         zero = torch.zeros((), dtype=torch.float64)
         return sum((t.total(t.weights(batch)) for t in terms if not _silent(t.coef)), zero)
+
+    def slopes(self, batch: Batch, stats: dict[str, Tensor], role: str = "policy") -> dict[str, Tensor]:
+        """dJ/dstatistic."""
+        leaves = {k: v.detach().clone().requires_grad_() for k, v in stats.items()}
+        value = self.value(batch, leaves, role)
+        if not value.requires_grad:
+            return {k: torch.zeros_like(v) for k, v in stats.items()}
+        slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        return {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), slopes, strict=True)}
 
 
 def _silent(coef: Any) -> bool:
@@ -157,7 +233,34 @@ def random_cut(batch: Batch, seed: int) -> list[Tensor]:
     return [p for p in torch.tensor_split(order, min(parts, size)) if len(p)]
 
 
-def without_penalties(method: Method) -> Method:
-    """No penalty term, and no penalty hidden in a coefficient of the credit."""
+def bare(method: Method) -> Method:
+    """Credit and objective alone: no penalty term, none hidden in a coefficient of the credit, no reward but the
+    task's, no group dropped."""
     hidden = {name: 0.0 for name in ("kl_coef", "entropy_coef") if hasattr(method.credit, name)}
-    return method.but(penalties=(), credit=replace(method.credit, **hidden))
+    select = tuple(o for o in method.select if not hasattr(o, "episodes"))
+    return method.but(penalties=(), reward=(), select=select, credit=replace(method.credit, **hidden))
+
+
+class Desk:
+    """The rooms before the batch: tasks, a tokenizer and an engine that really samples."""
+
+    def __init__(self, world: World) -> None:
+        self.ctx = world.ctx
+        self.tasks = [Task(f"t{i}", f"{i}+{i}=", str(2 * i), 1, "desk", f"{i} and {i} is {2 * i}") for i in range(7)]
+        config = TinyConfig(vocab=CharTokenizer.vocab, dim=8, layers=1, heads=2, ffn=12, context=64)
+        policy = TinyTransformer(config, world.seed).double()
+        models = {"policy": policy, **{name: policy for name in world.method.cast}}
+        self.ctx.tokenizer, self.ctx.engine = CharTokenizer(), NativeEngine(models)
+        self.ctx.prompts, self.ctx.samples = 3, 2
+        self.ctx.fresh = lambda n: world.method.curriculum(replace(self.ctx, prompts=n, round=1), self.tasks)
+
+    def asks(self, curriculum: Any) -> list[Ask]:
+        return curriculum(self.ctx, self.tasks)
+
+    def prompts(self, chain: Seq[Any]) -> list[Prompt]:
+        """Every second ask wishes for a hint."""
+        asks = [Ask(t, 2, how={"hint": 0.5} if i % 2 else {}) for i, t in enumerate(self.tasks[:4])]
+        return [p for ask in asks for p in prompts_for(self.ctx, tuple(chain), ask)]
+
+    def episodes(self, rollout: Any, chain: Seq[Any] = ()) -> list[Episode]:
+        return asyncio.run(rollout(self.ctx, self.prompts(chain)))

@@ -15,7 +15,7 @@ from gruppo.policies.tokenizer import CharTokenizer
 
 __all__ = [
     "Cache", "CharTokenizer", "Critic", "Incremental", "Policy", "TinyConfig", "TinyTransformer", "clone",
-    "load_policy", "load_tokenizer", "packed",
+    "load_policy", "load_tokenizer", "names", "packed",
 ]  # fmt: skip
 
 WEIGHTS = Path(__file__).parent / "weights"

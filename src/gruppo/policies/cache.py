@@ -24,11 +24,10 @@ class Cache:
         self.widen(longest, live)
         column = torch.arange(self.clean, device=start_B.device)
         at = start_B[:, None] + torch.minimum(column, length_B[:, None] - 1)  # beyond it: anything finite
+        rows = slice(live, live + len(at))
         # Table by table: on a CPU each piece is still in the processor's cache when it is written.
         for table, piece in zip(self.kv.flatten(0, 1), kv_M.flatten(0, 1), strict=True):
-            table[live : live + len(at), : self.clean] = piece.index_select(0, at.flatten()).view(
-                *at.shape, -1
-            )
+            table[rows, : self.clean] = piece.index_select(0, at.flatten()).view(*at.shape, -1)
 
     def move(self, source: Tensor, target: Tensor, span: int) -> None:
         """Copy rows `source` over rows `target`, as far as `span`."""
@@ -39,9 +38,8 @@ class Cache:
         """Make the first `span` columns usable. Memory grows by half, so a column is seldom copied."""
         layers, two, rows, old, width = self.kv.shape
         if span > old:
-            kv = self.kv.new_empty(
-                layers, two, live if self.closed else rows, max(span, old + old // 2), width
-            )
+            rows = live if self.closed else rows
+            kv = self.kv.new_empty(layers, two, rows, max(span, old + old // 2), width)
             kv[:, :, :live, : self.clean] = self.kv[:, :, :live, : self.clean]
             self.kv = kv
         if span > self.clean:

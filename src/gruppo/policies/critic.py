@@ -1,7 +1,10 @@
 """A critic: a trunk of its own and one number for each position."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from gruppo.data import Inputs
 from gruppo.policies.base import clone
@@ -21,7 +24,8 @@ class Critic(nn.Module):
         self.context: int = self.trunk.context  # type: ignore[assignment]
         self.vocab = 1
         first = next(self.trunk.parameters())
-        self.value = nn.utils.skip_init(nn.Linear, self.dim, 1, device=first.device, dtype=first.dtype)
+        value = skip_init(nn.Linear, self.dim, 1, device=first.device, dtype=first.dtype)
+        self.value = cast(nn.Linear, value)
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
 

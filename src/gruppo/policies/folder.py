@@ -83,6 +83,7 @@ def read(folder: str | Path) -> tuple[TinyConfig, dict[str, Tensor]]:
     rope = told.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         told["rope_scaling"] = rope["rope_type"]
+    told.setdefault("tie_word_embeddings", False)  # the only default of a Llama that is not ours
     _refuse_others(told, folder)
     config = TinyConfig(
         vocab=told["vocab_size"],
@@ -101,10 +102,9 @@ def read(folder: str | Path) -> tuple[TinyConfig, dict[str, Tensor]]:
 
 
 def _refuse_others(told: dict[str, Any], folder: Path) -> None:
-    head_dim = told.get("head_dim")
-    expected = {**_FIXED, "head_dim": head_dim and told["hidden_size"] // told["num_attention_heads"]}
+    expected = {**_FIXED, "head_dim": told["hidden_size"] // told["num_attention_heads"]}
     for key, value in expected.items():
-        if told.get(key, value) != value and not (key == "rope_scaling" and not told[key]):
+        if told.get(key) not in (None, value):  # what is left out has the value of a Llama, and that is ours
             raise ValueError(
                 f"{folder}/config.json: {key}={told[key]!r}, but TinyTransformer computes {key}={value!r}: "
                 "the logits would differ. Load this model through transformers."

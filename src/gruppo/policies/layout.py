@@ -19,7 +19,7 @@ class Layout:
     """Buckets of (sequences, longest), one after the other in a flat table of C cells.
 
     A sequence stands at the left of its line. With causal attention the cells to its right cannot reach it,
-    so no mask exists; they repeat its last position, are computed and dropped, and their gradient is exactly 0.
+    so no mask exists; they repeat its last position, are computed and dropped, and their gradient is 0.
     """
 
     row_C: Tensor  # the position of M that a cell holds
@@ -92,7 +92,7 @@ def _lengths(inputs: Inputs, context: int) -> np.ndarray:
     if not ok:
         raise ValueError(
             "parent_M: a position does not follow the row before it, so attention over rows would read "
-            "a wrong past. Pack each branch of a tree as its own sequence; rows of a sequence must be neighbours."
+            "a wrong past. Pack each branch of a tree as a sequence, its rows as neighbours."
         )
     if last >= context:
         raise ValueError(

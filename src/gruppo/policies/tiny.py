@@ -8,7 +8,7 @@ Everything but attention runs on packed positions (M, dim); see `layout` for how
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -35,9 +35,8 @@ class Rotary(NamedTuple):
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return skip_init(
-        nn.Linear, inputs, outputs, bias=False
-    )  # not initialised: the global generator stays untouched
+    # skip_init: PyTorch's own initialisation would draw from the global generator.
+    return cast(nn.Linear, skip_init(nn.Linear, inputs, outputs, bias=False))
 
 
 class RMSNorm(nn.Module):
@@ -113,7 +112,7 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        self.embed_tokens = skip_init(nn.Embedding, config.vocab, config.dim)
+        self.embed_tokens = cast(nn.Embedding, skip_init(nn.Embedding, config.vocab, config.dim))
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
 

@@ -1,6 +1,6 @@
 """What every room is given: `ctx`, and the memory that several rooms may read."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,13 +27,31 @@ class Memory(dict[str, Any]):
         finally:
             self._open = False
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def _change(self, name: object) -> None:
         if not self._open:
             raise ValueError(
                 f"memory[{name!r}] was written outside observe(): a resumed or redrawn step would see another state. "
                 "Return what you need, and write it in observe(record, memory)."
             )
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._change(name)
         super().__setitem__(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self._change(name)
+        super().__delitem__(name)
+
+    # A dict's other ways to write do not go through the two above; a MutableMapping's do.
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
+    pop = MutableMapping.pop
+    popitem = MutableMapping.popitem
+    clear = MutableMapping.clear
+
+    def __ior__(self, other: Any) -> "Memory":  # type: ignore[override, misc]
+        self.update(other)
+        return self
 
 
 @dataclass(frozen=True)

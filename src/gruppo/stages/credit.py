@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Status
+from gruppo.data import Batch, Source, Status
 from gruppo.pieces import advantage
 from gruppo.pieces.divergence import k1
 from gruppo.stages.context import Context, Memory, StepRecord
@@ -59,7 +59,8 @@ class LeaveOneOut(Occupant):
         reward_E = batch.reward_E
         if self.kl_coef:
             kl_N = k1(batch.logp_old_N, batch.logp_ref_N)
-            reward_E = reward_E - self.kl_coef * batch.gather(kl_N, "N", "E", "sum", where=batch.policy_N)
+            mine_N = (batch.source_N == Source.POLICY) & batch.spread(batch.judged_E, "E", "N")  # baseline episodes too
+            reward_E = reward_E - self.kl_coef * batch.gather(kl_N, "N", "E", "sum", where=mine_N)
         groups = batch.level("E", "G")
         return to_tokens(batch, advantage.leave_one_out(reward_E, groups, where=batch.judged_E))
 

@@ -55,7 +55,7 @@ class RunConfig:
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     save: SaveConfig = SaveConfig()
-    steps: int = 100
+    steps: int = 60
     prompts: int = 64  # tasks a step
     samples: int = 8  # answers a task
     seed: int = 0

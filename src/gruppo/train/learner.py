@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, micro_batches
+from gruppo.data import Batch, Source, micro_batches
 from gruppo.pieces.aggregate import weighted_sum
 from gruppo.stages import Context, Method, Need, Stats, Term
 from gruppo.stages.schedule import Sched
@@ -28,7 +28,7 @@ _AS_STORED = frozenset({"logp_gen_N", "temperature_N", "row_N"})  # NaN in logp_
 class OptimConfig:
     """AdamW and its surroundings."""
 
-    lr: Sched = 1e-3
+    lr: Sched = 1e-4
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.0
@@ -138,13 +138,22 @@ class Learner:
         return list(dict.fromkeys(n for o in here for n in o.needs(self.ctx) if n.when == "step"))
 
     def terms(self, role: str, batch: Batch, stats: Stats) -> list[Term]:
-        """The objective's terms and, for the policy, the penalties'. Rows that nothing may learn from read as 0."""
-        alive = batch.spread(batch.learn_E, "E", "N")
-        out = list(self.method.objectives[role](self.ctx, *_clean(batch, stats, alive & batch.keep_N)))
+        """The objective's terms and, for the policy, the penalties'. Rows that nothing may learn from read as 0.
+
+        Selection of tokens is the policy's: another role learns from what it dropped, too.
+        """
+        alive = batch.spread(batch.learn_E, "E", "N") & self._readable(batch)
+        mine = alive & batch.keep_N if role == "policy" else alive
+        out = list(self.method.objectives[role](self.ctx, *_clean(batch, stats, mine)))
         if role == "policy" and self.method.penalties:
             clean = _clean(batch, stats, alive)
             out += [t for p in self.method.penalties for t in p(self.ctx, *clean)]
         return out
+
+    def _readable(self, batch: Batch) -> Tensor:
+        """Tokens of the policy, and given ones that some occupant has a rule for."""
+        known = {Source[s.upper()] for _, o in self.method.occupants() for s in o.handles} | {Source.POLICY}
+        return torch.isin(batch.source_N, torch.tensor(sorted(known), device=batch.device))
 
     def _placeholders(self, role: str, batch: Batch) -> tuple[Batch, Stats]:
         """Stand-ins with which additive terms give their masks: these depend on no statistic."""

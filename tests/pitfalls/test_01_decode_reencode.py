@@ -1,0 +1,71 @@
+"""Pitfall 1: "decode → re-encode". Rule: "train on the sampled ids".
+
+If the bug came back, the batch would hold the ids of a text that was encoded again: a <bos> or <eos> that the policy
+sampled would be missing or moved, and the trainer's log-probabilities would not be the sampler's.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import batch_of, drawn, running
+
+from gruppo.data import Episode, Source, pack
+from gruppo.policies import CharTokenizer
+from gruppo.stages import need, rollout
+from gruppo.train.forward import serve
+
+
+def sampled(e: Episode) -> np.ndarray:
+    s = e.sequences[0]
+    return s.ids[s.source == Source.POLICY]
+
+
+def encoded_again(e: Episode) -> Episode:
+    """The bug: ids from the text, columns cut or filled to fit."""
+    s, n = e.sequences[0], len(sampled(e))
+    ids = np.concatenate([CharTokenizer().encode(e.text), np.full(n, CharTokenizer.eos)])[:n]
+    return replace(e, sequences=[replace(s, ids=np.concatenate([s.ids[: s.prompt_len], ids]))])
+
+
+def gap(run: Any, episodes: list[Episode]) -> float:
+    """The largest |log π of the trainer − log π of the sampler|."""
+    batch = pack(episodes)
+    now = serve(run.models["policy"], batch, [need("logp", "old")])["logp_old_N"]
+    return float((now - batch.logp_gen_N).abs().max())
+
+
+def test_the_batch_holds_the_ids_that_the_engine_sampled(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = []
+
+    async def listening(engine: Any, requests: Any) -> Any:
+        answers.extend(found := await complete(engine, requests))
+        return found
+
+    complete = rollout.complete
+    monkeypatch.setattr(rollout, "complete", listening)
+    with running(policy) as run:
+        episodes = drawn(run)
+        batch = batch_of(run, episodes)
+        assert torch.equal(batch.token_N, torch.from_numpy(np.concatenate([c.ids for c in answers])))
+        assert gap(run, episodes) < 1e-4
+
+        other = [e for e in episodes if not np.array_equal(sampled(e), sampled(encoded_again(e)))]
+        assert len(other) > 5  # answers with a <bos> or <eos> in them: the two ways differ
+        assert gap(run, [encoded_again(e) for e in other]) > 0.1
+
+
+def test_a_special_in_the_middle_does_not_survive_text() -> None:
+    tokenizer, ids = CharTokenizer(), np.array([30, CharTokenizer.bos, 31, CharTokenizer.eos])
+    assert not np.array_equal(tokenizer.encode(tokenizer.decode(ids)), ids)
+
+
+def test_ids_of_another_length_are_refused(policy: Path) -> None:
+    with running(policy) as run:
+        e = next(e for e in drawn(run) if len(e.text) < e.tokens)
+    s = e.sequences[0]
+    with pytest.raises(ValueError, match="slip"):
+        replace(s, ids=np.concatenate([s.ids[: s.prompt_len], CharTokenizer().encode(e.text)]))
