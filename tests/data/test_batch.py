@@ -267,12 +267,20 @@ def test_an_empty_minibatch_is_an_empty_batch():
     assert part.drawn == 0 and part.learn_N.shape == (0,)
 
 
-def test_the_same_row_twice_is_refused():
-    batch = pack(random_episodes(0, 3))
-    with pytest.raises(ValueError, match="stands twice"):
-        batch.minibatch(torch.tensor([1, 1]))
-    with pytest.raises(ValueError, match="stands twice"):
-        batch.micro(torch.tensor([0, 1, 0]))
+@LAW
+@given(episode_lists(), st.data())
+def test_an_episode_named_twice_is_two_episodes(episodes, data):
+    whole = pack(episodes, views=ALL)
+    rows = torch.tensor(data.draw(st.lists(st.integers(0, len(episodes) - 1), min_size=1, max_size=6)))
+    part = whole.minibatch(rows)
+    assert part.uid_E.tolist() == whole.uid_E[rows].tolist()
+    ones = [whole.minibatch(row.view(1)) for row in rows]
+    assert torch.equal(part.gather(part.token_N, "N", "E", "count"), torch.tensor([b.size("N") for b in ones]))
+    for name in ("token_N", "uid_N", "action_key_K", "changed_S"):
+        assert torch.equal(part.columns[name], torch.cat([b.columns[name] for b in ones])), name
+    assert [s for b in ones for s in b.turn_index_K[b.turn_N].tolist()] == part.turn_index_K[part.turn_N].tolist()
+    for view in ALL:
+        assert contexts(part.views[view]) == [c for b in ones for c in contexts(b.views[view])]
 
 
 # ---- micro-batches: counts stay

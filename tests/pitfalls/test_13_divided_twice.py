@@ -15,7 +15,6 @@ from gruppo.train.learner import Learner, OptimConfig
 
 
 def one_step(policy: Path, micro_tokens: int) -> tuple[float, torch.Tensor]:
-    # beta = 0 and a large clip: the update is lr · sign-like, so weights would not tell; grad_norm does
     with running(policy, optim=OptimConfig(lr=0.01, clip_norm=1e9, micro_tokens=micro_tokens)) as run:
         facts = take_step(run).facts
         return facts["grad_norm"], flat(run.models["policy"])

@@ -34,7 +34,7 @@ def expected(name: str, behaviour: Tensor | None = None) -> tuple[float, Tensor]
     log_p = torch.log_softmax(z, -1)
     weight = (log_p if behaviour is None else behaviour).detach().exp()
     value = (weight * ESTIMATORS[name](log_p, REF)).sum()
-    return float(value), torch.autograd.grad(value, z)[0]
+    return float(value.detach()), torch.autograd.grad(value, z)[0]
 
 
 def exact(forward: bool) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_runs import answer, far
 
-from gruppo.data import Episode
+from gruppo.data import Episode, pack
 from gruppo.lab.world import World
 from gruppo.methods import method
 from gruppo.pieces.aggregate import weights
@@ -56,8 +56,6 @@ def test_a_dead_group_that_selection_removes_is_counted_nowhere() -> None:
 
 def test_drawn_groups_are_all_groups_drawn() -> None:
     """The third choice: removed from the rows, kept in the denominator."""
-    from gruppo.data import pack
-
     removed = pack(LIVE, drawn={"live": 4, "dead": 2}, dtype=torch.float64)
     for mean, total in (("group", 1.0), ("drawn_group", 0.5)):
         assert float(weights(removed, "N", removed.learn_N, mean).sum()) == pytest.approx(total)

@@ -8,7 +8,9 @@ from gruppo import __version__
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="gruppo", description="Policy optimisation for language models, one page a method.")
+    top = argparse.ArgumentParser(
+        prog="gruppo", description="Policy optimisation for language models, one page a method."
+    )
     top.add_argument("--version", action="version", version=f"gruppo {__version__}")
     sub = top.add_subparsers(dest="command", required=True, metavar="train | eval | methods | doctor")
     train = sub.add_parser("train", help="train a policy: gruppo train method=dapo task=countdown steps=60")
@@ -30,7 +32,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _settings(command: argparse.ArgumentParser) -> None:
-    command.add_argument("settings", nargs="*", metavar="key=value", help="for example method=dapo method.objective.clip_high=0.3")
+    command.add_argument(
+        "settings", nargs="*", metavar="key=value", help="for example method=dapo method.objective.clip_high=0.3"
+    )
     command.add_argument("--config", metavar="FILE", help="a run file in TOML; settings come after it")
     command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
 

@@ -24,7 +24,9 @@ def configured(args: argparse.Namespace, base: RunConfig | None = None) -> RunCo
     if args.config:
         path = Path(args.config)
         if not path.is_file():
-            raise ValueError(f"--config {path}: there is no such file, so nothing was started. Give the path of a TOML file.")
+            raise ValueError(
+                f"--config {path}: there is no such file, so nothing was started. Give the path of a TOML file."
+            )
         try:
             table = tomllib.loads(path.read_text())
         except tomllib.TOMLDecodeError as error:
@@ -64,12 +66,19 @@ def dry_run(config: RunConfig, as_json: bool) -> int:
         run.close()
     refuse(checks)
     tokens = config.prompts * config.samples * run.sampling.max_tokens
-    facts = {"config": to_table(config), "tokens_per_step_at_most": tokens, "checks": [dataclasses.asdict(c) for c in checks]}
+    facts = {
+        "config": to_table(config),
+        "tokens_per_step_at_most": tokens,
+        "checks": [dataclasses.asdict(c) for c in checks],
+    }
     if as_json:
         print(json.dumps(facts))
     else:
         print(tomli_w.dumps(to_table(config)))
-        print(f"# ready: {config.steps} steps of {config.prompts} x {config.samples} answers, at most {tokens} sampled tokens a step")
+        print(
+            f"# ready: {config.steps} steps of {config.prompts} x {config.samples} answers, at most "
+            f"{tokens} sampled tokens a step"
+        )
     return 0
 
 
@@ -97,7 +106,10 @@ def eval(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(table))
         return 0
-    print(f"{tasks.name}: accuracy {result.accuracy:.3f} ± {result.error:.3f} on {result.prompts} held-out prompts, T={sampling.temperature:g}")
+    print(
+        f"{tasks.name}: accuracy {result.accuracy:.3f} ± {result.error:.3f} on {result.prompts} "
+        f"held-out prompts, T={sampling.temperature:g}"
+    )
     for level, value in result.by_level.items():
         print(f"  level {level}: {value:.3f}")
     print(f"  length {result.length:.1f} tokens, truncated {result.truncated:.1%}, failed {result.failed}")
@@ -202,4 +214,6 @@ def _check(names: list[str], as_json: bool) -> int:
 
 
 def _missing(what: str, count: int) -> list[str]:
-    raise ValueError(f"gruppo methods {what} wants {count} name{'s' if count > 1 else ''}. `gruppo methods` lists them.")
+    raise ValueError(
+        f"gruppo methods {what} wants {count} name{'s' if count > 1 else ''}. `gruppo methods` lists them."
+    )

@@ -33,7 +33,9 @@ def apply(config: RunConfig, tokens: Sequence[str]) -> RunConfig:
 def parsed(token: str) -> Setting:
     m = re.fullmatch(r"([\w.]+)(\+=|-=|=)(.*)", token, re.S)
     if not m:
-        raise ValueError(f"{token!r} is no setting, so nothing was started. Write key=value, or for a chain key+=name, key-=name.")
+        raise ValueError(
+            f"{token!r} is no setting, so nothing was started. Write key=value, or for a chain key+=name, key-=name."
+        )
     return m[1], m[2], m[3]
 
 
@@ -64,7 +66,10 @@ def _put(node: Any, path: list[str], op: str, value: Any, whole: str) -> Any:
         return _put_in_chain(node, key, rest, op, value, whole)
     if isinstance(node, Mapping):
         if not rest:
-            return {**node, key: Role(start=str(value)) if whole.startswith("method.cast.") else _occupant(whole, key, value)}
+            return {
+                **node,
+                key: Role(start=str(value)) if whole.startswith("method.cast.") else _occupant(whole, key, value),
+            }
         return {**node, key: _put(node[_known(key, node, whole)], rest, op, value, whole)}
     names = [f.name for f in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
     if key not in names:
@@ -79,24 +84,33 @@ def _put(node: Any, path: list[str], op: str, value: Any, whole: str) -> Any:
     return dataclasses.replace(node, **{key: after})
 
 
-def _put_in_chain(chain: tuple[Any, ...], key: str, rest: list[str], op: str, value: Any, whole: str) -> tuple[Any, ...]:
+def _put_in_chain(
+    chain: tuple[Any, ...], key: str, rest: list[str], op: str, value: Any, whole: str
+) -> tuple[Any, ...]:
     here = {kind(o): i for i, o in enumerate(chain)}
     place = here[_known(key, here, whole)]
     if not rest:
-        raise ValueError(f"{whole}{op}{value}: {key} is an occupant, so its field is missing. Write {whole}.FIELD=VALUE.")
+        raise ValueError(
+            f"{whole}{op}{value}: {key} is an occupant, so its field is missing. Write {whole}.FIELD=VALUE."
+        )
     return (*chain[:place], _put(chain[place], rest, op, value, whole), *chain[place + 1 :])
 
 
 def _known(key: str, known: Mapping[str, Any], whole: str) -> str:
     if key not in known:
-        raise ValueError(f"{whole}: there is no {key!r} here{nearest(key, known)}. There is: {', '.join(known) or 'nothing'}.")
+        raise ValueError(
+            f"{whole}: there is no {key!r} here{nearest(key, known)}. There is: {', '.join(known) or 'nothing'}."
+        )
     return key
 
 
 def _unknown(key: str, names: list[str], whole: str, node: Any) -> str:
     deep = [p for p in paths(RunConfig()) if p.endswith(f".{key}")]
     hint = nearest(key, names) or (f" (did you mean {deep[0]}?)" if deep else "")
-    return f"{whole}: {type(node).__name__} has no {key!r}{hint}, so nothing was started. It has: {', '.join(names) or 'no fields'}."
+    return (
+        f"{whole}: {type(node).__name__} has no {key!r}{hint}, so nothing was started. It has: "
+        f"{', '.join(names) or 'no fields'}."
+    )
 
 
 def paths(node: Any, at: str = "") -> Iterator[str]:
@@ -115,14 +129,19 @@ def paths(node: Any, at: str = "") -> Iterator[str]:
 
 def _leaf(node: Any, key: str, op: str, value: Any, whole: str) -> Any:
     if op != "=":
-        raise ValueError(f"{whole}{op}{value}: {whole} is no chain. Write {whole}=VALUE; chains are {', '.join(CHAINS)}.")
+        raise ValueError(
+            f"{whole}{op}{value}: {whole} is no chain. Write {whole}=VALUE; chains are {', '.join(CHAINS)}."
+        )
     before = getattr(node, key)
     if isinstance(before, Method):
         return method(str(value))
     if dataclasses.is_dataclass(before) and not isinstance(before, Schedule):
         if "name" in [f.name for f in dataclasses.fields(before)]:
             return _put(before, ["name"], "=", value, f"{whole}.name")
-        raise ValueError(f"{whole}={value}: it has fields of its own. Set one of them, for example {next(paths(before, whole + '.'))}.")
+        raise ValueError(
+            f"{whole}={value}: it has fields of its own. Set one of them, for example "
+            f"{next(paths(before, whole + '.'))}."
+        )
     return coerce(value, _hints(type(node))[key], whole)
 
 
@@ -140,7 +159,9 @@ def coerce(value: Any, hint: Any, whole: str) -> Any:
     except ValidationError as error:
         said = error.errors()[0]["msg"]
         extra = ", or a schedule such as linear(0.1, 0.0, steps=100)" if schedules else ""
-        raise ValueError(f"{whole}={value}: {said}{extra}. Nothing was started; write {whole}=VALUE with such a value.") from None
+        raise ValueError(
+            f"{whole}={value}: {said}{extra}. Nothing was started; write {whole}=VALUE with such a value."
+        ) from None
 
 
 @cache
@@ -153,7 +174,10 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _refurnish(m: Method, room: str, op: str, value: Any, whole: str) -> Method:
     if op != "=" and room not in CHAINS:
-        raise ValueError(f"{whole}{op}{value}: {room} holds one occupant, no chain. Write {whole}={value}; chains are {', '.join(CHAINS)}.")
+        raise ValueError(
+            f"{whole}{op}{value}: {room} holds one occupant, no chain. Write {whole}={value}; chains "
+            f"are {', '.join(CHAINS)}."
+        )
     chain = getattr(m, room)
     if op == "-=":
         _known(str(value), {kind(o): o for o in chain}, whole)
@@ -190,7 +214,9 @@ def _occupant(whole: str, room: str, value: Any) -> Any:
         found = load_object(name)
         found = found() if isinstance(found, type) else found
         if not isinstance(found, Occupant):
-            raise ValueError(f"{whole}={name}: that is no occupant. Derive a frozen dataclass from gruppo.stages.Occupant.")
+            raise ValueError(
+                f"{whole}={name}: that is no occupant. Derive a frozen dataclass from gruppo.stages.Occupant."
+            )
         return found
     if name not in known:
         near = nearest(name, [*known, *all_methods()])

@@ -27,6 +27,11 @@ def _level(name: str) -> str:
     return name.rpartition("_")[2][:1] if "_" in name else name
 
 
+def _count_up(length: Tensor) -> Tensor:
+    """0 length_0 times, 1 length_1 times, and so on."""
+    return torch.repeat_interleave(torch.arange(len(length), device=length.device), length)
+
+
 @dataclass(frozen=True)
 class Ragged:
     """A list of ids for each row: values of row i are values[start_i : start_i + length_i]."""
@@ -52,18 +57,18 @@ class Inputs:
     parent_M: Tensor
     at_N: Tensor  # where each decision stands; it is predicted from parent_M[at_N]
 
-    def take(self, rows_S: Tensor, rows_N: Tensor, size_S: int) -> "Inputs":
-        start, length = segment.offsets(Key(self.seq_M, size_S))
-        rows_M = segment.ranges(start[rows_S], length[rows_S])
-        new = torch.full_like(self.seq_M, -1)
-        new[rows_M] = torch.arange(len(rows_M), device=new.device)
+    def take(self, rows_N: Tensor, seq_N: Tensor, start_S: Tensor, length_S: Tensor) -> "Inputs":
+        """The sequences that begin at `start_S`, one after the other, and their decisions."""
+        rows_M = segment.ranges(start_S, length_S)
+        seq_M = _count_up(length_S)
+        moved_S = torch.cumsum(length_S, 0) - length_S - start_S
         parent = self.parent_M[rows_M]
         return Inputs(
             ids_M=self.ids_M[rows_M],
             pos_M=self.pos_M[rows_M],
-            seq_M=torch.repeat_interleave(torch.arange(len(rows_S), device=new.device), length[rows_S]),
-            parent_M=torch.where(parent >= 0, new[parent.clamp(min=0)], parent),
-            at_N=new[self.at_N[rows_N]],
+            seq_M=seq_M,
+            parent_M=torch.where(parent >= 0, parent + moved_S[seq_M], parent),
+            at_N=self.at_N[rows_N] + moved_S[seq_N],
         )
 
     def to(self, device: torch.device | str) -> "Inputs":
@@ -180,6 +185,16 @@ class Batch(Columns):
         return self._mask("learn_N", lambda: self.policy_N & self.keep_N)
 
     @property
+    def sampled_N(self) -> Tensor:
+        """Tokens the policy sampled in episodes that did not fail, open ones included: what credit walks over."""
+        return self._mask("sampled_N", lambda: (self.source_N == Source.POLICY) & self.spread(self.alive_E, "E", "N"))
+
+    @property
+    def alive_E(self) -> Tensor:
+        """Episodes that did not fail and are not put aside. Only these can be learned from, open ones if told."""
+        return self._mask("alive_E", lambda: (self.status_E <= Status.INVALID) & (self.use_E == Use.LEARN))
+
+    @property
     def learn_E(self) -> Tensor:
         """Episodes to learn from: ended by themselves or cut off; an open one is learned when it has ended."""
         return self._mask("learn_E", lambda: self._ended_E() & (self.use_E == Use.LEARN))
@@ -254,11 +269,15 @@ class Batch(Columns):
 
     def scan(self, b: Tensor, c: Tensor | float, low: Level, within: Level = "E") -> Tensor:
         """y_t = b_t + c_t y_{t+1} over the rows of `low` in time order, inside `within`."""
-        return self._in_order(low, within, lambda x, c_t, part: segment.scan(x, c_t, part), b, c)
+        return self._in_order(low, within, segment.scan, b, c)
 
     def lag(self, x: Tensor, k: int, low: Level = "K", within: Level = "E", fill: int | float = 0) -> Tensor:
         """The value k rows earlier in time inside `within` (k < 0: later)."""
-        return self._in_order(low, within, lambda y, _, part: segment.lag(y, k, part, fill), x, 0.0)
+
+        def earlier(y: Tensor, _: Tensor | float, part: Tensor) -> Tensor:
+            return segment.lag(y, k, part, fill)
+
+        return self._in_order(low, within, earlier, x, 0.0)
 
     def _in_order(self, low: Level, within: Level, f: Any, x: Tensor, c: Tensor | float) -> Tensor:
         order, part = self._order(low, within), self.up(low, within)
@@ -302,35 +321,37 @@ class Batch(Columns):
             if level in "EG":
                 columns[name] = columns[name][rows_E if level == "E" else rows_G]
         columns["group_E"] = index_G[groups]
-        columns["episode_S"] = torch.repeat_interleave(torch.arange(len(rows_E), device=self.device), length[rows_E])
+        columns["episode_S"] = _count_up(length[rows_E])
         share = self.drawn * len(rows_G) / max(self.size("G"), 1)
         return replace(part, columns=columns, drawn=max(share, len(rows_G)), _cache={})
 
     def micro(self, rows_S: Tensor) -> "Batch":
-        """These sequences, for one forward: rows of N, K and S are cut, episodes, groups and their counts stay."""
-        size_S = self.size("S")
-        if len(rows_S) and int(torch.bincount(rows_S, minlength=size_S).max()) > 1:
-            raise ValueError(
-                "the same sequence or episode stands twice in this part of the batch: its turns and tokens "
-                "would be mixed up. Name every row once; to learn more from a row, raise its weight_N."
-            )
-        k_start, k_length = segment.offsets(self.level("K", "S"))
-        n_start, n_length = segment.offsets(self.level("N", "S"))
-        rows_K = segment.ranges(k_start[rows_S], k_length[rows_S])
-        rows_N = segment.ranges(n_start[rows_S], n_length[rows_S])
-        new_K = torch.full((self.size("K"),), -1, dtype=torch.int64, device=self.device)
-        new_K[rows_K] = torch.arange(len(rows_K), device=self.device)
+        """These sequences, for one forward: rows of N, K and S are cut, episodes, groups and their counts stay.
+
+        The work is that of the rows cut out: what belongs to the whole batch is made once and kept.
+        """
+        starts = {name: (start[rows_S], length[rows_S]) for name, (start, length) in self._starts().items()}
+        rows_N, rows_K = segment.ranges(*starts["N"]), segment.ranges(*starts["K"])
         rows = {"N": rows_N, "K": rows_K, "S": rows_S}
         columns = {n: x[rows[_level(n)]] if _level(n) in rows else x for n, x in self.columns.items()}
-        columns["turn_N"] = new_K[self.turn_N[rows_N]]
-        columns["seq_K"] = torch.repeat_interleave(torch.arange(len(rows_S), device=self.device), k_length[rows_S])
+        columns["seq_K"], seq_N = _count_up(starts["K"][1]), _count_up(starts["N"][1])
+        moved_S = torch.cumsum(starts["K"][1], 0) - starts["K"][1] - starts["K"][0]
+        columns["turn_N"] = self.turn_N[rows_N] + moved_S[seq_N]
         return replace(
             self,
             columns={**columns, "row_N": rows_N, "row_K": rows_K, "row_S": rows_S},
-            views={name: view.take(rows_S, rows_N, size_S) for name, view in self.views.items()},
+            views={name: view.take(rows_N, seq_N, *starts[name]) for name, view in self.views.items()},
             allowed=None if self.allowed is None else self.allowed.take(rows_N),
             _cache={},
         )
+
+    def _starts(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """First row and number of rows of each sequence, in N, K and the inputs of each view."""
+        if "starts" not in self._cache:
+            keys = {name: Key(view.seq_M, self.size("S")) for name, view in self.views.items()}
+            keys |= {"N": self.level("N", "S"), "K": self.level("K", "S")}
+            self._cache["starts"] = {name: segment.offsets(key) for name, key in keys.items()}
+        return self._cache["starts"]
 
     def to(self, device: torch.device | str) -> "Batch":
         return replace(

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -77,7 +78,9 @@ def pack(
     """Pack episodes without padding. `drawn` counts the episodes of every group before selection."""
     group_names = list(dict.fromkeys(e.group for e in episodes))
     drawn = drawn or {}
-    components = tuple(sorted({c for e in episodes for c in e.reward} | {c for e in episodes for t in e.turns for c in t.reward}))
+    components = tuple(
+        sorted({c for e in episodes for c in e.reward} | {c for e in episodes for t in e.turns for c in t.reward})
+    )
     agents = tuple(sorted({t.agent for e in episodes for t in e.turns}))
     sequences = [s.trained() for e in episodes for s in e.sequences]
     originals = [s for e in episodes for s in e.sequences]
@@ -190,16 +193,16 @@ def _turns(episodes: Seq[Episode], components: Seq[str], agents: Seq[str], dtype
     }
 
 
-def _episodes(
-    episodes: Seq[Episode], groups: Seq[str], components: Seq[str], dtype: torch.dtype
-) -> dict[str, Tensor]:
+def _episodes(episodes: Seq[Episode], groups: Seq[str], components: Seq[str], dtype: torch.dtype) -> dict[str, Tensor]:
     index = {g: i for i, g in enumerate(groups)}
     nan = float("nan")
     parts = np.array([[e.reward.get(c, nan) for c in components] for e in episodes], np.float64)
     seen: set[int] = set()
     for e in episodes:
         if e.uid in seen:
-            raise ValueError(f"episode uid {e.uid} appears twice: rows would share one random stream. Give each its own.")
+            raise ValueError(
+                f"episode uid {e.uid} appears twice: rows would share one random stream. Give each its own."
+            )
         seen.add(e.uid)
     return {
         "group_E": torch.tensor([index[e.group] for e in episodes], dtype=torch.int64),
@@ -265,9 +268,7 @@ def _allowed(sequences: Seq[Sequence]) -> Ragged | None:
     if all(s.allowed is None for s in sequences):
         return None
     empty = np.zeros(0, np.int64)
-    sets = [
-        (s.allowed or {}).get(int(p), empty) for s in sequences for p in np.flatnonzero(s.source != Source.ENV)
-    ]
+    sets = [(s.allowed or {}).get(int(p), empty) for s in sequences for p in np.flatnonzero(s.source != Source.ENV)]
     length = torch.tensor([len(x) for x in sets], dtype=torch.int64)
     return Ragged(length, torch.from_numpy(_join(sets, np.int64)))
 
@@ -297,6 +298,6 @@ def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
             used, start = 0, i
         used += n
     cut.append(size)
-    for a, b in zip(cut, cut[1:], strict=False):
+    for a, b in pairwise(cut):
         # Inside a forward the order of the rows is free: the batch's own order keeps sums repeatable.
         yield batch.micro(torch.sort(order[a:b])[0].to(batch.device))

@@ -83,7 +83,7 @@ def load_episodes(path: str | os.PathLike[str]) -> list[Episode]:
 def _arrow() -> Any:
     try:
         import pyarrow as pa
-        import pyarrow.ipc
+        import pyarrow.ipc  # pyright: ignore[reportUnusedImport]
     except ModuleNotFoundError as e:
         raise ModuleNotFoundError(
             "pyarrow is not installed, so episodes can neither be saved nor loaded. Run `pip install pyarrow`"
@@ -318,9 +318,7 @@ def _read_episodes(columns: dict[str, Any]) -> list[Episode]:
 
 
 def _read_notes(lists: Any) -> list[dict[str, Note]]:
-    names, level, version, dtype = (
-        _plain(lists.values.field(n)) for n in ("name", "level", "version", "dtype")
-    )
+    names, level, version, dtype = (_plain(lists.values.field(n)) for n in ("name", "level", "version", "dtype"))
     shapes, values = (_read_arrays(lists.values.field(n)) for n in ("shape", "values"))
     rows = zip(values, dtype, shapes, strict=True)
     values = [v.astype(kind, copy=False).reshape(shape) for v, kind, shape in rows]

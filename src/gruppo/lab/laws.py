@@ -15,7 +15,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Source, Use
+from gruppo.data import Batch, Episode, Source, Status, Use
 from gruppo.lab.world import Desk, World, bare, random_cut, random_episodes, with_rewards
 from gruppo.pieces.stop import freeze
 from gruppo.stages import CHAINS, ROOMS, Method, Schedule, Stats, StepRecord, kind
@@ -89,8 +89,8 @@ def order(method: Method, seed: int) -> str:
 
 
 def nan_mask(method: Method, seed: int) -> str:
-    """NaN and infinities change nothing on rows that nothing may read: those of failed, open and unused episodes,
-    given tokens that no occupant has a rule for, and for the objective tokens that selection dropped."""
+    """NaN and infinities change nothing on rows that nothing may read: those of failed and unused episodes, given
+    tokens that no occupant has a rule for, and for the objective tokens that selection dropped."""
     return _first((*_dead_rows(method, seed), *_dropped_rows(method.but(penalties=()), seed)))
 
 
@@ -102,7 +102,7 @@ def _dead_rows(method: Method, seed: int) -> Iterable[str]:
     world = World(method, seed)
     batch = world.packed(random_episodes(seed))
     plain = world.prepared(batch)
-    dead_E = ~(batch.learn_E | batch.judged_E)
+    dead_E = ~(batch.alive_E | batch.judged_E)
     known = {Source[s.upper()] for _, o in method.occupants() for s in o.handles} | {Source.POLICY}
     given_N = ~torch.isin(batch.source_N, torch.tensor(sorted(known)))
     dead = {"N": batch.spread(dead_E, "E", "N") | given_N}
@@ -135,15 +135,18 @@ def _poisoned(batch: Batch, rows: Mapping[str, Tensor], value: float) -> Batch:
 
 
 def failures(method: Method, seed: int) -> str:
-    """A failed or open episode leaves no trace: the same gradient as if it had never been drawn, also at the step
-    after, when memory has seen it."""
+    """A failed episode leaves no trace: the same gradient as if it had never been drawn, also at the step after,
+    when memory has seen it. What an open one may have as reward is not read before it ends."""
     episodes = random_episodes(seed)
-    without = [e for e in episodes if e.status.judged]
+    still = [replace(e, reward={"task": -5.0}) if e.status == Status.OPEN else e for e in episodes]
+    without = [e for e in still if e.status.judged or e.status == Status.OPEN]
     clean, world = World(method, seed), World(method, seed)
 
     def check(when: str) -> Iterable[str]:
         for role in world.learner.trained:
-            yield _same(clean.gradient(without, role), world.gradient(episodes, role), f"{role}, failed episodes {when}")
+            yield _same(
+                clean.gradient(without, role), world.gradient(episodes, role), f"{role}, failed episodes {when}"
+            )
 
     now = _first(check("in the batch"))
     _observe(clean, without)
@@ -207,7 +210,10 @@ def _moved(method: Method, seed: int, law: str, f: Callable[[float], float]) -> 
 def direction(method: Method, seed: int) -> str:
     """On-policy, the objective pushes right answers up against wrong ones, in every group that has both."""
     world = World(bare(method), seed, on_policy=True)
-    plain = [replace(e, use=Use.LEARN, turns=[replace(t, reward={}) for t in e.turns]) for e in random_episodes(seed, dead=False)]
+    plain = [
+        replace(e, use=Use.LEARN, turns=[replace(t, reward={}) for t in e.turns])
+        for e in random_episodes(seed, dead=False)
+    ]
     batch = world.packed(plain)
     batch = batch.with_columns(**{k: torch.zeros_like(v) for k, v in batch.columns.items() if k.startswith("value_")})
     batch = world.prepared(batch)
@@ -364,7 +370,10 @@ def fields_matter(method: Method, seed: int) -> str:
             tries = [*(named if isinstance(named, list) else [named]), *([] if f.default is MISSING else [f.default])]
             tries = [v for v in tries if v != before]
             if not any(_shows(method, room, place, replace(occupant, **{f.name: v})) for v in tries):
-                return f"{kind(occupant)}.{f.name} in {room}: none of {tries} changed anything; name a witness, or drop the field"
+                return (
+                    f"{kind(occupant)}.{f.name} in {room}: none of {tries} changed anything; name a "
+                    "witness, or drop the field"
+                )
     return ""
 
 
@@ -444,7 +453,9 @@ def _observe_twice(world: World, episodes: list[Episode]) -> None:
     for step in range(2):
         with world.ctx.memory.writing() as state:
             for _, o in world.method.occupants():
-                o.observe(StepRecord(step, episodes, batch.with_columns(reward_E=batch.reward_E * (step + 1)), {}), state)
+                o.observe(
+                    StepRecord(step, episodes, batch.with_columns(reward_E=batch.reward_E * (step + 1)), {}), state
+                )
 
 
 def _before_the_batch(world: World, room: str, occupant: Any, episodes: list[Episode]) -> Any:
@@ -457,7 +468,9 @@ def _before_the_batch(world: World, room: str, occupant: Any, episodes: list[Epi
         return out
     if room == "prompting":
         made = desk.prompts([occupant])
-        return [(list(p.ids), p.group, p.samples, p.given, None if p.train_as is None else list(p.train_as)) for p in made]
+        return [
+            (list(p.ids), p.group, p.samples, p.given, None if p.train_as is None else list(p.train_as)) for p in made
+        ]
     made = desk.episodes(occupant)
     return [(e.group, e.status, [(list(s.ids), list(s.source), list(s.logp)) for s in e.sequences]) for e in made]
 
@@ -512,6 +525,8 @@ def check_laws(method: Method, seeds: Iterable[int] = range(3)) -> dict[str, str
     for name in LAWS:
         said = _first(verdict(name, method, seed) for seed in (seeds if name not in ONCE else (0,)))
         if name in method.breaks and not said.startswith("raised "):
-            said = "" if said else f"declared as broken ({method.breaks[name]}), but it holds: take the declaration away"
+            said = (
+                "" if said else f"declared as broken ({method.breaks[name]}), but it holds: take the declaration away"
+            )
         out[name] = said
     return out

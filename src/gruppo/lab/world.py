@@ -181,7 +181,9 @@ class World:
         batch = batch.with_columns(**self.method.credit(self.ctx, batch))
         return through_second_door(self.ctx, self.method.select, batch, Stats(), current=False)
 
-    def grad(self, batch: Batch, role: str = "policy", cut: Seq[Tensor] | None = None, two_pass: bool = False) -> Tensor:
+    def grad(
+        self, batch: Batch, role: str = "policy", cut: Seq[Tensor] | None = None, two_pass: bool = False
+    ) -> Tensor:
         """The flat gradient of the role's parameters."""
         self.learner.two_pass = two_pass
         self.learner.grad(role, batch, cut=cut)
@@ -205,7 +207,9 @@ class World:
         if "logp_old_N" not in batch.columns:
             batch = batch.with_columns(logp_old_N=table.logp_N.detach())
         fixed = Stats({k: stop(v) for k, v in stats.items()})
-        batch = through_second_door(self.ctx, self.method.select if role == "policy" else (), batch, fixed, current=True)
+        batch = through_second_door(
+            self.ctx, self.method.select if role == "policy" else (), batch, fixed, current=True
+        )
         terms = self.learner.terms(role, batch, table)
         zero = torch.zeros((), dtype=torch.float64)
         return sum((t.total(t.weights(batch)) for t in terms if not _silent(t.coef)), zero)

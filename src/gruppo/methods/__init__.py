@@ -28,7 +28,9 @@ def built_in() -> dict[str, Method]:
         module = import_module(f"{__name__}.{path.stem}")
         mine = [x for x in vars(module).values() if isinstance(x, Method) and x.name == path.stem]
         if len(mine) != 1:
-            raise ValueError(f"methods/{path.name} holds {len(mine)} methods called {path.stem!r}: one file, one method.")
+            raise ValueError(
+                f"methods/{path.name} holds {len(mine)} methods called {path.stem!r}: one file, one method."
+            )
         out[path.stem] = described(mine[0], module)
     return out
 
@@ -54,16 +56,22 @@ def method(name: str) -> Method:
     if ":" in name:
         found = load_object(name)
         if not isinstance(found, Method):
-            raise ValueError(f"{name} is {type(found).__name__}, no Method, so there is nothing to train. Name a Method in that file.")
+            raise ValueError(
+                f"{name} is {type(found).__name__}, no Method, so there is nothing to train. Name a "
+                "Method in that file."
+            )
         return described(found, None)
     bare, _, version = name.partition("@")
     known = all_methods()
     if bare not in known:
         raise ValueError(
-            f"method={name!r} is not known{nearest(bare, known)}. See `gruppo methods`, or give a file: method=./mine.py:MINE."
+            f"method={name!r} is not known{nearest(bare, known)}. See `gruppo methods`, or give a "
+            "file: method=./mine.py:MINE."
         )
     if version and int(version) != known[bare].version:
-        raise ValueError(f"method={name!r}: this gruppo has {bare}@{known[bare].version}. Its numbers differ; name that one.")
+        raise ValueError(
+            f"method={name!r}: this gruppo has {bare}@{known[bare].version}. Its numbers differ; name that one."
+        )
     return known[bare]
 
 

@@ -55,7 +55,9 @@ class Discriminate(Occupant):
         live_E = batch.gather(learn, "N", "E", "any") & batch.judged_E
         up_G = batch.gather(score_E, "E", "G", "mean", where=right_E & live_E)
         down_G = self.tau * batch.gather(score_E / self.tau, "E", "G", "logmeanexp", where=~right_E & live_E)
-        both_G = batch.gather(right_E, "E", "G", "any", where=live_E) & batch.gather(~right_E, "E", "G", "any", where=live_E)
+        both_G = batch.gather(right_E, "E", "G", "any", where=live_E) & batch.gather(
+            ~right_E, "E", "G", "any", where=live_E
+        )
         drift_N = torch.where(learn, batch.weight_N * (batch.logp_old_N - stats.logp_N), torch.zeros_like(stats.logp_N))
         hinge = stop(self.trust_coef * torch.relu(drift_N.sum() / learn.sum().clamp(min=1) - self.kl_limit))
         return [

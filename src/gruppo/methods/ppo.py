@@ -18,8 +18,13 @@ PPO = REINFORCE.but(
     name="ppo",
     paper="arXiv:1707.06347",
     credit=Gae(gamma=1.0, lam=0.95),
-    objective={"policy": ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="token"), "critic": ValueLoss(clip_value=0.5)},
+    objective={
+        "policy": ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="token"),
+        "critic": ValueLoss(clip_value=0.5),
+    },
     update=Passes(epochs=1, minibatches=2),
     cast={"critic": Role(as_="head", train=True)},
-    breaks={"equal_rewards": "The advantage is against the critic's guess, which may be wrong where all rewards are equal."},
+    breaks={
+        "equal_rewards": "The advantage is against the critic's guess, which may be wrong where all rewards are equal."
+    },
 )

@@ -15,7 +15,7 @@ def k2(logp: Tensor, logp_ref: Tensor) -> Tensor:
 
 
 def k3(logp: Tensor, logp_ref: Tensor, bound: float = 20.0) -> Tensor:
-    """exp(d) − d − 1, d = log π_ref − log π. Unbiased and never negative; as a loss its gradient is that of KL(π_ref ‖ π).
+    """exp(d) − d − 1, d = log π_ref − log π. Unbiased, never negative; its gradient is that of KL(π_ref ‖ π).
 
     d is at most `bound`, so that exp stays finite. No bound below: there the pull to the reference must not end.
     """

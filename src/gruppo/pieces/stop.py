@@ -4,7 +4,7 @@
 parts stay at the base point; inside `freeze()` the first evaluation records them and later ones replay them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -37,7 +37,7 @@ def stop(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def freeze() -> Iterator[_Tape]:
+def freeze() -> Generator[_Tape]:
     """Hold every stopped value at its first evaluation. Call `.rewind()` after each evaluation."""
     _tape.append(_Tape())
     try:

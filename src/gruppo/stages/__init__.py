@@ -9,6 +9,26 @@ from gruppo.stages.schedule import Sched, Schedule
 from gruppo.stages.terms import Term
 
 __all__ = [
-    "CHAINS", "ROOMS", "Ask", "Context", "Ema", "Every", "Memory", "Method", "Need", "Never", "Occupant", "Prompt",
-    "Role", "Sampling", "Sched", "Schedule", "Stats", "StepRecord", "Term", "difference", "kind", "need",
+    "CHAINS",
+    "ROOMS",
+    "Ask",
+    "Context",
+    "Ema",
+    "Every",
+    "Memory",
+    "Method",
+    "Need",
+    "Never",
+    "Occupant",
+    "Prompt",
+    "Role",
+    "Sampling",
+    "Sched",
+    "Schedule",
+    "Stats",
+    "StepRecord",
+    "Term",
+    "difference",
+    "kind",
+    "need",
 ]

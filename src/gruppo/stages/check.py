@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from gruppo.data import Batch, VIEWS
+from gruppo.data import VIEWS, Batch
 from gruppo.stages.context import Context
 from gruppo.stages.method import Method, kind
 from gruppo.stages.names import nearest
@@ -42,12 +42,21 @@ def _needs(method: Method, ctx: Context) -> Iterable[str]:
                 f"Add the role with but(cast={{{n.role!r}: Role(start=…)}}) or method.cast.{n.role}=FOLDER."
             )
         elif (READOUTS[n.readout].head == "value") != (roles[n.role] == "head"):
-            yield f"{where}, but role {n.role!r} has no such head. Give a role with as_='head' for values, 'full' for tokens."
+            yield (
+                f"{where}, but role {n.role!r} has no such head. Give a role with as_='head' for values, "
+                "'full' for tokens."
+            )
         if n.view not in VIEWS:
-            yield f"{where} in the view {n.view!r}, which nobody makes{nearest(n.view, VIEWS)}. Views: {', '.join(VIEWS)}."
+            yield (
+                f"{where} in the view {n.view!r}, which nobody makes{nearest(n.view, VIEWS)}. Views: "
+                f"{', '.join(VIEWS)}."
+            )
     for role in method.objectives:
         if role not in method.cast or not method.cast[role].train:
-            yield f"{method.name}: objective is for role {role!r}, which is not trained. Add Role(train=True) to the cast."
+            yield (
+                f"{method.name}: objective is for role {role!r}, which is not trained. Add "
+                "Role(train=True) to the cast."
+            )
 
 
 def _names(method: Method) -> Iterable[str]:
@@ -83,7 +92,9 @@ def _conflicts(method: Method) -> Iterable[str]:
 def _engine(method: Method, can: frozenset[str]) -> Iterable[str]:
     for room, o in method.occupants():
         for missing in sorted(o.capabilities - can):
-            yield f"{method.name}: {kind(o)} in {room} needs an engine that can {missing!r}; this one can {sorted(can)}."
+            yield (
+                f"{method.name}: {kind(o)} in {room} needs an engine that can {missing!r}; this one can {sorted(can)}."
+            )
 
 
 # At the first batch, before the first update.
@@ -93,7 +104,10 @@ def _binary_reward(batch: Batch) -> str:
     values = torch.unique(batch.reward_E[batch.judged_E])
     if len(values) <= 2:
         return ""
-    return f"rewards have {len(values)} different values, but it wants right or wrong. Use a task or reward with two values"
+    return (
+        f"rewards have {len(values)} different values, but it wants right or wrong. Use a task or reward "
+        "with two values"
+    )
 
 
 def _several_groups(batch: Batch) -> str:
@@ -113,9 +127,14 @@ def check_first_batch(method: Method, batch: Batch) -> list[str]:
     warnings: list[str] = []
     judged = batch.judged_E
     if not bool(judged.any()):
-        raise ValueError("no episode of the first batch was judged: there is nothing to learn from. Look at the episodes' errors.")
+        raise ValueError(
+            "no episode of the first batch was judged: there is nothing to learn from. Look at the episodes' errors."
+        )
     if not bool(batch.learn_N.any()):
-        raise ValueError("the first batch has no token to learn from: every mask is empty. Look at select and at the status of episodes.")
+        raise ValueError(
+            "the first batch has no token to learn from: every mask is empty. Look at select and at "
+            "the status of episodes."
+        )
     rewards = batch.reward_E[judged]
     if bool((rewards == rewards[0]).all()):
         warnings.append(f"every reward of the first batch is {float(rewards[0]):g}: nothing can be compared yet.")

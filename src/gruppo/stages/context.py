@@ -1,6 +1,6 @@
 """What every room is given: `ctx`, and the memory that several rooms may read."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ class Memory(dict[str, Any]):
     _open = False
 
     @contextmanager
-    def writing(self) -> Iterator["Memory"]:
+    def writing(self) -> Generator["Memory"]:
         self._open = True
         try:
             yield self

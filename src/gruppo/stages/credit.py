@@ -123,20 +123,20 @@ def token_reward(batch: Batch, kl_coef: float) -> Tensor:
     reward_N = reward_N + last_of(batch, "K") * batch.spread(batch.reward_K, "K", "N")
     if kl_coef:
         kl_N = k1(batch.logp_old_N, batch.logp_ref_N)
-        reward_N = reward_N - kl_coef * torch.where(batch.policy_N, kl_N, torch.zeros_like(kl_N))
+        reward_N = reward_N - kl_coef * torch.where(batch.sampled_N, kl_N, torch.zeros_like(kl_N))
     return reward_N
 
 
 def last_of(batch: Batch, level: str) -> Tensor:
     """1 at the last policy decision in time of each row of `level`, else 0."""
-    mine = batch.policy_N.to(batch.weight_N.dtype)
+    mine = batch.sampled_N.to(batch.weight_N.dtype)
     later = batch.scan(mine, 1.0, "N", level)  # type: ignore[arg-type]
     return mine * (later == 1).to(mine.dtype)
 
 
 def gae_columns(batch: Batch, value_N: Tensor, reward_N: Tensor, gamma: float, lam: float) -> dict[str, Tensor]:
     """GAE over policy decisions only: the recursion passes unchanged through given tokens."""
-    mine = batch.policy_N
+    mine = batch.sampled_N
     zero = torch.zeros_like(value_N)
     value_N = torch.where(mine, value_N, zero)
     # V_{t+1}: the value at the next policy decision, carried backwards through given tokens.

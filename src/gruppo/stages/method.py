@@ -69,7 +69,9 @@ class Method:
         known = {f.name for f in dataclasses.fields(self)}
         for name in changes:
             if name not in known:
-                raise ValueError(f"but({name}=…): a method has no {name}{nearest(name, known)}. Rooms: {', '.join(ROOMS)}.")
+                raise ValueError(
+                    f"but({name}=…): a method has no {name}{nearest(name, known)}. Rooms: {', '.join(ROOMS)}."
+                )
         for room in CHAINS:
             if isinstance(changes.get(room), Occupant):
                 changes[room] = added(getattr(self, room), changes[room])
@@ -147,5 +149,7 @@ def _short(x: Any) -> Any:
 def kind(occupant: Any) -> str:
     """The snake-case name of an occupant's class."""
     name = (occupant if isinstance(occupant, type) else type(occupant)).__name__
-    out = "".join(f"_{c.lower()}" if c.isupper() and i and not name[i - 1].isupper() else c.lower() for i, c in enumerate(name))
+    out = "".join(
+        f"_{c.lower()}" if c.isupper() and i and not name[i - 1].isupper() else c.lower() for i, c in enumerate(name)
+    )
     return out.lstrip("_")

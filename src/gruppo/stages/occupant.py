@@ -20,7 +20,9 @@ class Occupant:
     handles: ClassVar[frozenset[str]] = frozenset()  # token sources besides the policy's that it has a rule for
     min_samples: ClassVar[int] = 1
     alone: ClassVar[str] = ""  # why fewer than min_samples make no sense
-    witness: ClassVar[dict[str, Any]] = {}  # field -> another value, or a list of such, that must change something (laws)
+    witness: ClassVar[
+        dict[str, Any]
+    ] = {}  # field -> another value, or a list of such, that must change something (laws)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         """What it wants to know from a model."""

@@ -35,7 +35,8 @@ class Need:
     def __post_init__(self) -> None:
         if self.readout not in READOUTS:
             raise ValueError(
-                f"need {self.readout!r}: no such readout{nearest(self.readout, READOUTS)}. Known: {', '.join(READOUTS)}."
+                f"need {self.readout!r}: no such readout{nearest(self.readout, READOUTS)}. Known: "
+                f"{', '.join(READOUTS)}."
             )
 
     @property
@@ -51,7 +52,15 @@ class Need:
         return f"{self.readout}@{self.role}{view}" + (f"({params})" if params else "")
 
 
-def need(readout: str, role: str = "policy", *, at: Any = "N", when: When = "batch", view: str = "as_trained", **params: float) -> Need:
+def need(
+    readout: str,
+    role: str = "policy",
+    *,
+    at: Any = "N",
+    when: When = "batch",
+    view: str = "as_trained",
+    **params: float,
+) -> Need:
     """A `Need` with its parameters as keywords: `need("logp", "old", T=1.2)`."""
     return Need(readout, role, view, at, when, tuple(sorted(params.items())))
 
@@ -79,7 +88,9 @@ READOUTS: dict[str, Readout] = {}
 
 
 def readout(
-    name: str, synthetic: Callable[[torch.Generator, int, torch.dtype], Tensor], head: Literal["policy", "value"] = "policy"
+    name: str,
+    synthetic: Callable[[torch.Generator, int, torch.dtype], Tensor],
+    head: Literal["policy", "value"] = "policy",
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     def register(read: Callable[..., Tensor]) -> Callable[..., Tensor]:
         READOUTS[name] = Readout(name, read, synthetic, head)

@@ -51,7 +51,9 @@ def from_table(table: Any) -> Any:
         known = {f.name for f in dataclasses.fields(cls)}
         for name in given:
             if name not in known:
-                raise ValueError(f"{cls.__name__} has no field {name!r}{nearest(name, known)}. Fields: {', '.join(sorted(known))}.")
+                raise ValueError(
+                    f"{cls.__name__} has no field {name!r}{nearest(name, known)}. Fields: {', '.join(sorted(known))}."
+                )
         for name in ("cast", "breaks"):
             if cls is Method and name in given:
                 given[name] = MappingProxyType(given[name])

@@ -89,7 +89,8 @@ def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
         kwargs = {k.arg or "": ast.literal_eval(k.value) for k in call.keywords}
     except (ValueError, SyntaxError):
         raise ValueError(
-            f"{text!r} is no schedule, so the field has no value. Write a number, or for example linear(0.1, 0.0, steps=100)."
+            f"{text!r} is no schedule, so the field has no value. Write a number, or for example "
+            "linear(0.1, 0.0, steps=100)."
         ) from None
     name = call.func.id
     if name not in _KINDS:

@@ -27,7 +27,8 @@ def _build(name: str, role: Role, policy: Any) -> Any:
         trunk = load_policy(role.start, next(policy.parameters()).dtype, policy.device)
         if trunk.vocab != policy.vocab:
             raise ValueError(
-                f"role {name!r} from {role.start!r} has a vocabulary of {trunk.vocab}, the policy {policy.vocab}: their "
+                f"role {name!r} from {role.start!r} has a vocabulary of {trunk.vocab}, the policy "
+                f"{policy.vocab}: their "
                 "log-probabilities cannot be compared. Use a model with the policy's tokenizer."
             )
     return clone(Critic(trunk) if role.as_ == "head" else trunk, train=role.train)

@@ -90,11 +90,19 @@ def load_checkpoint(path: Path) -> State:
     try:
         body = json.loads((path / "state.json").read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path.name} is no whole checkpoint ({error}): resume from another one of this run.") from None
+        raise ValueError(
+            f"{path.name} is no whole checkpoint ({error}): resume from another one of this run."
+        ) from None
     if body["format"] != FORMAT:
-        raise ValueError(f"{path.name} has format {body['format']}, this gruppo reads {FORMAT}: use the version that wrote it.")
+        raise ValueError(
+            f"{path.name} has format {body['format']}, this gruppo reads {FORMAT}: use the version that wrote it."
+        )
     tensors = load_file(path / "memory.safetensors")
-    weights = {p.stem: load_file(p) for p in path.glob("*.safetensors") if p.stem != "memory" and not p.stem.startswith("optimiser-")}
+    weights = {
+        p.stem: load_file(p)
+        for p in path.glob("*.safetensors")
+        if p.stem != "memory" and not p.stem.startswith("optimiser-")
+    }
     optimisers = {p.stem.removeprefix("optimiser-"): load_file(p) for p in path.glob("optimiser-*.safetensors")}
     replay = load_episodes(path / "replay.arrow") if (path / "replay.arrow").exists() else []
     return State(body["step"], weights, optimisers, unpack_memory(body["memory"], tensors), replay, body["facts"])
@@ -111,7 +119,9 @@ def pack_memory(x: Any, tensors: dict[str, Tensor]) -> Any:
         return [pack_memory(v, tensors) for v in x]
     if x is None or isinstance(x, bool | int | float | str):
         return x
-    raise ValueError(f"memory holds {type(x).__name__}, which a checkpoint cannot hold. Keep numbers, texts, tensors, lists, dicts.")
+    raise ValueError(
+        f"memory holds {type(x).__name__}, which a checkpoint cannot hold. Keep numbers, texts, tensors, lists, dicts."
+    )
 
 
 def unpack_memory(x: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -55,7 +55,9 @@ def refuse(checks: list[Check]) -> None:
     if bad:
         lines = [f"step zero: {c.name} is {c.value:.3g}, allowed {c.limit:.3g}. {c.says}" for c in bad]
         names = ",".join(c.name for c in bad)
-        raise ValueError("\n".join([*lines, f"Mend it, or start all the same with accept={names} (recorded with the run)."]))
+        raise ValueError(
+            "\n".join([*lines, f"Mend it, or start all the same with accept={names} (recorded with the run)."])
+        )
 
 
 def _ratio(run: Run, batch: Batch) -> Check:
@@ -63,7 +65,13 @@ def _ratio(run: Run, batch: Batch) -> Check:
 
     now = serve(run.models["policy"], batch, [need("logp", when="step")], grad=True)["logp_N"].detach()
     worst = float((torch.exp(now - batch.logp_old_N) - 1).abs().max())
-    return Check("ratio", worst <= GAP[run.dtype], worst, GAP[run.dtype], "Before an update π/π_old must be 1: dropout or batch-dependent numerics?")
+    return Check(
+        "ratio",
+        worst <= GAP[run.dtype],
+        worst,
+        GAP[run.dtype],
+        "Before an update π/π_old must be 1: dropout or batch-dependent numerics?",
+    )
 
 
 def _gap(run: Run, batch: Batch) -> Check:
@@ -79,11 +87,17 @@ def _reference(run: Run, batch: Batch) -> Check:
     ref = loop.serve_all(run, run.models["ref"], batch, [need("logp", "ref")])["logp_ref_N"]
     worst = float((ref - batch.logp_old_N).abs().max())
     same = run.method.cast["ref"].start == "policy"
-    return Check("reference_kl", not same or worst <= GAP[run.dtype], worst, GAP[run.dtype], "The reference is a copy of the policy, yet differs.")
+    return Check(
+        "reference_kl",
+        not same or worst <= GAP[run.dtype],
+        worst,
+        GAP[run.dtype],
+        "The reference is a copy of the policy, yet differs.",
+    )
 
 
 def _tokens(run: Run, episodes: list[Episode]) -> Check:
-    """bos once and first in what is given (one that the policy samples is its own affair); ids decode to the scored text."""
+    """bos once and first in what is given (one that is sampled is the policy's affair); ids decode to the text."""
     bad = 0
     for e in episodes:
         s = e.sequences[0]
@@ -101,7 +115,9 @@ def _coverage(batch: Batch) -> Check:
 def _judged(episodes: list[Episode]) -> Check:
     share = sum(e.status.judged for e in episodes) / max(len(episodes), 1)
     errors = [e.error for e in episodes if e.error]
-    return Check("judged", share > 0.5, share, 0.5, f"Share of episodes with a reward. {errors[0] if errors else ''}".strip())
+    return Check(
+        "judged", share > 0.5, share, 0.5, f"Share of episodes with a reward. {errors[0] if errors else ''}".strip()
+    )
 
 
 def _dead(batch: Batch) -> Check:
@@ -127,4 +143,6 @@ def _gradient(run: Run, ctx: Any, batch: Batch) -> Check:
     off = float((seen[0] - seen[1]).norm()) / max(norm, 1e-12) if norm > 0 else 0.0
     limit = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}[run.dtype]
     ok = off <= limit and norm == norm and norm != float("inf")
-    return Check("micro_batches", ok, off, limit, "Relative difference of the gradient between two cuts into micro-batches.")
+    return Check(
+        "micro_batches", ok, off, limit, "Relative difference of the gradient between two cuts into micro-batches."
+    )

@@ -1,4 +1,4 @@
-"""Held-out evaluation: one sampled answer a prompt, always under the same keys, so that two policies see the same luck."""
+"""Held-out evaluation: one answer a prompt, always under the same keys, so that two policies see the same luck."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +27,7 @@ class Evaluation:
         return {k: v for k, v in vars(self).items() if k != "episodes"}
 
 
-async def evaluate(
-    engine: Any, tokenizer: Any, judge: Any, tasks: Any, sampling: Sampling, prompts: int
-) -> Evaluation:
+async def evaluate(engine: Any, tokenizer: Any, judge: Any, tasks: Any, sampling: Sampling, prompts: int) -> Evaluation:
     chosen = [tasks.held_out[i] for i in range(min(prompts, len(tasks.held_out)))]
     if not chosen:
         raise ValueError(f"task {tasks.name} has no held-out problems: there is nothing to measure on. Give it some.")
@@ -40,9 +38,7 @@ async def evaluate(
     requests = [Request(prefix=p.ids, key=k, stop=stop, **vars(sampling)) for p, k in zip(asked, keys, strict=True)]
     done = await complete(engine, requests)
     rollout = Group()
-    episodes = [
-        rollout.episode(ctx, p, k, r, c) for p, k, r, c in zip(asked, keys, requests, done, strict=True)
-    ]
+    episodes = [rollout.episode(ctx, p, k, r, c) for p, k, r, c in zip(asked, keys, requests, done, strict=True)]
     verdicts = judge.score([(task, e.text) for task, e in zip(chosen, episodes, strict=True)])
     for e, v in zip(episodes, verdicts, strict=True):
         e.reward, e.error = dict(v.components), v.error
@@ -50,7 +46,11 @@ async def evaluate(
 
 
 def _sum_up(chosen: list[Any], episodes: list[Episode], verdicts: list[Any]) -> Evaluation:
-    scores = [(t.level, v.components.get("task", float("nan"))) for t, v in zip(chosen, verdicts, strict=True) if v.status == "ok"]
+    scores = [
+        (t.level, v.components.get("task", float("nan")))
+        for t, v in zip(chosen, verdicts, strict=True)
+        if v.status == "ok"
+    ]
     if not scores:
         raise ValueError(f"none of {len(chosen)} held-out answers could be judged. First error: {verdicts[0].error}")
     values = np.array([s for _, s in scores])

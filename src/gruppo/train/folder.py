@@ -1,4 +1,4 @@
-"""The run folder: configuration, environment, metrics, episodes, curves, policy, summary. Nothing in it is unpickled."""
+"""The run folder: configuration, environment, metrics, episodes, curves, policy, summary. Nothing is unpickled."""
 
 import hashlib
 import json
@@ -50,7 +50,9 @@ class RunFolder:
         """The resolved configuration. Stored code runs only if it is what stands at its origin, or if told."""
         path = self["config.toml"]
         if not path.is_file():
-            raise ValueError(f"{self.path} is no run folder: it has no config.toml. Name a folder that gruppo train made.")
+            raise ValueError(
+                f"{self.path} is no run folder: it has no config.toml. Name a folder that gruppo train made."
+            )
         text = path.read_text()
         if HERE in text and not trust_code:
             self._refuse_strange_code()
@@ -61,7 +63,8 @@ class RunFolder:
             origin = Path(fact["from"])
             if not origin.is_file() or _sha(origin) != _sha(self["code"] / name):
                 raise ValueError(
-                    f"the run brings its own code, code/{name}, and {origin.name} where it came from is gone or has changed: "
+                    f"the run brings its own code, code/{name}, and {origin.name} where it came from "
+                    "is gone or has changed: "
                     "running it would run code that you may not have seen. Read it, then add --trust-code."
                 )
 
@@ -106,7 +109,14 @@ class RunFolder:
         import matplotlib.pyplot as plt
 
         figure, axes = plt.subplots(2, 3, figsize=(12, 6), constrained_layout=True)
-        wanted = (("accuracy", "held_out"), ("reward",), ("length",), ("entropy",), ("grad_norm",), ("dead_groups", "clip_fraction"))
+        wanted = (
+            ("accuracy", "held_out"),
+            ("reward",),
+            ("length",),
+            ("entropy",),
+            ("grad_norm",),
+            ("dead_groups", "clip_fraction"),
+        )
         for axis, names in zip(axes.flat, wanted, strict=True):
             for name in names:
                 points = [(r["step"], r[name]) for r in self.metrics() if r.get(name) is not None]
@@ -168,7 +178,9 @@ def config_changes(before: RunConfig, after: RunConfig) -> list[str]:
     """What differs between two configurations, one line each."""
     flat_a, flat_b = dict(_flat(to_table(before))), dict(_flat(to_table(after)))
     keys = dict.fromkeys((*flat_a, *flat_b))
-    return [f"{k}: {flat_a.get(k, 'absent')} → {flat_b.get(k, 'absent')}" for k in keys if flat_a.get(k) != flat_b.get(k)]
+    return [
+        f"{k}: {flat_a.get(k, 'absent')} → {flat_b.get(k, 'absent')}" for k in keys if flat_a.get(k) != flat_b.get(k)
+    ]
 
 
 def _flat(table: Any, at: str = "") -> Any:

@@ -142,7 +142,7 @@ class Learner:
 
         Selection of tokens is the policy's: another role learns from what it dropped, too.
         """
-        alive = batch.spread(batch.learn_E, "E", "N") & self._readable(batch)
+        alive = batch.spread(batch.alive_E, "E", "N") & self._readable(batch)
         mine = alive & batch.keep_N if role == "policy" else alive
         out = list(self.method.objectives[role](self.ctx, *_clean(batch, stats, mine)))
         if role == "policy" and self.method.penalties:
@@ -160,13 +160,17 @@ class Learner:
         like = batch.weight_N
         rows = {"N": batch.size("N"), "K": batch.size("K"), "S": batch.size("S")}
         shapes = {n.column: rows[n.at] for n in self.needs(role)}
-        stats = Stats({name: torch.full((n,), -1.0, dtype=like.dtype, device=like.device) for name, n in shapes.items()})
+        stats = Stats(
+            {name: torch.full((n,), -1.0, dtype=like.dtype, device=like.device) for name, n in shapes.items()}
+        )
         if "logp_old_N" not in batch.columns:
             batch = batch.with_columns(logp_old_N=torch.full_like(like, -1.0))
         return batch, stats
 
     def _micros(self, batch: Batch, cut: Cut) -> Iterable[Batch]:
-        return (batch.micro(rows) for rows in cut) if cut is not None else micro_batches(batch, self.config.micro_tokens)
+        return (
+            (batch.micro(rows) for rows in cut) if cut is not None else micro_batches(batch, self.config.micro_tokens)
+        )
 
     def _fused(self, role: str, batch: Batch, weights: Sequence[Tensor], coef: float, cut: Cut) -> None:
         needs, totals = self.needs(role), dict[str, Tensor]()
@@ -235,7 +239,8 @@ class Learner:
         self.tally.add("bad_gradients", 1.0)
         if self.bad_steps >= 3:
             raise ValueError(
-                f"gradient norm of {role} is {norm} for the third step in a row: the weights would be lost. Lower optim.lr "
+                f"gradient norm of {role} is {norm} for the third step in a row: the weights would be "
+                "lost. Lower optim.lr "
                 "or the coefficients, and look at the last episodes; the last checkpoint is untouched."
             )
 

@@ -13,7 +13,11 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "reward/*": ("", "", "mean of one reward component"),
     "held_out": ("share", "rises", "mean task score on the held-out prompts, sampled at eval.temperature"),
     "length": ("tokens", "steady", "mean sampled tokens of an episode, truncated ones included"),
-    "entropy": ("nats", "falls slowly, not to 0", "−mean log π_gen of sampled tokens: the sampler's entropy, estimated"),
+    "entropy": (
+        "nats",
+        "falls slowly, not to 0",
+        "minus mean log π_gen of sampled tokens: the sampler's entropy, estimated",
+    ),
     "truncated": ("share", "near 0", "episodes that ran out of tokens"),
     "failed": ("share", "0", "episodes that were not judged: the scorer or environment raised, hung or was cancelled"),
     "dead_groups": ("share", "below 0.9", "drawn groups whose task rewards are all equal: they say nothing"),
@@ -29,11 +33,15 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "lr": ("", "", "learning rate of the policy"),
     "policy": ("", "", "objective of the policy, as optimised, before coefficients; mean over optimiser steps"),
     "clip_fraction": ("share", "below 0.3", "tokens whose gradient the clip removed"),
-    "kl_ref": ("nats", "", "−KL to the reference by k3: the term as maximised"),
-    "value": ("", "towards 0", "critic's objective: −½ squared error"),
+    "kl_ref": ("nats", "", "minus the KL to the reference by k3: the term as maximised"),
+    "value": ("", "towards 0", "critic's objective: minus half the squared error"),
     "separate": ("", "rises", "DisCO: score of right answers above wrong ones"),
     "trust": ("", "near 0", "DisCO: penalty of the trust region"),
-    "sampler_gap": ("nats", "below 1e-3", "mean |log π_old − log π_gen|: the sampler and the trainer compute the same thing"),
+    "sampler_gap": (
+        "nats",
+        "below 1e-3",
+        "mean |log π_old - log π_gen|: the sampler and the trainer compute the same thing",
+    ),
     "sampler_gap_max": ("nats", "below 1e-2", "the largest such gap of the step"),
     "version": ("", "", "version of the weights after the step"),
     "seconds": ("s", "", "the step, evaluation not included"),
@@ -57,7 +65,9 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
         "tokens": float(sum(e.tokens for e in drawn)),
         "reward": _mean([e.total for e in judged]),
         "accuracy": _mean([e.reward["task"] for e in judged if "task" in e.reward]),
-        "entropy": -_mean(np.concatenate([s.logp[np.isfinite(s.logp)] for e in drawn for s in e.sequences] or [np.zeros(0)])),
+        "entropy": -_mean(
+            np.concatenate([s.logp[np.isfinite(s.logp)] for e in drawn for s in e.sequences] or [np.zeros(0)])
+        ),
     }
     components = {c for e in judged for c in e.reward}
     if len(components) > 1:

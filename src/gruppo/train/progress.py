@@ -22,7 +22,11 @@ class Display:
         self.title, self.steps, self.quiet, self.first = title, steps, quiet, start
         self.row: dict[str, float] = {}
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=self.console
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
         )
         self.task = self.bar.add_task(title, total=steps, completed=start)
         self._live: Live | None = None
@@ -56,7 +60,11 @@ class Display:
     def _line(self, step: int) -> str:
         spent = time.perf_counter() - self._begun
         left = spent / max(step - self.first, 1) * (self.steps - step)
-        return f"step {step}/{self.steps}  " + "  ".join(f"{k} {v:.3g}" for k, v in self.row.items()) + f"  left {left:.0f} s"
+        return (
+            f"step {step}/{self.steps}  "
+            + "  ".join(f"{k} {v:.3g}" for k, v in self.row.items())
+            + f"  left {left:.0f} s"
+        )
 
     def _table(self) -> Table:
         grid = Table.grid(padding=(0, 1))

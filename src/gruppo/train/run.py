@@ -83,7 +83,8 @@ class Run:
         if failed > self.config.max_failures:
             raise ValueError(
                 f"{failed:.0%} of the episodes of this step could not be judged, more than max_failures="
-                f"{self.config.max_failures:.0%}: the step was not learned from. First error: {errors[0] if errors else 'none'}\n"
+                f"{self.config.max_failures:.0%}: the step was not learned from. First error: "
+                f"{errors[0] if errors else 'none'}\n"
                 "Mend the reward function or environment and resume, or raise max_failures."
             )
         if errors:
@@ -110,8 +111,10 @@ class Run:
         threads = state.facts["threads"]
         if threads != torch.get_num_threads():
             raise ValueError(
-                f"the run used {threads} threads, this process has {torch.get_num_threads()}: sums would be added in another "
-                f"order, and the run would not go on exactly. Resume with threads={threads}, or OMP_NUM_THREADS={threads}."
+                f"the run used {threads} threads, this process has {torch.get_num_threads()}: sums "
+                "would be added in another "
+                f"order, and the run would not go on exactly. Resume with threads={threads}, or "
+                f"OMP_NUM_THREADS={threads}."
             )
         for role, weights in state.weights.items():
             self.models[role].load_state_dict(weights)

@@ -48,7 +48,8 @@ def new_folder(config: RunConfig) -> RunFolder:
     folder = RunFolder(Path(config.save.folder) / name)
     if folder["config.toml"].exists():
         raise ValueError(
-            f"{folder.path} holds a run already: a second one would mix with it. Choose another save.name, or go on with it: "
+            f"{folder.path} holds a run already: a second one would mix with it. Choose another "
+            "save.name, or go on with it: "
             f"gruppo train --resume {folder.path}"
         )
     return folder
@@ -60,13 +61,17 @@ def train(config: RunConfig, *, quiet: bool = False) -> dict[str, Any]:
     return Trainer(config, folder, quiet).go()
 
 
-def resume(path: Path, config: RunConfig | None = None, *, trust_code: bool = False, allow: bool = False, quiet: bool = False) -> dict[str, Any]:
+def resume(
+    path: Path, config: RunConfig | None = None, *, trust_code: bool = False, allow: bool = False, quiet: bool = False
+) -> dict[str, Any]:
     """Go on with a run from its newest whole checkpoint, exactly. A changed configuration is refused unless allowed."""
     folder = RunFolder(path)
     before = folder.read_config(trust_code)
     last = latest_checkpoint(folder["checkpoints"])
     if last is None:
-        raise ValueError(f"{path} has no whole checkpoint: there is nothing to go on from. Start it again with gruppo train.")
+        raise ValueError(
+            f"{path} has no whole checkpoint: there is nothing to go on from. Start it again with gruppo train."
+        )
     config = config or before
     changes = config_changes(before, config)
     if changes and not allow:
@@ -190,11 +195,13 @@ class Trainer:
 def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
     return "\n".join(
         [
-            f"held-out accuracy {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in {summary['steps']} steps, "
+            f"held-out accuracy {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in "
+            f"{summary['steps']} steps, "
             f"{summary['seconds']:.0f} s of training",
             f"  curves    {folder['curves.png']}",
             f"  episodes  {folder['episodes']}",
-            f"  policy    {folder['policy']}   (transformers: AutoModelForCausalLM.from_pretrained({str(folder['policy'])!r}))",
+            f"  policy    {folder['policy']}   (transformers: "
+            f"AutoModelForCausalLM.from_pretrained({str(folder['policy'])!r}))",
             f"  summary   {folder['summary.json']}",
             "try next:  gruppo methods   ·   gruppo train method=dapo   ·   gruppo methods diff grpo dapo",
             f"           gruppo eval {folder['policy']} task.level=3",

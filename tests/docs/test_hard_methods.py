@@ -1,0 +1,88 @@
+"""Numbers of the ten hard methods, worked by hand, against the code on their page."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from doc_blocks import run
+
+from gruppo.data import Episode, Note, Turn, pack, single_turn
+from gruppo.stages import Context, Memory
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    return run("design/hard-methods.md")
+
+
+def walk(uid: int, states: list[str], rewards: list[float]) -> Episode:
+    """One sequence a turn, as an environment that rebuilds the prompt makes them."""
+    prompt, action = np.array([1, 2]), np.array([3])
+    one = [single_turn(uid, "t", "g", prompt, action, np.zeros(1, np.float32), 0).sequences[0] for _ in states]
+    turns = [
+        Turn(2, 3, sequence=i, obs_stop=2, state=s, reward={"env": r})
+        for i, (s, r) in enumerate(zip(states, rewards, strict=True))
+    ]
+    return Episode(uid, "t", "g", one, turns, reward={"task": 0.0})
+
+
+def answers(rewards: list[float], **notes: list[float]) -> list[Episode]:
+    def one(i: int, reward: float) -> Episode:
+        note = {k: Note(np.array([v[i]], np.float32)) for k, v in notes.items()}
+        logp = np.zeros(1, np.float32)
+        return single_turn(
+            i, "t", "g", np.array([1]), np.array([2]), logp, 0, reward={"task": reward}, notes=note
+        )
+
+    return [one(i, r) for i, r in enumerate(rewards)]
+
+
+def test_gigpo_credits_the_shorter_path(page: dict[str, Any]) -> None:
+    # Both reach the goal, in one and in two turns: returns at the shared state 1 and 0.95, so ±1/√2.
+    batch = pack([walk(1, ["S"], [1.0]), walk(2, ["S", "T"], [0.0, 1.0])])
+    adv_N = page["AnchorGroups"](gamma=0.95)(Context(), batch)["adv_N"]
+    assert torch.allclose(adv_N, torch.tensor([0.7071, -0.7071, 0.0]), atol=1e-3)
+
+
+@pytest.mark.parametrize(("last", "want"), [(1.0, [0.577, 0.577, -1.732, 0.577]), (0.0, [1.0, 1.0, -1.0, -1.0])])
+def test_hgpo_nested_states(page: dict[str, Any], last: float, want: list[float]) -> None:
+    # State S is reached by four walks; the first and the last of them came from the same state P.
+    before, reward = ["P", "Q", "R", "P"], [1.0, 1.0, 0.0, last]
+    walks = [walk(i, [p, "S"], [0.0, r]) for i, (p, r) in enumerate(zip(before, reward, strict=True))]
+    adv_N = page["NestedAnchors"](history=1, alpha=1.0)(Context(), pack(walks))["adv_N"]
+    assert torch.allclose(adv_N[1::2], torch.tensor(want), atol=1e-3)
+
+
+def test_s_grpo_halves_by_order_of_exits(page: dict[str, Any]) -> None:
+    episodes = answers([0, 1, 1, 1, 0, 1], exit=[1, 2, 3, 4, 5, 6])
+    shuffled = [episodes[i] for i in (3, 0, 5, 1, 4, 2)]
+    for e, extra in zip(shuffled, page["FirstRight"]()(Context(), shuffled)["serial"], strict=True):
+        e.reward["serial"] = extra
+    assert [e.total for e in episodes] == [0, 1, 0.5, 0.25, 0, 0.125]
+    adv_N = page["GroupCentred"]()(Context(), pack(episodes))["adv_N"]
+    assert adv_N.tolist() == [-0.3125, 0.6875, 0.1875, -0.0625, -0.3125, -0.1875]
+
+
+def test_spear_recalibrates_and_ramps(page: dict[str, Any]) -> None:
+    episodes = answers([1.0, 0.0])
+    episodes[0].replayed = True
+    batch = pack(episodes)
+    for middle, want in ((0.4, 0.6), (1.0, 0.0)):
+        ctx = Context(memory=Memory(group_means=torch.tensor([0.0, middle, 1.0])))
+        assert page["Recalibrated"]()(ctx, batch)["adv_N"].tolist()[0] == pytest.approx(want)
+    coef = page["NowAndThen"]().replay_coef
+    assert [Context(step=s).at(coef) for s in (0, 50, 100, 200)] == pytest.approx([0, 0.5, 1, 1])
+
+
+def test_chord_weight_of_the_expert(page: dict[str, Any]) -> None:
+    mu = page["Chord"]().mu
+    assert [Context(step=s).at(mu) for s in (0, 100, 200)] == pytest.approx([0.9, 0.475, 0.05])
+
+
+def test_poise_reads_the_other_sample(page: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = page["StateProbe"]
+    monkeypatch.setattr(probe, "features", lambda self, batch: torch.tensor([[0.6], [0.7]]))
+    ctx = Context(memory=Memory(probe=torch.ones(1)))
+    adv_N = probe()(ctx, pack(answers([1.0, 0.0])))["adv_N"]
+    assert adv_N.tolist() == pytest.approx([0.3, -0.6])

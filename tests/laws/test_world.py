@@ -1,0 +1,93 @@
+"""The laws are only as good as the batches they look at: every batch holds every kind of row."""
+
+import pytest
+import torch
+from furniture import FEW, SEEDS
+from hypothesis import given
+
+from gruppo.data import Batch, Source, Status, Use, pack
+from gruppo.lab.world import UNJUDGED, World, random_cut, random_episodes
+from gruppo.methods import method
+
+
+def kinds(batch: Batch) -> dict[str, bool]:
+    """What a batch holds. Rows of learned episodes, unless said otherwise."""
+    learn_E, learn_S = batch.learn_E, batch.spread(batch.learn_E, "E", "S")
+    alive_N = batch.spread(learn_E, "E", "N")
+    sequences_E = batch.gather(torch.ones(batch.size("S")), "S", "E", "sum")
+    turns_S = batch.gather(torch.ones(batch.size("K")), "K", "S", "sum")
+    early = batch.gather(batch.turn_index_K, "K", "S", "max") - batch.gather(batch.turn_index_K, "K", "S", "min")
+    judged_G = batch.gather(batch.judged_E, "E", "G", "sum")
+    spread_G = batch.gather(batch.reward_E, "E", "G", "std", where=batch.judged_E)
+    assert batch.allowed is not None
+    out = {f"source {s.name}": bool((alive_N & (batch.source_N == s)).any()) for s in Source if s != Source.ENV}
+    out |= {f"status {s.name}": bool((batch.status_E == s).any()) for s in Status}
+    out |= {f"use {u.name}": bool((batch.use_E == u).any()) for u in Use}
+    return out | {
+        "several sequences": bool((sequences_E[learn_E] > 1).any()),
+        "several turns": bool((turns_S[learn_S] > 1).any()),
+        "turns to and fro": bool((early[learn_S] > turns_S[learn_S] - 1).any()),
+        "another prompt": bool(batch.changed_S[learn_S].any()),
+        "temperature": bool((batch.temperature_N[alive_N] != 1).any()),
+        "truncation set": bool((batch.allowed.length[alive_N] > 0).any()),
+        "turn reward": bool((batch.spread(batch.reward_K, "K", "N")[alive_N] != 0).any()),
+        "replayed": bool(batch.replayed_E.any()),
+        "a judged baseline": bool((batch.judged_E & ~learn_E).any()),
+        "an expert's episode": bool((batch.source_E == Source.EXPERT).any()),
+        "a failed one with a reward": bool((~torch.isnan(batch.reward_EC[:, 0]) & (batch.status_E > Status.INVALID)).any()),
+        "right and wrong": int((spread_G > 0).sum()) >= 2,
+        "an equal group": bool(((spread_G == 0) & (judged_G > 1)).any()),
+        "a group of one": bool((judged_G == 1).any()),
+        "a token that is learned and one that is not": bool(batch.learn_N.any()) and not bool(batch.learn_N.all()),
+    }
+
+
+@FEW
+@given(seed=SEEDS)
+def test_every_batch_holds_every_kind_of_row(seed: int) -> None:
+    missing = [k for k, there in kinds(pack(random_episodes(seed), dtype=torch.float64)).items() if not there]
+    assert not missing
+
+
+@pytest.mark.slow
+@given(seed=SEEDS)
+def test_every_batch_holds_every_kind_of_row_many(seed: int) -> None:
+    missing = [k for k, there in kinds(pack(random_episodes(seed), dtype=torch.float64)).items() if not there]
+    assert not missing
+
+
+def test_without_the_dead_all_are_judged_and_mixed() -> None:
+    for seed in range(20):
+        batch = pack(random_episodes(seed, dead=False), dtype=torch.float64)
+        assert bool(batch.judged_E.all())
+        assert bool((batch.gather(batch.reward_E, "E", "G", "std") > 0).all())
+        assert set(batch.status_E.tolist()).isdisjoint(map(int, UNJUDGED))
+
+
+def test_ratios_are_neither_one_nor_wild() -> None:
+    """Off-policy, some tokens are clipped and some are not; on-policy, every ratio is 1."""
+    for seed in range(5):
+        for on_policy in (False, True):
+            world = World(method("grpo"), seed, on_policy=on_policy)
+            batch = world.packed(random_episodes(seed))
+            now = world.learner.needs("policy")
+            from gruppo.train.forward import serve
+
+            ratio = torch.exp(serve(world.models["policy"], batch, now)["logp_N"] - batch.logp_old_N)[batch.learn_N]
+            assert bool(torch.isfinite(ratio).all())
+            if on_policy:
+                assert torch.allclose(ratio, torch.ones_like(ratio), rtol=1e-12)
+            else:
+                clipped = ((ratio > 1.2) | (ratio < 0.8)).double().mean()
+                assert 0.1 < float(clipped) < 0.9
+
+
+def test_a_random_cut_holds_every_sequence_once_and_cuts_episodes() -> None:
+    cut_episodes = 0
+    for seed in range(10):
+        batch = pack(random_episodes(seed), dtype=torch.float64)
+        cut = random_cut(batch, seed)
+        assert sorted(torch.cat(cut).tolist()) == list(range(batch.size("S")))
+        homes = [set(batch.episode_S[rows].tolist()) for rows in cut]
+        cut_episodes += sum(len(a & b) for i, a in enumerate(homes) for b in homes[:i])
+    assert cut_episodes > 0
