@@ -1,6 +1,7 @@
 """Packing against the obvious reading of the episodes, and what it refuses."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -21,7 +22,6 @@ from making_episodes import (
 )
 
 from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, Turn, Use, name_hash, pack, single_turn
-
 
 # ---- decisions, turns, episodes
 
@@ -139,7 +139,7 @@ def test_the_truncation_set_stays_with_its_decision(episodes):
         assert all(s.allowed is None for e in episodes for s in e.sequences)
         return
     at = np.cumsum([0, *batch.allowed.length.tolist()])
-    got = [batch.allowed.values[a:b].tolist() for a, b in zip(at, at[1:], strict=False)]
+    got = [batch.allowed.values[a:b].tolist() for a, b in itertools.pairwise(at)]
     assert got == [r["allowed"] for r in rows]
 
 
@@ -237,6 +237,7 @@ def test_an_answer_without_tokens_is_a_turn_without_decisions():
 
 def two_seats() -> Episode:
     """Two agents with a context each speak in turn: a b a b; rows lie a a b b."""
+
     def seat(first: int) -> Sequence:
         source = np.array([0, 1, 0, 1], np.int8)
         return Sequence(first + np.arange(4), source, np.zeros(4, np.float32), np.zeros(4, np.int32), 1)
@@ -384,6 +385,9 @@ def test_masks_follow_status_use_and_source(status, use):
     learns = status in LEARNED and use == Use.LEARN
     assert batch.learn_E.tolist() == [learns] * 3
     assert batch.judged_E.tolist() == [status in LEARNED and use != Use.NONE, False, False]
+    alive = (status in LEARNED or status == Status.OPEN) and use == Use.LEARN
+    assert batch.alive_E.tolist() == [alive] * 3
+    assert torch.equal(batch.sampled_N, mine & alive)
     assert torch.equal(batch.policy_N, mine & learns)
     assert torch.equal(batch.learn_N, mine & learns & keep)
     assert torch.equal(batch.on_policy_N, mine & torch.tensor([True, False, True])[batch.episode_N])

@@ -1,5 +1,6 @@
 """Episodes in a file: every bit comes back, half a file is refused, and a crash leaves the old one."""
 
+import contextlib
 import dataclasses
 import gc
 import math
@@ -203,10 +204,8 @@ def test_a_flipped_bit_never_crashes_the_process(file):
         broken = bytearray(whole)
         broken[rng.integers(len(broken))] ^= 1 << int(rng.integers(8))
         file.write_bytes(broken)
-        try:
+        with contextlib.suppress(ValueError):
             load_episodes(file)
-        except ValueError:
-            pass
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,7 @@ def answers(rewards: list[float], **notes: list[float]) -> list[Episode]:
     def one(i: int, reward: float) -> Episode:
         note = {k: Note(np.array([v[i]], np.float32)) for k, v in notes.items()}
         logp = np.zeros(1, np.float32)
-        return single_turn(
-            i, "t", "g", np.array([1]), np.array([2]), logp, 0, reward={"task": reward}, notes=note
-        )
+        return single_turn(i, "t", "g", np.array([1]), np.array([2]), logp, 0, reward={"task": reward}, notes=note)
 
     return [one(i, r) for i, r in enumerate(rewards)]
 

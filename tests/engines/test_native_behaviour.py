@@ -130,9 +130,7 @@ def test_new_weights_are_used_at_once(make):
 def test_the_consumer_keeps_gradients_and_the_model_its_mode(make):
     policy = make().train()
     engine, modes = engine_of(policy), []
-    policy.model.embed_tokens.register_forward_hook(
-        lambda m, a, y: modes.append((m.training, y.requires_grad))
-    )
+    policy.model.embed_tokens.register_forward_hook(lambda m, a, y: modes.append((m.training, y.requires_grad)))
 
     async def look():
         async for _ in engine.generate([Request(np.array([1]), n, key=n) for n in (1, 3)]):
@@ -148,10 +146,7 @@ def test_the_consumer_keeps_gradients_and_the_model_its_mode(make):
 
 def test_topk_is_reported_where_asked(make):
     policy = make()
-    requests = [
-        Request(np.array([1]), 5, key=i, topk_logprobs=i, temperature=0.0 if i == 3 else 1.0)
-        for i in range(4)
-    ]
+    requests = [Request(np.array([1]), 5, key=i, topk_logprobs=i, temperature=0.0 if i == 3 else 1.0) for i in range(4)]
     done = run(engine_of(policy, eos=None), requests)
     assert done[0].topk is None
     for i in (1, 2, 3):
@@ -160,9 +155,7 @@ def test_topk_is_reported_where_asked(make):
         assert (np.diff(logp) <= 0).all()
     assert done[3].ids.tolist() == done[3].topk[0][:, 0].tolist()  # greedy takes the first
     assert (done[3].topk[1][:, 0] < 0).all()  # before the truncation to a point mass
-    everything = run(engine_of(policy, eos=None), [Request(np.array([1]), 2, key=0, topk_logprobs=23)])[
-        0
-    ].topk
+    everything = run(engine_of(policy, eos=None), [Request(np.array([1]), 2, key=0, topk_logprobs=23)])[0].topk
     np.testing.assert_allclose(np.exp(everything[1]).sum(1), 1)
 
 

@@ -26,7 +26,7 @@ BOS, EOS = 1, 2
 
 
 def save_policy(folder: Path, seed: int = 0) -> Path:
-    """Distributions far from uniform; <bos> and <eos> are likely, so that answers differ in length and hold specials."""
+    """Distributions far from uniform; <bos> and <eos> are likely: answers differ in length and hold specials."""
     policy = TinyTransformer(TinyConfig(dim=16, layers=2, heads=2, ffn=24, context=64), seed)
     with torch.no_grad():
         for w in policy.parameters():
@@ -37,13 +37,13 @@ def save_policy(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def config(policy: Path, furniture: Method | str = "grpo", scorer: str = "luck", **changes: Any) -> RunConfig:
+def config(folder: Path, furniture: Method | str = "grpo", scorer: str = "luck", **changes: Any) -> RunConfig:
     """Eight groups of four short answers, judged by a function of scorers.py."""
     chosen = method(furniture) if isinstance(furniture, str) else furniture
     plain = RunConfig(
         method=chosen,
         task=TaskConfig(reward=f"{SCORERS}:{scorer}", seconds=1.0),
-        policy=PolicyConfig(str(policy), device="cpu"),
+        policy=PolicyConfig(str(folder), device="cpu"),
         sampling=Sampling(max_tokens=8),
         optim=OptimConfig(lr=0.01),
         eval=EvalConfig(every=0, prompts=4),
@@ -102,7 +102,7 @@ def far(a: Tensor, b: Tensor) -> float:
 
 def answer(uid: int, reward: float | dict[str, float], group: str = "g", tokens: int = 3, **fields: Any) -> Episode:
     """A judged episode in the small world of `gruppo.lab.world` (12 ids)."""
-    rng = np.random.default_rng(uid)
+    rng = np.random.default_rng(abs(uid))
     logp = -rng.random(tokens) - 0.1
     parts = reward if isinstance(reward, dict) else {"task": reward}
     ids = rng.integers(3, 12, tokens)

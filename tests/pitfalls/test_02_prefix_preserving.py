@@ -1,8 +1,9 @@
-"""Pitfall 2: "chat template not prefix-preserving". Rule: "incremental rendering …; else fork the row, never mask silently".
+"""Pitfall 2: "chat template not prefix-preserving". Rule: "incremental rendering …; else fork the row, never mask
+silently".
 
-Templates of several turns come later; what exists is a prompt that is rewritten (hints). If the bug came back, a prompt
-would be rendered anew instead of extended, or a sequence learned under another prompt would pass as on-policy: its
-log-probabilities would be compared with a sampler that saw something else.
+Templates of several turns come later; what exists is a prompt that is rewritten (hints). If the bug came back, a
+prompt would be rendered anew instead of extended, or a sequence learned under another prompt would pass as
+on-policy: its log-probabilities would be compared with a sampler that saw something else.
 """
 
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from gruppo.stages import Ask, Context
 from gruppo.stages.curriculum import Uniform
 from gruppo.stages.prompting import Hint, plain, prompts_for
 from gruppo.train import loop
+
 
 @dataclass(frozen=True)
 class Hinted(Uniform):

@@ -1,8 +1,8 @@
-"""Pitfall 5: "masks: tool/user/pad tokens in loss, in KL, in entropy, in the denominator, in metrics".
-Rule: "one mask per purpose; property: changing a masked-out token's logp never changes the loss".
+"""Pitfall 5: "masks: tool/user/pad tokens in loss, in KL, in entropy, in the denominator, in metrics". Rule: "one
+mask per purpose; property: changing a masked-out token's logp never changes the loss".
 
-If the bug came back, given tokens (hints here), unused and failed episodes would move J, carry a gradient, be counted in
-a denominator or in a mean that is logged.
+If the bug came back, given tokens (hints here), unused and failed episodes would move J, carry a gradient, be
+counted in a denominator or in a mean that is logged.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
-"""Pitfall 6: "off-by-one between logits, labels, masks, values". Rule: "shift once, in one place; test with a model whose
-logits encode the position".
+"""Pitfall 6: "off-by-one between logits, labels, masks, values". Rule: "shift once, in one place; test with a model
+whose logits encode the position".
 
-The model below knows nothing but positions: at position p it is sure of the token p + 1, and its value is p. Episodes hold
-at position q the token q. If the bug came back, log-probabilities would not be the best possible and values would be
-one off.
+The model below knows nothing but positions: at position p it is sure of the token p + 1, and its value is p.
+Episodes hold at position q the token q. If the bug came back, log-probabilities would not be the best possible and
+values would be one off.
 """
 
 from typing import Any
@@ -55,7 +55,8 @@ def batch() -> Batch:
 
 def parts(batch: Batch) -> list[Batch]:
     """The batch, and the ways in which it is cut."""
-    return [batch, batch.micro(torch.tensor([2, 0])), batch.minibatch(torch.tensor([1])), batch.micro(torch.tensor([1]))]
+    one = torch.tensor([1])
+    return [batch, batch.micro(torch.tensor([2, 0])), batch.minibatch(one), batch.micro(one)]
 
 
 def worst(batch: Batch, model: Positions) -> float:

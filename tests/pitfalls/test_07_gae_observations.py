@@ -1,8 +1,8 @@
-"""Pitfall 7: "GAE/returns crossing observation spans, terminal reward on a masked token, decay counted on observations".
-Rule: "recursion over action tokens only".
+"""Pitfall 7: "GAE/returns crossing observation spans, terminal reward on a masked token, decay counted on
+observations". Rule: "recursion over action tokens only".
 
-If the bug came back, an observation or hint between two actions would change returns (it would be decayed over, or its
-value used), and a reward whose last token is given would be lost.
+If the bug came back, an observation or hint between two actions would change returns (it would be decayed over, or
+its value used), and a reward whose last token is given would be lost.
 """
 
 import numpy as np

@@ -20,9 +20,9 @@ def packed(world: World) -> Batch:
 
 
 def poisoned(batch: Batch, value: float) -> Batch:
-    other = ~batch.policy_N
+    other, values = ~batch.sampled_N, batch.value_critic_N
     assert bool((other & batch.spread(batch.learn_E, "E", "N")).any())  # given tokens of episodes that are learned
-    return batch.with_columns(value_critic_N=torch.where(other, torch.full_like(batch.value_critic_N, value), batch.value_critic_N))
+    return batch.with_columns(value_critic_N=torch.where(other, torch.full_like(values, value), values))
 
 
 @pytest.mark.parametrize("value", [1e6, float("nan"), float("inf")])

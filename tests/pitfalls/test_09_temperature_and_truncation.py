@@ -1,8 +1,9 @@
-"""Pitfall 9: "log-prob at T≠1; top-p/top-k/min-p support". Rule: "log-probs of the *sampling* distribution on both sides,
-or store the truncation set".
+"""Pitfall 9: "log-prob at T≠1; top-p/top-k/min-p support". Rule: "log-probs of the *sampling* distribution on both
+sides, or store the truncation set".
 
-If the bug came back, the trainer would score sampled tokens at T = 1 or over the whole vocabulary: its log-probabilities
-would not be the sampler's, ratios would be biased from the first step, and step zero would refuse to start.
+If the bug came back, the trainer would score sampled tokens at T = 1 or over the whole vocabulary: its
+log-probabilities would not be the sampler's, ratios would be biased from the first step, and step zero would refuse
+to start.
 """
 
 import asyncio

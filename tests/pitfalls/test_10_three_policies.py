@@ -1,8 +1,9 @@
-"""Pitfall 10: "ratio against the trainer's recomputed 'old' while data came from the engine". Rule: "three policies named:
-behaviour, proximal, current".
+"""Pitfall 10: "ratio against the trainer's recomputed 'old' while data came from the engine". Rule: "three policies
+named: behaviour, proximal, current".
 
-logp_gen is what the sampler drew from, logp_old the weights at the start of the step, logp what is being trained. If the
-bug came back, the ratio would be taken against another of them, or `old` would follow the weights inside a step.
+logp_gen is what the sampler drew from, logp_old the weights at the start of the step, logp what is being trained.
+If the bug came back, the ratio would be taken against another of them, or `old` would follow the weights inside a
+step.
 """
 
 from dataclasses import replace

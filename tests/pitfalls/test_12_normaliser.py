@@ -1,8 +1,9 @@
-"""Pitfall 12: "normaliser depends on micro-batch, rank, accumulation, padding width". Rule: "loss is a sum; divide once by a
-global constant/count".
+"""Pitfall 12: "normaliser depends on micro-batch, rank, accumulation, padding width". Rule: "loss is a sum; divide
+once by a global constant/count".
 
-If the bug came back, the gradient would depend on how sequences are dealt to micro-batches, or on the length of a sequence
-that nothing is learned from. The bug is planted: means inside each micro-batch, averaged, are another gradient.
+If the bug came back, the gradient would depend on how sequences are dealt to micro-batches, or on the length of a
+sequence that nothing is learned from. The bug is planted: means inside each micro-batch, averaged, are another
+gradient.
 """
 
 from dataclasses import replace
@@ -62,7 +63,7 @@ def test_the_setting_micro_tokens_does_not_matter(policy: Path) -> None:
             batch = batch_of(run, drawn(run))
             pieces = len(list(micro_batches(batch, tokens)))
             seen.append((pieces, grad_of(run, batch)))
-    assert [n for n, _ in seen][0] == 32 and seen[1][0] > 5 and seen[2][0] == 1
+    assert seen[0][0] == 32 and seen[1][0] > 5 and seen[2][0] == 1
     assert far(seen[0][1], seen[2][1]) < 1e-5 and far(seen[1][1], seen[2][1]) < 1e-5
 
 

@@ -1,7 +1,7 @@
 """Pitfall 14: "Dr.GRPO constant = current padded width instead of fixed budget". Rule: "explicit constant".
 
-`mean=64.0` divides by 64, whatever the batch. If the bug came back, a longer answer elsewhere in the batch would change
-the weight of every token.
+`mean=64.0` divides by 64, whatever the batch. If the bug came back, a longer answer elsewhere in the batch would
+change the weight of every token.
 """
 
 import pytest

@@ -1,7 +1,7 @@
 """Pitfall 17: "dynamic sampling filter after LOO drops only the odd one out". Rule: "filter by whole group".
 
-If the bug came back, a group would lose some of its answers: those whose reward happens to be the mean of the others. The
-statistics of the rest would then belong to another group than the one that is learned.
+If the bug came back, a group would lose some of its answers: those whose reward happens to be the mean of the
+others. The statistics of the rest would then belong to another group than the one that is learned.
 """
 
 import asyncio

@@ -89,7 +89,8 @@ class Penalty(Occupant):
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
         logp_N = stop(stats.logp_N) if self.frozen else stats.logp_N
-        return [Term("kl_ref", -ESTIMATORS[self.estimator](logp_N, batch.logp_ref_N), batch.policy_N, "sequence", coef=0.04)]
+        kl_N = ESTIMATORS[self.estimator](logp_N, batch.logp_ref_N)
+        return [Term("kl_ref", -kl_N, batch.policy_N, "sequence", coef=0.04)]
 
 
 def test_the_reference_penalty_has_the_gradient_of_k3() -> None:

@@ -1,8 +1,9 @@
-"""Pitfall 19: "zero-advantage groups still add KL/entropy and count in the denominator". Rule: "make it an explicit choice".
+"""Pitfall 19: "zero-advantage groups still add KL/entropy and count in the denominator". Rule: "make it an explicit
+choice".
 
-The choices, as named: a group that stays counts everywhere (grpo); one that selection removes counts nowhere (dapo);
-`drawn_group` divides by all groups that were drawn (disco). If the bug came back, a dead group would leave or enter a
-denominator without being told.
+The choices, as named: a group that stays counts everywhere (grpo); one that selection removes counts nowhere
+(dapo); `drawn_group` divides by all groups that were drawn (disco). If the bug came back, a dead group would leave
+or enter a denominator without being told.
 """
 
 import pytest
@@ -26,7 +27,10 @@ def gradient(furniture: object, episodes: list[Episode]) -> torch.Tensor:
     return World(furniture, seed=9, on_policy=True).gradient(episodes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("mean", "share"), [("sequence", 4 / 6), ("episode", 4 / 6), ("group", 1 / 2), ("token", 4 / 6)])
+SHARES = [("sequence", 4 / 6), ("episode", 4 / 6), ("group", 1 / 2), ("token", 4 / 6)]
+
+
+@pytest.mark.parametrize(("mean", "share"), SHARES)
 def test_a_dead_group_that_stays_is_counted(mean: str, share: float) -> None:
     """It pushes nothing, and is in the denominator: the push of the live group shrinks by its known share."""
     furniture = BARE.but(objective=ClippedSurrogate(mean=mean))

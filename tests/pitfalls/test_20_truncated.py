@@ -1,8 +1,8 @@
-"""Pitfall 20: "truncated completions: masked, penalised or bootstrapped? length metrics after masking". Rule: "stop reason
-is a field; three named policies".
+"""Pitfall 20: "truncated completions: masked, penalised or bootstrapped? length metrics after masking". Rule: "stop
+reason is a field; three named policies".
 
-If the bug came back, an answer whose <eos> is its last allowed token would pass as truncated, one that was cut off as
-finished, or the logged length would be that of the answers that happened to be learned.
+If the bug came back, an answer whose <eos> is its last allowed token would pass as truncated, one that was cut off
+as finished, or the logged length would be that of the answers that happened to be learned.
 """
 
 from dataclasses import dataclass, replace
@@ -77,9 +77,6 @@ def test_masked_without_touching_the_metrics(policy: Path) -> None:
     assert learned < masked.facts["length"] - 1  # the bug: lengths of what was learned
 
 
-@pytest.mark.xfail(
-    reason="finding: Gae says that an open episode bootstraps from its last value, but Batch.learn_E leaves open ones out"
-)
 def test_bootstrapped() -> None:
     """As Gae's docstring promises: an unfinished episode goes on with the value it has."""
     episodes = [answer(1, {}, status=Status.OPEN, tokens=3), answer(2, 1.0, tokens=3)]

@@ -1,7 +1,8 @@
-"""Pitfall 21: "infrastructure failure scored as reward 0". Rule: "status field; excluded from group statistics or retried".
+"""Pitfall 21: "infrastructure failure scored as reward 0". Rule: "status field; excluded from group statistics or
+retried".
 
-A scorer that raises for every fourth answer is judged for real. If the bug came back, those answers would carry a reward of
-0, the advantages of their neighbours would rise, and the logged reward would fall.
+A scorer that raises for every fourth answer is judged for real. If the bug came back, those answers would carry a
+reward of 0, the advantages of their neighbours would rise, and the logged reward would fall.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Pitfall 22: "stale KV/prefix/encoder cache after weight update". Rule: "version-salted cache or reset".
 
-If the bug came back, answers after an update would be sampled from keys and values of the old weights: the log-probability
-that the sampler reports would not be that of the new weights, and the sampler gap would show it.
+If the bug came back, answers after an update would be sampled from keys and values of the old weights: the
+log-probability that the sampler reports would not be that of the new weights, and the sampler gap would show it.
 """
 
 import asyncio

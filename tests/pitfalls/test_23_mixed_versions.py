@@ -1,7 +1,7 @@
 """Pitfall 23: "mixed-version trajectories in async". Rule: "per-token weight version".
 
-If the bug came back, a token would not know which weights sampled it: a batch of fresh and remembered answers would look
-as if all came from one policy, and the sampler gap would take age for a fault.
+If the bug came back, a token would not know which weights sampled it: a batch of fresh and remembered answers would
+look as if all came from one policy, and the sampler gap would take age for a fault.
 """
 
 from pathlib import Path
@@ -14,7 +14,10 @@ from small_runs import batch_of, running, take_step
 from gruppo.data import Source, minibatches, pack, single_turn
 from gruppo.data.store import load_episodes, save_episodes
 from gruppo.methods import method
+from gruppo.stages import need
 from gruppo.stages.replay import Recent
+from gruppo.train.forward import serve
+from gruppo.train.learner import Tally, sampler_gap
 from gruppo.train.loop import from_the_past
 
 REMEMBERING = method("grpo").but(replay=Recent(take=16, max_age=3))
@@ -38,26 +41,16 @@ def test_the_sampler_gap_looks_at_fresh_tokens_only(policy: Path) -> None:
         batch = batch_of(run, aged, step=2)
         assert "sampler_gap" not in run.learner.tally.means()
         disguised = batch.with_columns(replayed_E=torch.zeros_like(batch.replayed_E))  # the bug: all are fresh
-        from gruppo.train.learner import Tally, sampler_gap
-
-        tally = Tally()
-        now = run.models["policy"], batch
-        sampler_gap(tally, disguised, _logp(*now))
+        tally, now = Tally(), serve(run.models["policy"], batch, [need("logp", "old")])["logp_old_N"]
+        sampler_gap(tally, disguised, now)
         assert tally.means()["sampler_gap_max"] > 1e-3
 
 
-def _logp(model: object, batch: object) -> torch.Tensor:
-    from gruppo.stages import need
-    from gruppo.train.forward import serve
-
-    return serve(model, batch, [need("logp", "old")])["logp_old_N"]  # type: ignore[arg-type]
-
-
 def test_an_answer_of_several_versions_keeps_them(tmp_path: Path) -> None:
-    """Weights changed while it was written (asynchronous runs): pack, cuts and storage keep the version of each token."""
+    """Weights changed while it was written (asynchronous runs): pack, cuts and storage keep each token's."""
     version = np.array([3, 3, 4, 6], np.int32)
     mixed = [
-        single_turn(i, "t", f"g{i}", np.array([1, 5]), np.arange(4) + 10, np.full(4, -1.0), version + i, reward={"task": 1.0})
+        single_turn(i, "t", f"g{i}", np.array([1, 5]), np.arange(4) + 10, np.full(4, -1.0), version + i)
         for i in range(3)
     ]
     save_episodes(tmp_path / "a.arrow", mixed)

@@ -18,9 +18,7 @@ def test_cells_hold_every_position_once_with_bounded_waste(lengths):
         lines = layout.row_C[start : start + rows * size].view(rows, size)
         for line in lines:
             seq = inputs.seq_M[line]
-            assert (
-                seq == seq[0]
-            ).all()  # one sequence a line, from its first position, then its last repeated
+            assert (seq == seq[0]).all()  # one sequence a line, from its first position, then its last repeated
             n = lengths[int(seq[0])]
             assert inputs.pos_M[line].tolist() == [min(t, n - 1) for t in range(size)]
         start += rows * size

@@ -81,7 +81,7 @@ def _put(node: Any, path: list[str], op: str, value: Any, whole: str) -> Any:
         return _refurnish(node, key, op, value, whole)
     else:
         after = _leaf(node, key, op, value, whole)
-    return dataclasses.replace(node, **{key: after})
+    return dataclasses.replace(node, **{key: after})  # type: ignore[type-var]
 
 
 def _put_in_chain(

@@ -2,8 +2,8 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 
 import numpy as np
 import torch

@@ -41,9 +41,7 @@ class Request:
         if self.max_tokens < 1:
             return f"max_tokens={self.max_tokens}: nothing would be sampled. Use 1 or more."
         if not 0 <= self.temperature < float("inf"):
-            return (
-                f"temperature={self.temperature}: logits are divided by it. Use a positive one, or 0: greedy."
-            )
+            return f"temperature={self.temperature}: logits are divided by it. Use a positive one, or 0: greedy."
         if not 0 < self.top_p <= 1:
             return f"top_p={self.top_p}: it is a share of probability. Use one in (0, 1]; 1 keeps everything."
         if self.top_k < 0:
@@ -109,9 +107,7 @@ def check(requests: Seq[Request], vocab: int, context: int) -> None:
     check_ids([r.prefix for r in requests], vocab)
     most = max(r.topk_logprobs for r in requests)
     if most > vocab:
-        raise ValueError(
-            f"topk_logprobs={most}, but there are {vocab} ids to report. Ask for at most {vocab}."
-        )
+        raise ValueError(f"topk_logprobs={most}, but there are {vocab} ids to report. Ask for at most {vocab}.")
 
 
 def check_ids(arrays: Seq[Ints], vocab: int) -> None:

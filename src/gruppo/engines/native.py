@@ -66,9 +66,7 @@ class NativeEngine:
         for role in dict.fromkeys(r.role for r in requests):
             index = [i for i, r in enumerate(requests) if r.role == role]
             model = self._model(role)
-            stream = Stream(
-                model, [requests[i] for i in index], self.max_rows, self.eos, version, self.prefill_tokens
-            )
+            stream = Stream(model, [requests[i] for i in index], self.max_rows, self.eos, version, self.prefill_tokens)
             while stream.busy:
                 self._same(version)
                 prefilled, decoded = stream.prefilled, stream.decoded

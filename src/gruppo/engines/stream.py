@@ -31,9 +31,7 @@ class Prefixes:
 
     def last(self) -> "Prefixes":
         n = int(self.length_U[-1])
-        return Prefixes(
-            self.ids[-1:], self.length_U[-1:], self.kv_M[:, :, -n:].clone(), self.logits_UV[-1:].clone()
-        )
+        return Prefixes(self.ids[-1:], self.length_U[-1:], self.kv_M[:, :, -n:].clone(), self.logits_UV[-1:].clone())
 
 
 class Stream:

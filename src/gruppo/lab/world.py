@@ -204,7 +204,7 @@ class World:
     def value(self, batch: Batch, stats: dict[str, Tensor], role: str = "policy") -> Tensor:
         """J of given statistics."""
         table = Stats(stats)
-        if "logp_old_N" not in batch.columns:
+        if "logp_old_N" not in batch.columns and "logp_N" in stats:
             batch = batch.with_columns(logp_old_N=table.logp_N.detach())
         fixed = Stats({k: stop(v) for k, v in stats.items()})
         batch = through_second_door(

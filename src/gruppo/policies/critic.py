@@ -39,6 +39,4 @@ class Critic(nn.Module):
     def head(self, hidden_XD: Tensor) -> Tensor:
         """Values (X, 1) in at least float32."""
         dtype = torch.promote_types(hidden_XD.dtype, torch.float32)
-        return nn.functional.linear(
-            hidden_XD.to(dtype), self.value.weight.to(dtype), self.value.bias.to(dtype)
-        )
+        return nn.functional.linear(hidden_XD.to(dtype), self.value.weight.to(dtype), self.value.bias.to(dtype))

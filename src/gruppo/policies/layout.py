@@ -70,9 +70,7 @@ def layout_of(inputs: Inputs, context: int) -> Layout:
     row_C = np.repeat(start, wide) + np.minimum(inside, np.repeat(length - 1, wide))
     cell_M = np.empty(total, np.int64)
     cell_M[_ranges(start, length)] = _ranges(np.cumsum(wide) - wide, length)
-    return Layout(
-        torch.from_numpy(row_C).to(device), torch.from_numpy(cell_M).to(device), buckets, even=False
-    )
+    return Layout(torch.from_numpy(row_C).to(device), torch.from_numpy(cell_M).to(device), buckets, even=False)
 
 
 def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:

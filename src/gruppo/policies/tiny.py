@@ -7,12 +7,14 @@
 Everything but attention runs on packed positions (M, dim); see `layout` for how attention sees them.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import skip_init
 
 from gruppo.data import Inputs
@@ -32,6 +34,16 @@ class Rotary(NamedTuple):
     def turn(self, x_XHd: Tensor) -> Tensor:
         """RoPE (Su et al. 2021) on halves: (a, b) → (a cos - b sin, b cos + a sin)."""
         return torch.addcmul(x_XHd * self.cos, x_XHd.roll(x_XHd.shape[-1] // 2, -1), self.sin)
+
+
+def _kernels(device: torch.device) -> AbstractContextManager[None]:
+    """Attention without cuDNN, which prepares every new shape; those of packed and decoded rows rarely repeat.
+
+    With it, 4,096 completions of 100 tokens in bfloat16 took 11.5 s on an H200, without it 1.8 s.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
@@ -171,15 +183,14 @@ class TinyTransformer(nn.Module):
         states, kv = self._forward(inputs, (), keep=True)
         return self.model.norm(states[self.layers]), torch.stack(kv).unflatten(0, (-1, 2))
 
-    def _forward(
-        self, inputs: Inputs, collect: tuple[int, ...], keep: bool
-    ) -> tuple[dict[int, Tensor], list[Tensor]]:
+    def _forward(self, inputs: Inputs, collect: tuple[int, ...], keep: bool) -> tuple[dict[int, Tensor], list[Tensor]]:
         layout, rotary = layout_of(inputs, self.context), self._rotary(inputs.pos_M)
         x_MD = self.model.embed_tokens(inputs.ids_M)
         states, kv = {0: x_MD} if 0 in collect else {}, []
         for layer, block in enumerate(self._blocks, 1):
             q, k, v = block.self_attn.qkv(block.input_layernorm(x_MD), rotary)
-            x_MD = x_MD + block.self_attn.packed(q, k, v, layout)
+            with _kernels(x_MD.device):
+                x_MD = x_MD + block.self_attn.packed(q, k, v, layout)
             x_MD = x_MD + block.mlp(block.post_attention_layernorm(x_MD))
             if layer in collect or layer == self.layers:
                 states[layer] = x_MD
@@ -216,7 +227,8 @@ class TinyTransformer(nn.Module):
             for old, x in zip(cache.kv[layer], new, strict=True):
                 old.view(-1, old.shape[-1]).index_copy_(0, cell_B, x)
             k_BTD, v_BTD = cache.kv[layer, :, :rows, :span]
-            x_BD = x_BD + block.self_attn.step(q, k_BTD, v_BTD, mask)
+            with _kernels(x_BD.device):
+                x_BD = x_BD + block.self_attn.step(q, k_BTD, v_BTD, mask)
             x_BD = x_BD + block.mlp(block.post_attention_layernorm(x_BD))
         return self.model.norm(x_BD)
 

@@ -50,5 +50,10 @@ def add_components(ctx: Context, chain: Sequence[Occupant], episodes: Sequence[E
                     raise ValueError(
                         f"reward component {name!r} is written by two occupants: one would be lost. Rename one of them."
                     )
+                if np.isinf(v):
+                    raise ValueError(
+                        f"reward component {name!r} is {v} for an episode: every advantage of its group would be NaN. "
+                        "Return a finite number, or NaN where it was not judged."
+                    )
                 if not np.isnan(v):
                     e.reward[name] = float(v)

@@ -60,7 +60,7 @@ class Learner:
         self.tally = Tally()
         self.clock = Clock()
         self.two_pass = False  # laws set it: the slow way must agree with the fused one
-        self.bad_steps = 0
+        self.bad_steps = dict.fromkeys(self.trained, 0)  # in a row
 
     def _optimiser(self, model: Any) -> torch.optim.AdamW:
         c, params = self.config, [p for p in model.parameters() if p.requires_grad]
@@ -233,11 +233,12 @@ class Learner:
 
     def _count_bad(self, role: str, norm: float) -> None:
         if norm == norm and norm != float("inf"):
-            self.bad_steps = 0
+            self.bad_steps[role] = 0
             return
-        self.bad_steps += 1
-        self.tally.add("bad_gradients", 1.0)
-        if self.bad_steps >= 3:
+        self.bad_steps[role] += 1
+        first = "bad_gradients" not in self.tally.sums
+        self.tally.add("bad_gradients", 1.0, count=float(first))  # how many, so no mean
+        if self.bad_steps[role] >= 3:
             raise ValueError(
                 f"gradient norm of {role} is {norm} for the third step in a row: the weights would be "
                 "lost. Lower optim.lr "

@@ -115,6 +115,8 @@ def packed(run: Run, ctx: Context, drawn: Sequence[Episode], episodes: Sequence[
     for e in drawn:
         counts[e.group] = counts.get(e.group, 0) + 1
     wanted = [n for _, _, n in run.method.needs(ctx)]
+    if run.method.replay.stores:  # what is remembered is annotated with it, also when no room needs it
+        wanted.append(need("logp", "old"))
     batch = pack(episodes, drawn=counts, views=[n.view for n in wanted], dtype=run.batch_dtype).to(run.device)
     lazy = run.lazy_old(ctx)
     needs = list(dict.fromkeys(n for n in wanted if n.when == "batch" and n not in lazy))

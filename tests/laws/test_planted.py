@@ -1,0 +1,24 @@
+"""The laws can fail: each planted mistake is caught by the law that is meant for it, at every seed."""
+
+import pytest
+from planted import SOUND, SPOILED
+
+from gruppo.lab.laws import LAWS, ONCE, verdict
+
+
+@pytest.mark.parametrize("mistake", SPOILED)
+def test_the_law_meant_for_it_catches_it(mistake: str) -> None:
+    law, method = SPOILED[mistake]
+    for seed in (0,) if law in ONCE else range(3):
+        assert verdict(law, method, seed), f"{law} did not see it at seed {seed}"
+
+
+def test_every_law_is_shown_a_mistake() -> None:
+    assert {law for law, _ in SPOILED.values()} == set(LAWS)
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if law != "fields_matter"])
+@pytest.mark.parametrize("name", SOUND)
+def test_what_the_mistakes_are_made_from_is_sound(name: str, law: str) -> None:
+    """So that it is the mistake that is caught, and not what it was planted in."""
+    assert verdict(law, SOUND[name], 0) == ""
