@@ -14,7 +14,7 @@ from gruppo.methods.disco import Discriminate
 from gruppo.pieces import advantage, surrogate
 from gruppo.pieces.ratio import ratio
 from gruppo.pieces.stop import stop
-from gruppo.stages import CHAINS, Context, Memory, Method, Need, Occupant, Role, Sched, Stats, StepRecord, Term, need
+from gruppo.stages import CHAINS, Context, Memory, Method, Need, Occupant, Sched, Stats, StepRecord, Term, need
 from gruppo.stages.credit import GroupNormalised, RunningBaseline, to_tokens
 from gruppo.stages.objective import ClippedSurrogate, PolicyGradient, ValueLoss
 from gruppo.stages.replay import Recent
@@ -45,6 +45,8 @@ class Credit(Occupant):
     """A sound credit, to be spoiled."""
 
     gives = ("adv_N",)
+    min_samples = 2
+    alone = "It compares the samples of one prompt."
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         return to_tokens(batch, self.per_episode(ctx, batch))
@@ -113,8 +115,8 @@ class CountsFailures(Objective):
 
 
 @dataclass(frozen=True)
-class LearnsBaselines(Objective):
-    """Reads the statistics past the learner's cleaning: from a column that no one cleans."""
+class CountsBaselines(Objective):
+    """Tokens of baseline episodes cannot be learned (they read as 0), but they can be counted."""
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
         mine = (batch.source_N == Source.POLICY) & batch.spread(batch.use_E <= Use.BASELINE, "E", "N")
@@ -522,6 +524,30 @@ class CriticMindsHalf(ValueLoss):
 
 
 @dataclass(frozen=True)
+class SaysNothingOfGroups(Credit):
+    """A group of one teaches it nothing, and it would start with samples=1 all the same."""
+
+    min_samples = 1
+
+
+@dataclass(frozen=True)
+class PolicyOnly(Occupant):
+    """Forgets the other roles that are trained."""
+
+    def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
+        learner.step("policy", batch)
+
+
+@dataclass(frozen=True)
+class MovesTheReference(Occupant):
+    """Copies the policy over its reference."""
+
+    def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
+        learner.step("policy", batch)
+        learner.copy("policy", "ref")
+
+
+@dataclass(frozen=True)
 class StoppedSign(Objective):
     """Sound: a stopped factor, through pieces.stop. Stands here to show that the law lets it pass."""
 
@@ -537,7 +563,6 @@ def spoiled(**rooms: Any) -> Method:
     return method("grpo").but(**{"name": "spoiled", "penalties": (), "objective": Objective(), "credit": Credit(), **rooms})
 
 
-CRITIC = {"critic": Role(as_="head", train=True)}
 SPOILED: dict[str, tuple[str, Method]] = {
     "divides by its micro-batch": ("micro_batches", spoiled(objective=DividesByItsMicroBatch())),
     "one ratio an episode, additive": ("micro_batches", spoiled(objective=EpisodeAdditive())),
@@ -557,7 +582,7 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "failures in the denominator": ("failures", spoiled(objective=CountsFailures())),
     "failures in memory": ("failures", spoiled(credit=FailuresInMemory())),
     "put aside, and counted": ("unused", spoiled(credit=PutAsideCounts())),
-    "learns baselines": ("unused", spoiled(objective=LearnsBaselines())),
+    "counts baselines": ("unused", spoiled(objective=CountsBaselines())),
     "no guard for equal groups": ("equal_rewards", spoiled(credit=NoGuard())),
     "variance that cancels": ("equal_rewards", spoiled(credit=CancellingVariance())),
     "no baseline": ("equal_rewards", spoiled(credit=RawReward())),
@@ -576,6 +601,9 @@ SPOILED: dict[str, tuple[str, Method]] = {
         "keep_and_weight",
         method("ppo").but(name="spoiled", objective={"policy": PolicyGradient(), "critic": CriticMindsHalf()}),
     ),
+    "says nothing of groups": ("alone", spoiled(credit=SaysNothingOfGroups())),
+    "a critic that never learns": ("roles", method("ppo").but(name="spoiled", update=PolicyOnly())),
+    "a reference that moves": ("roles", spoiled(update=MovesTheReference())),
     "writes memory in a call": ("memory", spoiled(credit=WritesInCall())),
     "writes deeper": ("memory", spoiled(credit=WritesDeeper())),
     "hidden state": ("memory", spoiled(credit=HiddenState())),
@@ -595,3 +623,7 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "schedule as a number": ("schedules", spoiled(objective=NumberOnly())),
 }
 SOUND = {"plain": spoiled(), "stopped": spoiled(objective=StoppedSign())}
+# Those that must raise: there is no gradient to compare.
+RAISES = {
+    "writes memory in a call", "remembers an object", "wants a batch", "holds a function", "schedule as a number",
+}  # fmt: skip

@@ -1,7 +1,7 @@
 """The laws can fail: each planted mistake is caught by the law that is meant for it, at every seed."""
 
 import pytest
-from planted import SOUND, SPOILED
+from planted import RAISES, SOUND, SPOILED
 
 from gruppo.lab.laws import LAWS, ONCE, verdict
 
@@ -10,7 +10,9 @@ from gruppo.lab.laws import LAWS, ONCE, verdict
 def test_the_law_meant_for_it_catches_it(mistake: str) -> None:
     law, method = SPOILED[mistake]
     for seed in (0,) if law in ONCE else range(3):
-        assert verdict(law, method, seed), f"{law} did not see it at seed {seed}"
+        said = verdict(law, method, seed)
+        assert said, f"{law} did not see it at seed {seed}"
+        assert said.startswith("raised ") == (mistake in RAISES), said
 
 
 def test_every_law_is_shown_a_mistake() -> None:

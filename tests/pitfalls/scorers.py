@@ -51,3 +51,8 @@ def told(task: Any, text: str) -> Any:
 def parts(task: Any, text: str) -> dict[str, float]:
     """Two components of different scale."""
     return {"task": luck(task, text), "form": 10.0 * (len(text) % 3)}
+
+
+def named(task: Any, text: str) -> dict[str, float]:
+    """Two components, and none of them is called `task`."""
+    return {"answer": luck(task, text), "form": float(len(text) % 2)}

@@ -1,7 +1,7 @@
 """Pitfall 4: "BOS twice or never". Rule: "pass ids, not text, to the sampler".
 
-If the bug came back, a prompt would start with two <bos> or none, in the sampler, in the trainer, or in both; step zero
-must refuse both. A <bos> that the policy samples is no such bug, and must not be taken for one.
+If the bug came back, a prompt would start with two <bos> or none, in the sampler, in the trainer, or in both; step
+zero must refuse both. A <bos> that the policy samples is no such bug, and must not be taken for one.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""Pitfall 11: "sequence ratio = sum/mean/exp order". Rule: "exp(mean log-ratio) (GSPO) vs exp(sum) (IS) – tested both".
+"""Pitfall 11: "sequence ratio = sum/mean/exp order". Rule: "exp(mean log-ratio) (GSPO) vs exp(sum) (IS) – tested
+both".
 
-If the bug came back, exponentials would be summed or averaged where logarithms should be, masked tokens would take part, or
-the two ratios would be mixed up: by length, one is the power of the other.
+If the bug came back, exponentials would be summed or averaged where logarithms should be, masked tokens would take
+part, or the two ratios would be mixed up: by length, one is the power of the other.
 """
 
 import math

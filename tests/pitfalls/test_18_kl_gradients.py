@@ -1,8 +1,9 @@
-"""Pitfall 18: "KL k1 as loss (zero-mean gradient), k3 off-policy bias, KL without grad, clamps that kill the gradient".
-Rule: "test gradient of each estimator against exact KL gradient".
+"""Pitfall 18: "KL k1 as loss (zero-mean gradient), k3 off-policy bias, KL without grad, clamps that kill the
+gradient". Rule: "test gradient of each estimator against exact KL gradient".
 
-One categorical distribution is enough to be exact: every expectation below is a sum over all tokens. If the bug came back, a
-penalty would have no gradient, that of another divergence, or none just where the policy is farthest away.
+One categorical distribution is enough to be exact: every expectation below is a sum over all tokens. If the bug
+came back, a penalty would have no gradient, that of another divergence, or none just where the policy is farthest
+away.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Pitfall 24: "dropout / train-eval mode, padding side, position ids, bf16 logits in log-softmax, lm_head fp32". Rule:
-"first-step check: ratio==1, KL(ref)==0, lr=0 run stays fixed".
+"""Pitfall 24: "dropout / train-eval mode, padding side, position ids, bf16 logits in log-softmax, lm_head fp32".
+Rule: "first-step check: ratio==1, KL(ref)==0, lr=0 run stays fixed".
 
-Every one of these bugs is planted into a policy; step zero must refuse it. If a bug came back for real, the same check would
-stop the run before its first update.
+Every one of these bugs is planted into a policy; step zero must refuse it. If a bug came back for real, the same
+check would stop the run before its first update.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Pitfall 26: "reward fn: hangs, swallowed exceptions → 0, signal.alarm off main thread, sympy loops". Rule: "killable
-process, error ≠ 0, timeout counted".
+"""Pitfall 26: "reward fn: hangs, swallowed exceptions → 0, signal.alarm off main thread, sympy loops". Rule:
+"killable process, error ≠ 0, timeout counted".
 
-The real judge, through `loop.score`, from a thread that is not the main one. If the bug came back, the test would hang, an
-answer would get 0, or its neighbours would be lost with it.
+The real judge, through `loop.score`, from a thread that is not the main one. If the bug came back, the test would
+hang, an answer would get 0, or its neighbours would be lost with it.
 """
 
 import signal

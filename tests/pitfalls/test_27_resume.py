@@ -6,7 +6,7 @@ them ends elsewhere.
 """
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,20 @@ import pytest
 import torch
 from small_runs import SCORERS, config, flat, running, take_step
 
-from gruppo.data import Episode
+from gruppo.data import Batch, Episode, minibatches
 from gruppo.methods import method
+from gruppo.policies import load_policy
+from gruppo.stages import Context
 from gruppo.stages.cast import Ema, Role
 from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.replay import Recent
+from gruppo.stages.update import Passes
 from gruppo.train import loop
-from gruppo.train.checkpoint import State, load_checkpoint, save_checkpoint
+from gruppo.train.checkpoint import State, latest_checkpoint, load_checkpoint, save_checkpoint
 from gruppo.train.config import TaskConfig
 from gruppo.train.folder import RunFolder
 from gruppo.train.run import Run
+from gruppo.train.trainer import Trainer
 
 # All that can be lost: a baseline in memory, a buffer, Adam's moments, a reference that follows; 2.5 steps an epoch.
 EVERYTHING = method("reinforce").but(
@@ -135,6 +139,33 @@ def test_metrics_of_steps_that_are_done_again_are_cut(tmp_path: Path) -> None:
 def test_a_folder_without_metrics_can_be_cut(tmp_path: Path) -> None:
     RunFolder(tmp_path).cut_metrics(3)
     assert RunFolder(tmp_path).metrics() == []
+
+
+@dataclass(frozen=True)
+class Halfway(Passes):
+    """An update that fails in its second step, after one optimiser step, as a third bad gradient does."""
+
+    def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
+        learner.step("policy", minibatches(batch, 2, 0)[0])
+        if ctx.step == 1:
+            raise ValueError("gradient norm is nan")
+
+
+def test_a_step_that_failed_leaves_the_checkpoint_from_before_it(policy: Path, tmp_path: Path) -> None:
+    """Else the step is done again from weights that it has half moved: not the run that was interrupted."""
+    furniture = method("grpo").but(update=Halfway())
+    with running(policy, furniture) as run:
+        take_step(run, 0)
+        before = flat(run.models["policy"])
+    trainer = Trainer(config(policy, furniture, steps=3), RunFolder(tmp_path), quiet=True)
+    with pytest.raises(ValueError, match="gradient norm is nan"):
+        trainer.go()
+    last = latest_checkpoint(tmp_path / "checkpoints")
+    assert last is not None
+    state, model = load_checkpoint(last), load_policy(policy)
+    model.load_state_dict(state.weights["policy"])
+    assert state.step == 1 and torch.equal(flat(model), before)
+    assert not torch.equal(flat(trainer.run.models["policy"]), before)  # the bug would have saved these
 
 
 def test_the_plant_has_everything(policy: Path) -> None:

@@ -123,3 +123,17 @@ def test_a_credit_can_see_which_component_is_missing() -> None:
     assert torch.isnan(batch.reward_EC).tolist() == [[False, False], [False, False], [True, False], [True, False]]
     adv = EachNormalised()(Context(), batch)["adv_N"]
     assert bool(torch.isfinite(adv).all()) and {e.status for e in episodes} == {Status.OK}
+
+
+@pytest.mark.xfail(
+    reason="finding: RedrawEqualGroups sees no `task` component, drops every group, and nothing is learned"
+)
+def test_a_scorer_without_a_component_called_task_is_learned_or_refused(policy: Path) -> None:
+    """Design: "the task's own scorer is always the component `task`". A user's dict may have other names."""
+    with running(policy, "dapo", "named") as run:
+        try:
+            record = take_step(run)
+        except ValueError as error:
+            assert "task" in str(error)
+        else:
+            assert record.facts["dead_groups"] < 0.5 and record.batch is not None

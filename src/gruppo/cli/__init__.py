@@ -1,10 +1,13 @@
 """The command line: `gruppo train | eval | methods | doctor`."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 
 from gruppo import __version__
+
+SETTING = re.compile(r"[A-Za-z_][\w.]*(\+|-)?=")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,8 +42,19 @@ def _settings(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
 
 
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """Settings may stand anywhere between the flags, which argparse alone does not allow in a subcommand."""
+    settings = [a for a in argv if SETTING.match(a)]
+    args = parser().parse_args([a for a in argv if a not in settings])
+    if settings and not hasattr(args, "settings"):
+        parser().error(f"{args.command} takes no settings such as {settings[0]}")
+    if settings:
+        args.settings = [*args.settings, *settings]
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = arguments(sys.argv[1:] if argv is None else list(argv))
     from gruppo.cli import commands  # torch is loaded only when there is something to do
 
     try:
@@ -50,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:
         return 0
-    except KeyboardInterrupt:
-        print("gruppo: stopped; the last checkpoint stands.", file=sys.stderr)
+    except OSError as error:
+        print(f"gruppo: {error}. Nothing more was done; look at that path and try again.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as stop:
+        print(f"gruppo: stopped at once. {stop}".rstrip(), file=sys.stderr)
         return 130

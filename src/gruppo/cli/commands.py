@@ -16,7 +16,7 @@ from gruppo.methods import all_methods, method, summary
 from gruppo.stages import ROOMS, Method, difference
 from gruppo.stages.record import record_hash, to_table
 from gruppo.train.config import RunConfig
-from gruppo.train.folder import RunFolder
+from gruppo.train.folder import HERE, RunFolder, finite
 
 
 def configured(args: argparse.Namespace, base: RunConfig | None = None) -> RunConfig:
@@ -27,17 +27,32 @@ def configured(args: argparse.Namespace, base: RunConfig | None = None) -> RunCo
             raise ValueError(
                 f"--config {path}: there is no such file, so nothing was started. Give the path of a TOML file."
             )
-        try:
-            table = tomllib.loads(path.read_text())
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"--config {path} is no TOML: {error}. Nothing was started; mend that line.") from None
-        config = overrides.from_toml(table, config)
+        config = run_file(path, config, getattr(args, "trust_code", False))
     return overrides.apply(config, args.settings)
+
+
+def run_file(path: Path, base: RunConfig, trust_code: bool) -> RunConfig:
+    text = path.read_text()
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"--config {path} is no TOML: {error}. Nothing was started; mend that line.") from None
+    if HERE in text:  # of a run with code of its own
+        return RunFolder(path.parent).read_config(trust_code, path.name)
+    return overrides.from_toml(table, base)
+
+
+def print_json(x: Any) -> None:
+    print(json.dumps(finite(x)))
 
 
 def train(args: argparse.Namespace) -> int:
     from gruppo.train import trainer
 
+    if args.resume and args.dry_run:
+        raise ValueError("--resume with --dry-run: the run was checked when it started. Leave one of them out.")
+    if args.allow_changes and not args.resume:
+        raise ValueError("--allow-changes without --resume: a new run has nothing to differ from. Leave it out.")
     if args.resume:
         folder = RunFolder(Path(args.resume))
         config = configured(args, folder.read_config(args.trust_code)) if args.settings or args.config else None
@@ -50,7 +65,7 @@ def train(args: argparse.Namespace) -> int:
             return dry_run(config, args.json)
         result = trainer.train(config, quiet=args.json)
     if args.json:
-        print(json.dumps(result))
+        print_json(result)
     return 0
 
 
@@ -72,7 +87,7 @@ def dry_run(config: RunConfig, as_json: bool) -> int:
         "checks": [dataclasses.asdict(c) for c in checks],
     }
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
     else:
         print(tomli_w.dumps(to_table(config)))
         print(
@@ -83,8 +98,6 @@ def dry_run(config: RunConfig, as_json: bool) -> int:
 
 
 def eval(args: argparse.Namespace) -> int:
-    if "=" in args.policy:  # gruppo eval task=…: the first setting is not a policy
-        args.settings, args.policy = [args.policy, *args.settings], "tiny"
     from gruppo.engines.native import NativeEngine
     from gruppo.policies import load_policy, load_tokenizer
     from gruppo.tasks.judge import Judge
@@ -104,7 +117,7 @@ def eval(args: argparse.Namespace) -> int:
         judge.close()
     table = {"policy": args.policy, "task": tasks.name, "temperature": sampling.temperature, **result.table()}
     if args.json:
-        print(json.dumps(table))
+        print_json(table)
         return 0
     print(
         f"{tasks.name}: accuracy {result.accuracy:.3f} ± {result.error:.3f} on {result.prompts} "
@@ -126,7 +139,7 @@ def doctor(args: argparse.Namespace) -> int:
     finally:
         run.close()
     if args.json:
-        print(json.dumps([dataclasses.asdict(c) for c in checks]))
+        print_json([dataclasses.asdict(c) for c in checks])
     else:
         for c in checks:
             mark = "ok  " if c.ok else "take" if c.accepted else "FAIL"

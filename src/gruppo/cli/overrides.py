@@ -8,13 +8,14 @@ turns text into the type of a field and says what is wrong with it.
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from gruppo.methods import all_methods, method
-from gruppo.stages import CHAINS, ROOMS, Method, Occupant, Role, Schedule, kind
+from gruppo.stages import CHAINS, ROOMS, Ema, Every, Method, Never, Occupant, Role, Schedule, kind
 from gruppo.stages.method import added
 from gruppo.stages.names import nearest
 from gruppo.stages.record import from_table
@@ -22,6 +23,7 @@ from gruppo.stages.schedule import is_schedule
 from gruppo.tasks.imports import load_object
 from gruppo.train.config import RunConfig
 
+REFRESH = {kind(c): c for c in (Never, Every, Ema)}
 Setting = tuple[str, str, Any]  # path, operator, value
 
 
@@ -47,7 +49,27 @@ def apply_settings(config: RunConfig, settings: Sequence[Setting]) -> RunConfig:
 
 def from_toml(table: Mapping[str, Any], config: RunConfig) -> RunConfig:
     """A run file: the whole resolved tree, or the settings that differ from the defaults."""
-    return from_table(table) if "kind" in table else apply_settings(config, list(_settings(table)))
+    if "kind" not in table:
+        return apply_settings(config, list(_settings(table)))
+    whole = from_table(table)
+    verify(whole)
+    return whole
+
+
+def verify(node: Any, at: str = "") -> None:
+    """Refuses a value that is not of its field's type: a resolved run file may have been edited by hand."""
+    if isinstance(node, tuple):
+        for o in node:
+            verify(o, f"{at}{kind(o)}.")
+    elif isinstance(node, Mapping):
+        for k, v in node.items():
+            verify(v, f"{at}{k}.")
+    elif dataclasses.is_dataclass(node) and not isinstance(node, Schedule):
+        for f in dataclasses.fields(node):
+            value = getattr(node, f.name)
+            if isinstance(value, bool | int | float | str):
+                coerce(value, _hints(type(node))[f.name], at + f.name, strict=True)
+            verify(value, f"{at}{f.name}.")
 
 
 def _settings(table: Mapping[str, Any], at: str = "") -> Iterator[Setting]:
@@ -105,8 +127,11 @@ def _known(key: str, known: Mapping[str, Any], whole: str) -> str:
 
 
 def _unknown(key: str, names: list[str], whole: str, node: Any) -> str:
-    deep = [p for p in paths(RunConfig()) if p.endswith(f".{key}")]
-    hint = nearest(key, names) or (f" (did you mean {deep[0]}?)" if deep else "")
+    deep: dict[str, str] = {}  # the last part of a path, and the shortest such path
+    for path in sorted(paths(RunConfig()), key=lambda p: p.count(".")):
+        deep.setdefault(path.rpartition(".")[2], path)
+    close = [key] if key in deep else [] if nearest(key, names) else get_close_matches(key, deep, n=1, cutoff=0.7)
+    hint = f" (did you mean {deep[close[0]]}?)" if close else nearest(key, names)
     return (
         f"{whole}: {type(node).__name__} has no {key!r}{hint}, so nothing was started. It has: "
         f"{', '.join(names) or 'no fields'}."
@@ -135,6 +160,8 @@ def _leaf(node: Any, key: str, op: str, value: Any, whole: str) -> Any:
     before = getattr(node, key)
     if isinstance(before, Method):
         return method(str(value))
+    if isinstance(before, tuple(REFRESH.values())):
+        return REFRESH[_known(str(value), REFRESH, whole)]()
     if dataclasses.is_dataclass(before) and not isinstance(before, Schedule):
         if "name" in [f.name for f in dataclasses.fields(before)]:
             return _put(before, ["name"], "=", value, f"{whole}.name")
@@ -145,17 +172,17 @@ def _leaf(node: Any, key: str, op: str, value: Any, whole: str) -> Any:
     return coerce(value, _hints(type(node))[key], whole)
 
 
-def coerce(value: Any, hint: Any, whole: str) -> Any:
+def coerce(value: Any, hint: Any, whole: str, strict: bool = False) -> Any:
     """Text, or a TOML value, as the type of a field."""
     schedules = hint is not Any and Schedule in (hint, *get_args(hint))
     if isinstance(value, str) and (schedules or hint is Any) and is_schedule(value):
         return Schedule(value)
     if isinstance(value, str) and str(hint).startswith("tuple"):
         value = tuple(v.strip() for v in value.split(",") if v.strip())
-    if hint is Any:
-        hint = float | str
+    if hint is Any:  # a mean is a name or a number
+        hint = Annotated[float | str, Field(union_mode="left_to_right")]
     try:
-        return TypeAdapter(float if schedules else hint).validate_python(value)
+        return TypeAdapter(float if schedules else hint).validate_python(value, strict=strict)
     except ValidationError as error:
         said = error.errors()[0]["msg"]
         extra = ", or a schedule such as linear(0.1, 0.0, steps=100)" if schedules else ""

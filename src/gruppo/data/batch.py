@@ -56,6 +56,7 @@ class Inputs:
     seq_M: Tensor
     parent_M: Tensor
     at_N: Tensor  # where each decision stands; it is predicted from parent_M[at_N]
+    row_M: Tensor | None = None  # of a micro-batch: its positions in the whole batch
 
     def take(self, rows_N: Tensor, seq_N: Tensor, start_S: Tensor, length_S: Tensor) -> "Inputs":
         """The sequences that begin at `start_S`, one after the other, and their decisions."""
@@ -69,10 +70,11 @@ class Inputs:
             seq_M=seq_M,
             parent_M=torch.where(parent >= 0, parent + moved_S[seq_M], parent),
             at_N=self.at_N[rows_N] + moved_S[seq_N],
+            row_M=rows_M,
         )
 
     def to(self, device: torch.device | str) -> "Inputs":
-        return Inputs(**{k: v.to(device) for k, v in vars(self).items()})
+        return Inputs(**{k: None if v is None else v.to(device) for k, v in vars(self).items()})
 
 
 class Columns:
@@ -192,12 +194,12 @@ class Batch(Columns):
     @property
     def alive_E(self) -> Tensor:
         """Episodes that did not fail and are not put aside. Only these can be learned from, open ones if told."""
-        return self._mask("alive_E", lambda: (self.status_E <= Status.INVALID) & (self.use_E == Use.LEARN))
+        return self._mask("alive_E", lambda: (self.status_E <= Status.INVALID) & self._learned_E())
 
     @property
     def learn_E(self) -> Tensor:
         """Episodes to learn from: ended by themselves or cut off; an open one is learned when it has ended."""
-        return self._mask("learn_E", lambda: self._ended_E() & (self.use_E == Use.LEARN))
+        return self._mask("learn_E", lambda: self._ended_E() & self._learned_E())
 
     @property
     def judged_E(self) -> Tensor:
@@ -205,6 +207,9 @@ class Batch(Columns):
         return self._mask(
             "judged_E", lambda: self._ended_E() & (self.use_E <= Use.BASELINE) & ~torch.isnan(self.reward_E)
         )
+
+    def _learned_E(self) -> Tensor:
+        return (self.use_E == Use.LEARN) | (self.use_E == Use.APART)
 
     def _ended_E(self) -> Tensor:
         return (self.status_E <= Status.INVALID) & (self.status_E != Status.OPEN)

@@ -47,6 +47,7 @@ class Use(IntEnum):
     LEARN = 0  # in statistics and learned
     BASELINE = 1  # in statistics only
     NONE = 2  # kept for the record only
+    APART = 3  # learned, in no statistic: experts, extra draws
 
 
 @dataclass(slots=True)
@@ -150,10 +151,9 @@ class Episode:
 
     @property
     def total(self) -> float:
-        """The scalar reward: the sum of its components; NaN while it was not judged."""
-        if not self.status.judged or not self.reward:
-            return float("nan")
-        return float(sum(self.reward.values()))
+        """The return: the sum of its components and of those of its turns; NaN while nothing was judged."""
+        parts = [*self.reward.values(), *(r for t in self.turns for r in t.reward.values())]
+        return float(sum(parts)) if self.status.judged and parts else float("nan")
 
     @property
     def tokens(self) -> int:

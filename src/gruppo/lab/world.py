@@ -58,7 +58,7 @@ def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: boo
         add("g0", 1.0, use=Use.NONE)
         add("g1", 1.0, author=Source.EXPERT)
         add("one", float(rng.integers(2)))
-        for _ in range(2):
+        for _ in range(3):  # three times 0.7 is rounded
             add("equal", 1.0, replayed=True)
     return out
 

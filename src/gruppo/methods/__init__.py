@@ -40,9 +40,19 @@ def plugged_in() -> dict[str, Method]:
     """{name: method} of installed packages that offer the entry point `gruppo.methods`."""
     found = {}
     for entry in entry_points(group=ENTRY_POINTS):
-        method = entry.load()
+        try:
+            method = entry.load()
+        except Exception as error:
+            raise ValueError(
+                f"entry point {entry.name!r} ({entry.value}) cannot be loaded: {error!r}. Mend or uninstall its package."
+            ) from error
         if not isinstance(method, Method):
             raise ValueError(f"entry point {entry.name!r} gives {method!r}, which is no Method. Point it to a Method.")
+        if method.name in built_in() or method.name in found:
+            raise ValueError(
+                f"entry point {entry.name!r} ({entry.value}) brings a second method called {method.name!r}: one would hide "
+                "the other. Rename it, or uninstall its package."
+            )
         found[method.name] = described(method, import_module(entry.module))
     return found
 
@@ -60,7 +70,8 @@ def method(name: str) -> Method:
                 f"{name} is {type(found).__name__}, no Method, so there is nothing to train. Name a "
                 "Method in that file."
             )
-        return described(found, None)
+        where = name.rpartition(":")[0]
+        return found.but(doc=(found.doc or load_object(f"{where}:__doc__") or "").strip())
     bare, _, version = name.partition("@")
     known = all_methods()
     if bare not in known:
@@ -68,7 +79,7 @@ def method(name: str) -> Method:
             f"method={name!r} is not known{nearest(bare, known)}. See `gruppo methods`, or give a "
             "file: method=./mine.py:MINE."
         )
-    if version and int(version) != known[bare].version:
+    if version and version != str(known[bare].version):
         raise ValueError(
             f"method={name!r}: this gruppo has {bare}@{known[bare].version}. Its numbers differ; name that one."
         )

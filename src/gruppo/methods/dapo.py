@@ -3,7 +3,7 @@
     J = 1/Σ|o_i| Σ_i Σ_t min(r_it A_i, clip(r_it, 1−0.2, 1+0.28) A_i),   over groups with 0 < #correct < G
 
 Differs from GRPO: higher upper clip, mean over tokens, no KL, groups without variance are redrawn, overlong episodes
-are shaped. Checked against card B06 (verl docs/algo/dapo.md and reward_manager/dapo.py): the filter looks at the
+are shaped. Checked against verl docs/algo/dapo.md and reward_manager/dapo.py: the filter looks at the
 task's reward, not at the shaped one. The budget of the shaping is the run's (the paper's: 20480 with a buffer of
 4096); verl's dual clip (10) is not in the paper's equation and is off; set clip_dual=10 for it.
 """

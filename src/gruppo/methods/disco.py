@@ -1,4 +1,4 @@
-"""DisCO (Li et al. 2025, "DisCO: Reinforcing large reasoning models with discriminative constrained optimization").
+"""DisCO (Li et al. 2025, arXiv:2505.12366).
 
     s_i = mean_t log π(o_it),   J_q = mean_{i correct} s_i − τ log mean_{j wrong} exp(s_j / τ)
     J = 1/Q Σ_q J_q − sg(β [KL − δ]_+) KL,   KL = mean_t (log π_old − log π)
@@ -6,8 +6,8 @@
 Differs from GRPO: a group is scored as a discriminator, right answers against wrong ones, without clip, ratio or
 weight by difficulty; a hinge keeps the step inside a trust region. Q counts every group drawn, also those that are
 all right or all wrong and so say nothing. The hinge and the log-mean-exp couple the whole optimiser step, so this
-objective is not additive (design 3.5). Checked against card S050 (Optimization-AI/DisCO,
-verl/trainer/ppo/core_algos.py): the score is the "logL" one with τ = 10, β = 1e3, δ = 1e-4.
+objective is not additive (design 3.5). Checked against
+Optimization-AI/DisCO, verl/trainer/ppo/core_algos.py: the score is the "logL" one with τ = 10, β = 1e3, δ = 1e-4.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Discriminate(Occupant):
 
 DISCO = GRPO.but(
     name="disco",
-    paper="S050 DisCO",
+    paper="arXiv:2505.12366",
     credit=RightAgainstWrong(),
     objective=Discriminate(),
     penalties=(),

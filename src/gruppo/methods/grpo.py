@@ -5,8 +5,8 @@
     r = π/π_old,   k3 = exp(log π_ref − log π) − (log π_ref − log π) − 1
 
 Differs from REINFORCE: rewards are normalised inside the group of a prompt, the ratio is clipped, each answer counts
-the same whatever its length, and a KL to the reference is in the objective. Checked against card B04 (verl
-`core_algos.py`, compute_grpo_outcome_advantage and kl_penalty): std with n − 1; β = 0.04 and the mean per sequence
+the same whatever its length, and a KL to the reference is in the objective. Checked against verl
+`core_algos.py`, compute_grpo_outcome_advantage and kl_penalty: std with n − 1; β = 0.04 and the mean per sequence
 are the paper's, verl's defaults are 0.001 and the mean over tokens. A group of one is refused (verl: A = R).
 """
 

@@ -4,7 +4,7 @@
     J_π = mean_t min(r_t A_t, clip(r_t, 1−0.2, 1+0.2) A_t),   J_V = −½ mean_t max((V−R̂)², (clip(V, V_old±0.5)−R̂)²)
 
 Differs from GRPO: the baseline is a trained critic, a role with its own optimiser; the advantage is per token; no
-groups are needed. Checked against card B03 (verl `core_algos.py`, compute_gae_advantage_return, compute_value_loss):
+groups are needed. Checked against verl `core_algos.py`, compute_gae_advantage_return and compute_value_loss:
 clip_value = 0.5 is verl's (0.2 is classic), λ = 0.95; verl's KL in the token reward is the field kl_coef (0 = off).
 """
 

@@ -4,8 +4,8 @@
     J = 1/B Σ_i A_i Σ_t log π(o_it | q, o_i<t)
 
 Differs from REINFORCE: the baseline is the mean of the other samples of the prompt; the KL to the reference is part
-of the reward. Checked against card B07 (verl `core_algos.py`, compute_rloo_outcome_advantage); β = 0.03 is the low
-end of the card's range.
+of the reward. Checked against verl `core_algos.py`, compute_rloo_outcome_advantage; β = 0.03 is the low end of
+what is in use (0.03 to 0.05).
 """
 
 from gruppo.methods.reinforce import REINFORCE

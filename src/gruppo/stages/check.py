@@ -46,11 +46,24 @@ def _needs(method: Method, ctx: Context) -> Iterable[str]:
                 f"{where}, but role {n.role!r} has no such head. Give a role with as_='head' for values, "
                 "'full' for tokens."
             )
+        mine = next((r for r, x in method.objectives.items() if x is o), "policy")
+        if n.when == "step" and n.role != mine:
+            yield (
+                f"{where} at every optimiser step, but only the role that is trained there ({mine}) is read with gradient. "
+                f"Use when='batch' for another role."
+            )
         if n.view not in VIEWS:
             yield (
                 f"{where} in the view {n.view!r}, which nobody makes{nearest(n.view, VIEWS)}. Views: "
                 f"{', '.join(VIEWS)}."
             )
+    for room, o in method.occupants():
+        for role in o.roles:
+            if role not in roles:
+                yield (
+                    f"{method.name}: {kind(o)} in {room} works with role {role!r}, which the cast has not"
+                    f"{nearest(role, roles)}. Add the role with but(cast={{{role!r}: Role(start=…)}})."
+                )
     for role in method.objectives:
         if role not in method.cast or not method.cast[role].train:
             yield (

@@ -66,12 +66,18 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Ask:
-    """A wish of the curriculum: this many samples of this task. `how` overrides sampling or tells prompting."""
+    """A wish of the curriculum: this many samples of this task.
+
+    `how` overrides sampling or tells prompting. `key` sets apart two draws of one group in one round; `notes` come
+    down to the batch as columns of level E.
+    """
 
     task: Any
     samples: int
     group: str = ""
     how: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    key: str = ""
+    notes: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "group", self.group or self.task.uid)
@@ -91,12 +97,13 @@ class Prompt:
 
 @dataclass
 class StepRecord:
-    """Everything a step made, for `observe`."""
+    """Everything a step made, for `observe`; `ctx` can still score."""
 
     step: int
     episodes: Sequence[Episode]
     batch: Batch | None
     facts: Mapping[str, float]
+    ctx: "Context | None" = None
 
 
 def _absent(name: str) -> Callable[..., Any]:
@@ -119,6 +126,7 @@ class Context:
     tokenizer: Any = None
     prompts: int = 1
     samples: int = 2
+    episodes: Sequence[Episode] = ()  # of this step, for update
     sampling: Sampling = field(default_factory=Sampling)
     score: Callable[..., Any] = field(default_factory=lambda: _absent("score"))
     reward: Callable[[Sequence[Episode]], Any] = field(default_factory=lambda: _absent("reward"))

@@ -117,8 +117,8 @@ class Gae(Occupant):
 
 def token_reward(batch: Batch, kl_coef: float) -> Tensor:
     """Rewards of episodes and turns laid on the last decision of each, less the KL of every token."""
-    judged_E = batch.judged_E
-    reward_E = torch.where(judged_E, batch.reward_E, torch.zeros_like(batch.reward_E))
+    own_E = torch.nan_to_num(batch.reward_EC).sum(-1)  # without the turns' rewards, which lie on their own turns
+    reward_E = torch.where(batch.judged_E, own_E, torch.zeros_like(own_E))
     reward_N = last_of(batch, "E") * batch.spread(reward_E, "E", "N")
     reward_N = reward_N + last_of(batch, "K") * batch.spread(batch.reward_K, "K", "N")
     if kl_coef:

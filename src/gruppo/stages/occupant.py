@@ -18,6 +18,7 @@ class Occupant:
     capabilities: ClassVar[frozenset[str]] = frozenset()  # of the engine
     makes: ClassVar[frozenset[str]] = frozenset()  # token sources besides the policy's that this occupant makes
     handles: ClassVar[frozenset[str]] = frozenset()  # token sources besides the policy's that it has a rule for
+    roles: ClassVar[tuple[str, ...]] = ()  # roles it samples from or scores with, besides its needs
     min_samples: ClassVar[int] = 1
     alone: ClassVar[str] = ""  # why fewer than min_samples make no sense
     witness: ClassVar[

@@ -39,4 +39,4 @@ class EntropyBonus(Occupant):
         return (need("entropy", when="step"),)
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        return [Term("entropy", stats.entropy_N, batch.policy_N, "token", coef=ctx.at(self.entropy_coef))]
+        return [Term("entropy_bonus", stats.entropy_N, batch.policy_N, "token", coef=ctx.at(self.entropy_coef))]

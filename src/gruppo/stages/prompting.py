@@ -10,7 +10,7 @@ from gruppo.stages.occupant import Occupant
 
 
 class Prompting(Protocol):
-    def __call__(self, ctx: Context, ask: Ask) -> list[Prompt]: ...
+    def __call__(self, ctx: Context, ask: Ask, prompts: list[Prompt]) -> list[Prompt]: ...
 
 
 def plain(ctx: Context, ask: Ask) -> list[Prompt]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from gruppo.data import Ragged
 from gruppo.stages.names import nearest
 
-When = Literal["episode", "batch", "step"]
+When = Literal["batch", "step"]  # rooms before the batch call ctx.score
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def score_norm(chunk: Chunk) -> Tensor:
 
 
 @readout("pool", synthetic=lambda g, n, dtype: torch.randn(n, 4, generator=g, dtype=dtype))
-def pool(chunk: Chunk, layer: float = -1, last: float = 10) -> Tensor:
-    """Hidden states of a layer, averaged over the last decisions of each sequence (at="S")."""
+def pool(chunk: Chunk, layer: float = -1, last: float = 10, prompt: float = 0) -> Tensor:
+    """Hidden states of a layer, averaged over the last decisions of each sequence, or of its prompt (at="S")."""
     return chunk.hidden_CD
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -57,7 +58,10 @@ def from_table(table: Any) -> Any:
         for name in ("cast", "breaks"):
             if cls is Method and name in given:
                 given[name] = MappingProxyType(given[name])
-        return cls(**given)
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise ValueError(f"{cls.__name__} cannot be rebuilt from this table: {error}. Mend the table.") from None
     if isinstance(table, Mapping):
         return {k: from_table(v) for k, v in table.items()}
     if isinstance(table, list | tuple):
@@ -68,7 +72,7 @@ def from_table(table: Any) -> Any:
 
 
 def _class(text: str) -> type:
-    path, _, version = text.partition("@")
+    path, version = re.fullmatch(r"(.*?)(?:@(\d+))?", text, re.S).groups()  # type: ignore[union-attr]
     cls: Any = load_object(path)
     if not dataclasses.is_dataclass(cls) or not isinstance(cls, type):
         raise ValueError(f"kind {path} is no dataclass, so the record cannot be rebuilt from it.")

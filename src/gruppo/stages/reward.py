@@ -46,14 +46,26 @@ def add_components(ctx: Context, chain: Sequence[Occupant], episodes: Sequence[E
                     "to the wrong episodes. Return one value per episode, NaN where it was not judged."
                 )
             for e, v in zip(judged, values, strict=True):
-                if name in e.reward:
-                    raise ValueError(
-                        f"reward component {name!r} is written by two occupants: one would be lost. Rename one of them."
-                    )
-                if np.isinf(v):
-                    raise ValueError(
-                        f"reward component {name!r} is {v} for an episode: every advantage of its group would be NaN. "
-                        "Return a finite number, or NaN where it was not judged."
-                    )
-                if not np.isnan(v):
-                    e.reward[name] = float(v)
+                _write(e, name, v)
+
+
+def _write(e: Episode, name: str, value: Any) -> None:
+    """A number goes to the episode, one number a turn to its turns; NaN is not written."""
+    if np.ndim(value) and len(value) != len(e.turns):
+        raise ValueError(
+            f"reward component {name!r} has {len(value)} values for the {len(e.turns)} turns of an episode: they would "
+            "go to the wrong turns. Return one number for the episode, or one for each turn."
+        )
+    places = [(t.reward, v) for t, v in zip(e.turns, value, strict=True)] if np.ndim(value) else [(e.reward, value)]
+    for table, v in places:
+        if name in table:
+            raise ValueError(
+                f"reward component {name!r} is written by two occupants: one would be lost. Rename one of them."
+            )
+        if np.isinf(v):
+            raise ValueError(
+                f"reward component {name!r} is {v} for an episode: every advantage of its group would be NaN. "
+                "Return a finite number, or NaN where it was not judged."
+            )
+        if not np.isnan(v):
+            table[name] = float(v)

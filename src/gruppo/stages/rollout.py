@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gruppo.data import Episode, Source, Status, key_hash, single_turn
+from gruppo.data import Episode, Note, Source, Status, key_hash, single_turn
 from gruppo.engines.base import Completion, Request, complete
 from gruppo.stages.context import Ask, Context, Prompt, Sampling
 from gruppo.stages.occupant import Occupant
@@ -23,7 +23,9 @@ def sampling_for(ctx: Context, ask: Ask) -> Sampling:
 
 
 def episode_uid(ctx: Context, prompt: Prompt, place: int, sample: int) -> int:
-    uid = key_hash(ctx.seed, ctx.step, "episode", ctx.round, prompt.group, place, sample)
+    ask = prompt.ask
+    how = ",".join(f"{k}={ask.how[k]}" for k in sorted(ask.how))
+    uid = key_hash(ctx.seed, ctx.step, "episode", ctx.round, prompt.group, ask.key, how, place, sample)
     assert isinstance(uid, int)
     return uid
 
@@ -59,6 +61,7 @@ class Group(Occupant):
         ]
 
     def episode(self, ctx: Context, prompt: Prompt, uid: int, request: Request, completion: Completion) -> Episode:
+        given = [prompt.ids[a:b] for a, b, _ in prompt.given]  # decisions made for the policy: part of its answer
         return single_turn(
             uid,
             prompt.ask.task.uid,
@@ -72,6 +75,7 @@ class Group(Occupant):
             prompt_source=prompt_source(prompt) if prompt.given else None,
             train_as=prompt.train_as,
             status=Status.OK if completion.reason == "stop" else Status.TRUNCATED,
-            text=ctx.tokenizer.decode(completion.ids),
+            text=ctx.tokenizer.decode(np.concatenate([*given, completion.ids])),
+            notes={k: Note(np.array([v], np.float32)) for k, v in prompt.ask.notes.items()},
             step=ctx.step,
         )

@@ -20,6 +20,12 @@ class Passes(Occupant):
     minibatches: int = 1
     witness = {"epochs": 2, "minibatches": [2, 3]}
 
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.minibatches < 1:
+            raise ValueError(
+                f"epochs={self.epochs}, minibatches={self.minibatches}: no step would be taken. Use 1 or more of each."
+            )
+
     @property
     def steps(self) -> int:
         """Optimiser steps a batch; with one, logp_old is logp itself and costs nothing."""

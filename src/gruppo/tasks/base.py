@@ -46,9 +46,7 @@ class TaskSet:
 
     def __post_init__(self) -> None:
         if not len(self.train):
-            raise ValueError(
-                f"{self.name}: train is empty, so there is nothing to learn. Give at least one task."
-            )
+            raise ValueError(f"{self.name}: train is empty, so there is nothing to learn. Give at least one task.")
         if self.max_tokens < 1:
             raise ValueError(
                 f"{self.name}: max_tokens={self.max_tokens}, so no answer can be written. Give at least 1."

@@ -67,9 +67,7 @@ def _from_file(path: str, file: Path) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ValueError(
-            f"{path}: {file} is no Python file, so nothing can be loaded. Name a file that ends in .py."
-        )
+        raise ValueError(f"{path}: {file} is no Python file, so nothing can be loaded. Name a file that ends in .py.")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # at the end: its neighbours can be imported, and shadow nothing
     module = importlib.util.module_from_spec(spec)

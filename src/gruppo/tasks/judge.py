@@ -21,9 +21,7 @@ from typing import Any, Literal
 from gruppo.tasks.base import Task
 from gruppo.tasks.imports import split_path
 
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gruppo.tasks.worker import main; main()"
-)
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gruppo.tasks.worker import main; main()"
 
 _GATHER = 0.0005  # seconds between two looks at the replies: to wake up for each costs more than to judge
 
@@ -177,9 +175,7 @@ class _Worker:
             ) from None
         except (_Died, OSError) as error:
             self.close()
-            raise ValueError(
-                f"{scorer}: the process that loads it died, so nothing can be judged. {error}"
-            ) from None
+            raise ValueError(f"{scorer}: the process that loads it died, so nothing can be judged. {error}") from None
         if kind == "refused":
             self.close()
             raise ValueError(content)

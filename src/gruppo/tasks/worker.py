@@ -23,8 +23,7 @@ from gruppo.tasks.imports import load_object
 Row = tuple[dict[str, float], str, str]  # components, status, error
 
 _REMEDY = (
-    "Return a finite number, or a dict of names to finite numbers; "
-    "raise an exception if the answer cannot be judged."
+    "Return a finite number, or a dict of names to finite numbers; raise an exception if the answer cannot be judged."
 )
 
 

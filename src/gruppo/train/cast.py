@@ -12,17 +12,21 @@ from gruppo.stages import Context, Ema, Every, Method, Role
 def build_cast(method: Method, policy: Any, ctx: Context) -> dict[str, Any]:
     """{role: model}; `old` is the policy itself at the start of a step."""
     wanted = {n.role for _, _, n in method.needs(ctx)} | set(method.objectives) | {"policy"}
+    wanted |= {r for _, o in method.occupants() for r in o.roles}
     sources = {r.refresh.source for r in method.cast.values() if isinstance(r.refresh, Every | Ema)}
     models: dict[str, Any] = {"policy": policy}
     for name, role in method.cast.items():
         if name != "policy" and name in wanted | sources:
-            models[name] = _build(name, role, policy)
+            models[name] = _build(name, role, models)
     return models
 
 
-def _build(name: str, role: Role, policy: Any) -> Any:
-    if role.start == "policy":
-        trunk = policy
+def _build(name: str, role: Role, models: Mapping[str, Any]) -> Any:
+    policy = models["policy"]
+    if role.start in models:  # a copy of the policy, or of a role before it
+        trunk = models[role.start]
+        if role.as_ == "head" and isinstance(trunk, Critic):
+            return clone(trunk, train=role.train)
     else:
         trunk = load_policy(role.start, next(policy.parameters()).dtype, policy.device)
         if trunk.vocab != policy.vocab:
@@ -41,8 +45,13 @@ def refresh(method: Method, models: Mapping[str, Any], step: int) -> None:
         if name not in models:
             continue
         if isinstance(rule, Every) and (step + 1) % rule.steps == 0:
-            models[name].load_state_dict(models[rule.source].state_dict())
+            average(models[rule.source], models[name], 1.0)
         if isinstance(rule, Ema):
-            with torch.no_grad():
-                for mine, theirs in zip(models[name].parameters(), models[rule.source].parameters(), strict=True):
-                    mine.lerp_(theirs, rule.tau)
+            average(models[rule.source], models[name], rule.tau)
+
+
+def average(source: Any, target: Any, tau: float) -> None:
+    """target ← (1 - tau) target + tau source."""
+    with torch.no_grad():
+        for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+            mine.lerp_(theirs, tau)

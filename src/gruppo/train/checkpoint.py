@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -31,28 +32,34 @@ class State:
 
 
 def save_checkpoint(folder: Path, state: State, keep: int = 2) -> Path:
-    """Write `step-000020` beside the older ones, then drop all but `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write `step-000020` beside the older ones, then drop all but `keep`. One that is there already stands."""
     target, draft = folder / f"step-{state.step:06d}", folder / f".draft-{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
+    if (target / "state.json").is_file():
+        return target
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".draft-*"):  # of a run that was killed while it wrote
+            shutil.rmtree(left, ignore_errors=True)
         draft.mkdir()
         _write(draft, state)
-        if target.exists():
-            shutil.rmtree(target)
         os.rename(draft, target)
         _sync(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         last = latest_checkpoint(folder)
         kept = f"the last whole one is {last.name}" if last else "there is no earlier one"
         raise ValueError(
-            f"checkpoint of step {state.step} could not be written ({error.strerror or error}); {kept}. "
-            "Free some space and resume from it with gruppo train --resume."
+            f"checkpoint of step {state.step} could not be written ({getattr(error, 'strerror', None) or error}); {kept}. "
+            f"Free some space in {folder}."
         ) from error
-    for old in sorted(folder.glob("step-*"))[:-keep]:
+    for old in sorted(folder.glob("step-*"), key=step_of)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target
+
+
+def step_of(path: Path) -> int:
+    """Steps done, from the name of a checkpoint."""
+    return int(path.name.split("-")[1])
 
 
 def _write(draft: Path, state: State) -> None:
@@ -82,17 +89,22 @@ def _sync(path: Path) -> None:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint: drafts of a killed run do not count."""
-    whole = [p for p in sorted(folder.glob("step-*")) if (p / "state.json").is_file()]
-    return whole[-1] if whole else None
+    whole = [p for p in folder.glob("step-*") if (p / "state.json").is_file()]
+    return max(whole, key=step_of, default=None)
 
 
 def load_checkpoint(path: Path) -> State:
     try:
-        body = json.loads((path / "state.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        return _read(path)
+    except (OSError, json.JSONDecodeError, SafetensorError) as error:
         raise ValueError(
-            f"{path.name} is no whole checkpoint ({error}): resume from another one of this run."
+            f"{path} is damaged ({error}), so the run cannot go on from it. Remove that folder: the one before it is "
+            "then the newest."
         ) from None
+
+
+def _read(path: Path) -> State:
+    body = json.loads((path / "state.json").read_text())
     if body["format"] != FORMAT:
         raise ValueError(
             f"{path.name} has format {body['format']}, this gruppo reads {FORMAT}: use the version that wrote it."
@@ -148,4 +160,4 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Te
     for name, x in tensors.items():
         i, _, k = name.partition(".")
         p = params[int(i)]
-        optimiser.state[p][k] = x.clone() if k == "step" else x.to(p.device).clone()
+        optimiser.state[p][k] = x.to(p.device).clone()

@@ -1,11 +1,19 @@
 """One tree of typed, frozen dataclasses: what a run is. Saved with every run, and repeats it."""
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 from gruppo.methods import method
-from gruppo.stages import Method, Sampling
+from gruppo.stages import Method, Sampling, Schedule
 from gruppo.train.learner import OptimConfig
+
+
+LOWEST: dict[str, float] = {
+    **dict.fromkeys(("steps", "prompts", "samples", "eval.prompts", "save.keep", "optim.micro_tokens"), 1),
+    **dict.fromkeys(("threads", "budget_tokens", "eval.every", "save.checkpoint_every", "save.episodes_every"), 0),
+    **{"optim.lr": 0, "optim.weight_decay": 0, "optim.clip_norm": 1e-12},
+}
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,9 @@ class RunConfig:
     threads: int = 0  # 0: as torch finds it
 
     def __post_init__(self) -> None:
-        for name in ("steps", "prompts", "samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: there would be nothing to do. Use {name} >= 1.")
+        for path, low in LOWEST.items():
+            value = attrgetter(path)(self)
+            if not isinstance(value, Schedule) and not (isinstance(value, int | float) and value >= low):
+                raise ValueError(f"{path}={value}: a run cannot be made with it. Use a number, {path} >= {low:g}.")
         if not 0 <= self.max_failures <= 1:
             raise ValueError(f"max_failures={self.max_failures} is no share of episodes. Use a number from 0 to 1.")

@@ -7,6 +7,7 @@ import torch
 
 from gruppo.data import Batch, Episode, Source
 from gruppo.stages import Stats, need
+from gruppo.stages.names import nearest
 from gruppo.stages.select import through_second_door
 from gruppo.train import loop
 from gruppo.train.run import Run
@@ -34,7 +35,7 @@ async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
     asks = run.method.curriculum(ctx, run.tasks.train)[: ctx.prompts]
     episodes = await loop.draw(run, ctx, asks)
     batch = loop.packed(run, ctx, episodes, episodes)
-    old = loop.serve_all(run, run.models["policy"], batch, [need("logp", "old")])["logp_old_N"]
+    old = loop.served(run, "old", batch, [need("logp", "old")])["logp_old_N"]
     batch = batch.with_columns(logp_old_N=old)
     checks = [
         _ratio(run, batch),
@@ -47,6 +48,10 @@ async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
         _gradient(run, ctx, batch),
     ]
     run.clock.take()
+    names = [c.name for c in checks]
+    for name in run.config.accept:
+        if name not in names:
+            raise ValueError(f"accept={name}: step zero has no such check{nearest(name, names)}. It has: {', '.join(names)}.")
     return [replace(c, accepted=not c.ok and c.name in run.config.accept) for c in checks]
 
 
@@ -84,7 +89,7 @@ def _gap(run: Run, batch: Batch) -> Check:
 def _reference(run: Run, batch: Batch) -> Check:
     if "ref" not in run.models or run.version > 0:
         return Check("reference_kl", True, 0.0, 0.0, "No reference in this method.")
-    ref = loop.serve_all(run, run.models["ref"], batch, [need("logp", "ref")])["logp_ref_N"]
+    ref = loop.served(run, "ref", batch, [need("logp", "ref")])["logp_ref_N"]
     worst = float((ref - batch.logp_old_N).abs().max())
     same = run.method.cast["ref"].start == "policy"
     return Check(

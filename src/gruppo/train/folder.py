@@ -4,11 +4,13 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,10 @@ class RunFolder:
     def __getitem__(self, name: str) -> Path:
         return self.path / name
 
+    def drop_if_empty(self) -> None:
+        with suppress(OSError):
+            self.path.rmdir()
+
     # configuration and the user's code
 
     def write_config(self, config: RunConfig) -> None:
@@ -39,40 +45,55 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         table, code = to_table(config), dict[str, str]()
         text = tomli_w.dumps(_with_own_code(table, code))
+        hashes = self._stored_code()
         for source, name in code.items():
-            self["code"].mkdir(exist_ok=True)
-            shutil.copyfile(source, self["code"] / name)
-        hashes = {name: {"sha256": _sha(Path(source)), "from": source} for source, name in code.items()}
+            stored = self["code"] / name
+            if Path(source) != stored.resolve():  # else: a run that goes on from its own copy
+                stored.parent.mkdir(exist_ok=True)
+                shutil.copyfile(source, stored)
+                hashes[name] = {"sha256": _sha(stored), "from": source}
+        hashes = {name: hashes[name] for name in code.values() if name in hashes}
         self["config.toml"].write_text(text)
         self["environment.json"].write_text(json.dumps(environment() | {"code": hashes}, indent=1))
 
-    def read_config(self, trust_code: bool = False) -> RunConfig:
+    def read_config(self, trust_code: bool = False, name: str = "config.toml") -> RunConfig:
         """The resolved configuration. Stored code runs only if it is what stands at its origin, or if told."""
-        path = self["config.toml"]
+        path = self[name]
         if not path.is_file():
             raise ValueError(
                 f"{self.path} is no run folder: it has no config.toml. Name a folder that gruppo train made."
             )
         text = path.read_text()
-        if HERE in text and not trust_code:
-            self._refuse_strange_code()
-        return from_table(tomllib.loads(text.replace(HERE, f"{self.path.resolve().as_posix()}/")))
+        if not trust_code:
+            self._refuse_strange_code(re.findall(rf"{HERE}code/([^:\"]+)", text))
+        try:
+            table = tomllib.loads(text.replace(HERE, f"{self.path.resolve().as_posix()}/"))
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path} is no TOML any more: {error}. Mend that line and try again.") from None
+        return from_table(table)
 
-    def _refuse_strange_code(self) -> None:
-        for name, fact in json.loads(self["environment.json"].read_text())["code"].items():
-            origin = Path(fact["from"])
-            if not origin.is_file() or _sha(origin) != _sha(self["code"] / name):
+    def _refuse_strange_code(self, names: Sequence[str]) -> None:
+        known = self._stored_code()
+        for name in names:
+            origin = Path(known.get(name, {}).get("from", name)).resolve()
+            inside = origin.is_relative_to(self.path.resolve())
+            if inside or not origin.is_file() or _sha(origin) != _sha(self["code"] / name):
                 raise ValueError(
                     f"the run brings its own code, code/{name}, and {origin.name} where it came from "
                     "is gone or has changed: "
                     "running it would run code that you may not have seen. Read it, then add --trust-code."
                 )
 
+    def _stored_code(self) -> dict[str, dict[str, str]]:
+        """{name: hash and origin} of the files under code/."""
+        path = self["environment.json"]
+        return json.loads(path.read_text())["code"] if path.is_file() else {}
+
     # metrics
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         with self["metrics.jsonl"].open("a") as f:
-            f.write(json.dumps({k: v for k, v in row.items()}) + "\n")
+            f.write(json.dumps(finite(row)) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self["metrics.jsonl"]
@@ -95,7 +116,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         draft = self["summary.draft"]
-        draft.write_text(json.dumps(summary, indent=1) + "\n")
+        draft.write_text(json.dumps(finite(summary), indent=1) + "\n")
         os.replace(draft, self["summary.json"])
 
     def draw_curves(self, title: str) -> Path | None:
@@ -123,7 +144,8 @@ class RunFolder:
                 if points:
                     axis.plot(*np.array(points, float).T, marker="o" if name == "held_out" else None, label=name)
             axis.set_xlabel("step")
-            axis.legend(frameon=False)
+            if axis.lines:
+                axis.legend(frameon=False)
             axis.spines[["top", "right"]].set_visible(False)
         figure.suptitle(title)
         figure.savefig(self["curves.png"], dpi=110)
@@ -138,11 +160,26 @@ def _with_own_code(table: Any, code: dict[str, str]) -> Any:
     if not isinstance(table, Mapping):
         return table
     out = {k: _with_own_code(v, code) for k, v in table.items()}
-    where = str(out.get("kind", "")).split("@")[0].rpartition(":")[0]
+    where = str(out.get("kind", "")).rpartition("@")[0].rpartition(":")[0]
     if where.endswith(".py"):
-        name = code.setdefault(where, Path(where).name)
+        name = code.setdefault(where, _free_name(Path(where), set(code.values())))
         out["kind"] = str(out["kind"]).replace(where, f"{HERE}code/{name}")
     return out
+
+
+def _free_name(path: Path, taken: set[str]) -> str:
+    """The file's own name; a second file of that name gets a number."""
+    names = (path.name, *(f"{path.stem}_{i}{path.suffix}" for i in range(2, 100)))
+    return next(n for n in names if n not in taken)
+
+
+def finite(x: Any) -> Any:
+    """For JSON, which has no NaN and no infinity: they become null."""
+    if isinstance(x, Mapping):
+        return {k: finite(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [finite(v) for v in x]
+    return None if isinstance(x, float) and not np.isfinite(x) else x
 
 
 def _sha(path: Path) -> str:

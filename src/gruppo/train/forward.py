@@ -1,13 +1,13 @@
 """One forward for all readouts of a (role, view); the head runs in chunks and is recomputed in backward."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gruppo.data import Batch, Inputs, gather
+from gruppo.data import Batch, Inputs, Key, gather, scan
 from gruppo.stages.readouts import READOUTS, Chunk, Need
 
 CHUNK_NUMBERS = 1 << 23  # scores held at once: 32 MB in float32
@@ -26,6 +26,25 @@ def serve(model: Any, batch: Batch, needs: Sequence[Need], *, grad: bool = False
             for n in mine:
                 out[n.column] = _read(model, batch, batch.views[view], n, hidden_MD, by_layer, grad)
     return out
+
+
+def serve_all(model: Any, batch: Batch, needs: Sequence[Need], micros: Iterable[Batch]) -> dict[str, Tensor]:
+    """`serve` without gradient over micro-batches, rows put back in their places."""
+    out: dict[str, Tensor] = {}
+    for micro in micros:
+        part = serve(model, micro, needs)
+        for n in needs:
+            x = part[n.column]
+            size = len(batch.views[n.view].ids_M) if n.at == "M" else batch.size(n.at)
+            full = out.setdefault(n.column, x.new_zeros((size, *x.shape[1:])))
+            full[places_of(micro, n)] = x
+    return out
+
+
+def places_of(micro: Batch, n: Need) -> Tensor:
+    """Where the rows of a need stand in the whole batch."""
+    row_M = micro.views[n.view].row_M
+    return row_M if n.at == "M" and row_M is not None else micro.columns[f"row_{n.at}"]
 
 
 def _positions(batch: Batch, inputs: Inputs, at: str) -> tuple[Tensor, Tensor]:
@@ -75,9 +94,15 @@ def _read(
 
 
 def _pool(batch: Batch, inputs: Inputs, n: Need, hidden_MD: Tensor, by_layer: dict[int, Tensor]) -> Tensor:
+    """The mean of the last decisions of each sequence; with prompt=1 of the last positions before its first decision."""
     params = dict(n.params)
-    layer, last = int(params.get("layer", -1)), int(params.get("last", 10))
-    hidden_MD = by_layer.get(layer, hidden_MD)
-    ones = torch.ones(batch.size("N"), dtype=torch.float64, device=batch.device)
-    from_end = batch.scan(ones, 1.0, "N", "S")
-    return gather(hidden_MD[inputs.at_N], batch.level("N", "S"), "mean", where=from_end <= last)
+    hidden_MD = by_layer.get(int(params.get("layer", -1)), hidden_MD)
+    sequences = Key(inputs.seq_M, batch.size("S"))
+    decided = torch.zeros_like(inputs.seq_M, dtype=torch.bool)
+    decided[inputs.at_N] = True
+    if params.get("prompt"):
+        seen = torch.cumsum(decided.long(), 0)
+        before_S = gather((seen - decided.long()).double(), sequences, "min").long()
+        decided = (seen - before_S[inputs.seq_M]) == 0
+    from_end = scan(decided.double(), 1.0, inputs.seq_M)
+    return gather(hidden_MD, sequences, "mean", where=decided & (from_end <= params.get("last", 10)))

@@ -17,7 +17,8 @@ from gruppo.pieces.aggregate import weighted_sum
 from gruppo.stages import Context, Method, Need, Stats, Term
 from gruppo.stages.schedule import Sched
 from gruppo.stages.select import through_second_door
-from gruppo.train.forward import serve
+from gruppo.train.cast import average
+from gruppo.train.forward import places_of, serve, serve_all
 from gruppo.train.timing import Clock
 
 Cut = Sequence[Tensor] | None
@@ -113,9 +114,9 @@ class Learner:
         if snapshot["optim"] is not None:
             self.optimisers[role].load_state_dict(_copy(snapshot["optim"]))
 
-    def copy(self, source: str, target: str) -> None:
-        """target ← source."""
-        self.models[target].load_state_dict(self.models[source].state_dict())
+    def copy(self, source: str, target: str, tau: float = 1.0) -> None:
+        """target ← (1 - tau) target + tau source."""
+        average(self.models[source], self.models[target], tau)
 
     # what updates may read
 
@@ -202,21 +203,15 @@ class Learner:
             total = _zero(now)
             for n, slope in zip(needs, slopes, strict=True):
                 if slope is not None:
-                    total = total + (slope[micro.columns[f"row_{n.at}"]] * now[n.column]).sum()
+                    total = total + (slope[places_of(micro, n)] * now[n.column]).sum()
             with self.clock("backward"):
                 total.backward()
         self._report(totals)
 
     def _leaves(self, role: str, batch: Batch, needs: Sequence[Need], cut: Cut) -> dict[str, Tensor]:
         """Statistics of the whole step from a forward without gradient, as leaves of a new graph."""
-        out: dict[str, Tensor] = {}
-        for micro in self._micros(batch, cut):
-            with self.clock("forward"):
-                part = serve(self.models[role], micro, needs)
-            for n in needs:
-                x = part[n.column]
-                full = out.setdefault(n.column, x.new_zeros((batch.size(n.at), *x.shape[1:])))  # type: ignore[arg-type]
-                full[micro.columns[f"row_{n.at}"]] = x
+        with self.clock("forward"):
+            out = serve_all(self.models[role], batch, needs, self._micros(batch, cut))
         return {k: v.requires_grad_() for k, v in out.items()}
 
     def _with_old(self, role: str, batch: Batch, stats: Stats) -> Batch:

@@ -3,17 +3,18 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from inspect import isawaitable
 from typing import Any
 
 from gruppo.data import Batch, Episode, Note, Status, Use, micro_batches, pack
-from gruppo.stages import Ask, Context, Prompt, Stats, StepRecord, need
+from gruppo.stages import Ask, Context, Need, Prompt, Stats, StepRecord, need
 from gruppo.stages.check import check_first_batch
 from gruppo.stages.prompting import prompts_for
 from gruppo.stages.reward import add_components
 from gruppo.stages.rollout import Group
 from gruppo.stages.select import through_first_door, through_second_door
 from gruppo.train.cast import refresh
-from gruppo.train.forward import serve
+from gruppo.train.forward import serve_all
 from gruppo.train.learner import sampler_gap
 from gruppo.train.metrics import batch_metrics, episode_metrics, time_metrics
 from gruppo.train.run import Run
@@ -34,6 +35,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
     """One walk of the data through the ten rooms."""
     method, ctx, start = run.method, context(run, step), time.perf_counter()
     run.learner.begin(ctx)
+    run.scored.clear()
 
     drawn, episodes = await draw_until_selected(run, ctx)  # curriculum, prompting, rollout, reward, select.episodes
     past = [from_the_past(e) for e in method.replay.get(ctx, run.replay)]
@@ -41,26 +43,33 @@ async def train_step(run: Run, step: int) -> StepRecord:
     run.stop_if_failing(facts["failed"], drawn)
 
     batch = None
-    if any(e.use == Use.LEARN for e in (*episodes, *past)):
-        batch = packed(run, ctx, drawn, [*episodes, *past])  # pack, and the needs of the batch
+    used = [e for e in (*episodes, *past) if e.use != Use.NONE]
+    if any(e.use != Use.BASELINE for e in used):
+        batch = packed(run, ctx, drawn, used)  # pack, and the needs of the batch
         batch = batch.with_columns(**method.credit(ctx, batch))
         batch = through_second_door(ctx, method.select, batch, Stats(), current=False)  # select.tokens
         if not run.checked:
             run.warn(*check_first_batch(method, batch))
             run.checked = True
-        method.update(ctx, run.learner, batch)  # objective and penalties, once per optimiser step
+        ctx.episodes = episodes
+        run.whole = False
+        taken = method.update(ctx, run.learner, batch)  # objective and penalties, once per optimiser step
+        if isawaitable(taken):
+            await taken
         facts |= batch_metrics(batch)
         run.version += 1
         refresh(method, run.models, step)
     run.engine.version = run.version
 
     if method.replay.stores:
-        run.replay = method.replay.put(ctx, run.replay, annotated(batch, episodes))
+        kept = ("logp_old_N", *method.credit.gives)
+        run.replay = method.replay.put(ctx, run.replay, annotated(batch, episodes, kept))
     facts |= run.learner.tally.means() | {"lr": run.learner.lr("policy"), "version": float(run.version)}
-    record = StepRecord(step, episodes, batch, facts)
+    record = StepRecord(step, episodes, batch, facts, ctx)
     with run.memory.writing():
         for _, occupant in method.occupants():
             occupant.observe(record, run.memory)
+    run.whole = True
     seconds = time.perf_counter() - start
     record.facts = facts | time_metrics(run.clock.take(), seconds) | {"tokens_per_second": facts["tokens"] / seconds}
     return record
@@ -98,14 +107,16 @@ async def draw(run: Run, ctx: Context, asks: Sequence[Ask | Prompt], rollout: An
 def score(run: Run, ctx: Context, episodes: list[Episode]) -> list[Episode]:
     """The task's own scorer, then the components of the reward room. A failure is a status, never a reward."""
     with run.clock("scoring"):
-        todo = [e for e in episodes if e.status.judged and "task" not in e.reward]
+        new = [e for e in episodes if e.status.judged and e.uid not in run.scored]
+        run.scored.update(e.uid for e in new)  # once, also when a rollout has asked for rewards before
+        todo = [e for e in new if "task" not in e.reward]
         verdicts = run.judge.score([(run.known_tasks[e.task], e.text) for e in todo])
         for e, verdict in zip(todo, verdicts, strict=True):
             if verdict.status == "ok":
                 e.reward.update(verdict.components)
             else:
                 e.status, e.error = Status[verdict.status.upper()], verdict.error
-        add_components(ctx, run.method.reward, [e for e in todo if e.status.judged])
+        add_components(ctx, run.method.reward, new)
     return episodes
 
 
@@ -123,7 +134,7 @@ def packed(run: Run, ctx: Context, drawn: Sequence[Episode], episodes: Sequence[
     for role in dict.fromkeys(n.role for n in needs):
         mine = [n for n in needs if n.role == role]
         with run.clock("forward"):
-            batch = batch.with_columns(**serve_all(run, run.models["policy" if role == "old" else role], batch, mine))
+            batch = batch.with_columns(**served(run, role, batch, mine))
     if "logp_old_N" in batch.columns:
         sampler_gap(run.learner.tally, batch, batch.logp_old_N)
         if run.method.replay.proximal == "stored" and "note_logp_old_N" in batch.columns:
@@ -132,22 +143,17 @@ def packed(run: Run, ctx: Context, drawn: Sequence[Episode], episodes: Sequence[
     return batch
 
 
-def serve_all(run: Run, model: Any, batch: Batch, needs: list[Any]) -> dict[str, Any]:
-    """`serve` over micro-batches, rows put back in their places."""
-    out: dict[str, Any] = {}
-    for micro in micro_batches(batch, run.config.optim.micro_tokens):
-        for n, (column, x) in zip(needs, serve(model, micro, needs).items(), strict=True):
-            full = out.setdefault(column, x.new_zeros((batch.size(n.at), *x.shape[1:])))
-            full[micro.columns[f"row_{n.at}"]] = x
-    return out
+def served(run: Run, role: str, batch: Batch, needs: list[Need]) -> dict[str, Any]:
+    """The needs of a role, read without gradient; `old` is the policy at the start of the step."""
+    model = run.models["policy" if role == "old" else role]
+    return serve_all(model, batch, needs, micro_batches(batch, run.config.optim.micro_tokens))
 
 
 def score_with(run: Run, episodes: Sequence[Episode], role: str, readouts: Sequence[str]) -> Batch:
     """ctx.score: a batch of these episodes with readouts of a role's model as columns; before pack or in observe."""
     batch = pack(episodes, dtype=run.batch_dtype).to(run.device)
     with run.clock("forward"):
-        model = run.models["policy" if role == "old" else role]
-        return batch.with_columns(**serve_all(run, model, batch, [need(r, role) for r in readouts]))
+        return batch.with_columns(**served(run, role, batch, [need(r, role) for r in readouts]))
 
 
 def from_the_past(e: Episode) -> Episode:
@@ -155,15 +161,15 @@ def from_the_past(e: Episode) -> Episode:
     return replace(e, replayed=True, group=f"{e.group}@{e.step}")
 
 
-def annotated(batch: Batch | None, episodes: Sequence[Episode]) -> list[Episode]:
-    """Episodes for replay, with the logp_old they were learned under."""
+def annotated(batch: Batch | None, episodes: Sequence[Episode], columns: Sequence[str]) -> list[Episode]:
+    """Episodes for replay, with the logp_old and the credit they were learned under as notes."""
     if batch is None:
         return []
     place = {uid: i for i, uid in enumerate(batch.uid_E.tolist())}
     length = batch.gather(batch.keep_N, "N", "E", "count").tolist()
-    parts = batch.logp_old_N.float().cpu().split(length)
-    return [
-        replace(e, notes=e.notes | {"logp_old": Note(parts[place[e.uid]].numpy(), "N", e.step)})
-        for e in episodes
-        if e.uid in place
-    ]
+    parts = {c.removesuffix("_N"): batch.columns[c].float().cpu().split(length) for c in columns if c.endswith("_N")}
+
+    def notes(e: Episode) -> dict[str, Note]:
+        return {name: Note(rows[place[e.uid]].numpy(), "N", e.step) for name, rows in parts.items()}
+
+    return [replace(e, notes=e.notes | notes(e)) for e in episodes if e.uid in place]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gruppo.data import Batch, Episode, Status
+from gruppo.data import Batch, Episode, Source, Status, Use
 
 METRICS: dict[str, tuple[str, str, str]] = {
     "step": ("steps", "", "steps done"),
@@ -34,6 +34,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "policy": ("", "", "objective of the policy, as optimised, before coefficients; mean over optimiser steps"),
     "clip_fraction": ("share", "below 0.3", "tokens whose gradient the clip removed"),
     "kl_ref": ("nats", "", "minus the KL to the reference by k3: the term as maximised"),
+    "entropy_bonus": ("nats", "", "entropy of the policy, with gradient: the term as maximised"),
     "value": ("", "towards 0", "critic's objective: minus half the squared error"),
     "separate": ("", "rises", "DisCO: score of right answers above wrong ones"),
     "trust": ("", "near 0", "DisCO: penalty of the trust region"),
@@ -57,6 +58,7 @@ def known(name: str) -> bool:
 
 def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     """Metrics of everything that was drawn, before selection."""
+    drawn = [e for e in drawn if e.use in (Use.LEARN, Use.BASELINE) and e.source == Source.POLICY]
     judged = [e for e in drawn if e.status.judged]
     out = {
         "failed": _mean([not e.status.judged and e.status != Status.OPEN for e in drawn]),

@@ -27,13 +27,20 @@ class Run:
         self.device = torch.device(_device(config.policy.device))
         self.dtype = getattr(torch, config.policy.dtype)
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
+        if self.dtype == torch.bfloat16 and self.device.type == "cpu":
+            raise ValueError(
+                "policy.dtype=bfloat16 on a CPU: some processors end Python at the first product of matrices. "
+                "Use policy.dtype=float32, or a GPU with policy.device=cuda."
+            )
         self.tasks = tasks_of(config)
         longest = config.sampling.max_tokens or self.tasks.max_tokens
         self.sampling = replace(config.sampling, max_tokens=longest)
         self.memory = Memory()
         self.replay: list[Episode] = []
         self.version, self.checked = 0, False
+        self.whole = True  # not from the first optimiser step to the end of a step: that state is nobody's
         self.known_tasks: dict[str, Any] = {}
+        self.scored: set[int] = set()  # episodes of this step that have been through the reward room
         check(self.method, self.bare_context(0), samples=config.samples, can=NativeEngine.can)
         policy = load_policy(config.policy.name, self.dtype, self.device, seed=config.seed)
         self.tokenizer = load_tokenizer(config.policy.name)
@@ -85,7 +92,7 @@ class Run:
                 f"{failed:.0%} of the episodes of this step could not be judged, more than max_failures="
                 f"{self.config.max_failures:.0%}: the step was not learned from. First error: "
                 f"{errors[0] if errors else 'none'}\n"
-                "Mend the reward function or environment and resume, or raise max_failures."
+                "Mend the reward function or environment, or raise max_failures (with --allow-changes)."
             )
         if errors:
             first = next(e for e in drawn if e.error)
@@ -95,13 +102,15 @@ class Run:
     # checkpoints
 
     def state(self, step: int, facts: dict[str, Any]) -> State:
+        own = {"version": self.version, "checked": self.checked, "bad_steps": self.learner.bad_steps}
+        own |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
         return State(
             step=step,
             weights={r: m.state_dict() for r, m in self.models.items() if self._changes(r)},
             optimisers={r: optimiser_tensors(o) for r, o in self.learner.optimisers.items()},
             memory=dict(self.memory),
             replay=self.replay,
-            facts={**facts, "version": self.version, "threads": torch.get_num_threads(), "torch": torch.__version__},
+            facts={**facts, **own},
         )
 
     def _changes(self, role: str) -> bool:
@@ -123,16 +132,23 @@ class Run:
         self.memory = Memory(state.memory)
         self.replay = state.replay
         self.version = self.engine.version = int(state.facts["version"])
-        self.checked = True
+        self.checked, self.learner.bad_steps = state.facts["checked"], state.facts["bad_steps"]
 
     def close(self) -> None:
         self.judge.close()
 
 
 def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"policy.device={name} cannot be used here ({said}), so nothing was started. Use policy.device=auto or cpu."
+        ) from None
+    return name
 
 
 def tasks_of(config: RunConfig) -> Any:

@@ -1,15 +1,19 @@
 """From a configuration to a trained policy: set up, check, train, evaluate, save, resume."""
 
 import asyncio
+import json
+import os
+import shlex
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from gruppo.stages import StepRecord
-from gruppo.train.checkpoint import State, latest_checkpoint, load_checkpoint, save_checkpoint
+from gruppo.train.checkpoint import State, latest_checkpoint, load_checkpoint, save_checkpoint, step_of
 from gruppo.train.config import RunConfig
 from gruppo.train.doctor import refuse, step_zero
 from gruppo.train.evaluate import Evaluation, evaluate
@@ -40,96 +44,139 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        os.write(2, b"\nfinishing this step, then saving; Ctrl-C again stops at once\n")  # print may be half-way itself
 
 
 def new_folder(config: RunConfig) -> RunFolder:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = config.save.name or f"{config.method.name}-{Path(config.task.name.split(':')[0]).stem}-{config.seed}-{stamp}"
-    folder = RunFolder(Path(config.save.folder) / name)
-    if folder["config.toml"].exists():
-        raise ValueError(
-            f"{folder.path} holds a run already: a second one would mix with it. Choose another "
-            "save.name, or go on with it: "
-            f"gruppo train --resume {folder.path}"
-        )
-    return folder
+    """An empty folder of its own; of two runs that start in the same second, the later one has a number."""
+    task = Path(config.task.name.split(":")[0]).stem
+    plain = f"{config.method.name}-{task}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = [config.save.name] if config.save.name else [plain, *(f"{plain}-{i}" for i in range(2, 100))]
+    for name in names:
+        folder = RunFolder(Path(config.save.folder) / name)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=bool(config.save.name))
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ValueError(
+                f"{folder.path} cannot be made ({error.strerror}), so nothing was started. Choose another save.folder."
+            ) from None
+        if not folder["config.toml"].exists():
+            return folder
+    raise ValueError(
+        f"{Path(config.save.folder) / names[0]} holds a run already: a second one would mix with it. Choose another "
+        f"save.name, or go on with it: {resume_command(RunFolder(Path(config.save.folder) / names[0]))}"
+    )
+
+
+def resume_command(folder: RunFolder) -> str:
+    return f"gruppo train --resume {shlex.quote(str(folder.path))}"
 
 
 def train(config: RunConfig, *, quiet: bool = False) -> dict[str, Any]:
     """Train from the start. Returns the summary, which also stands in the run folder."""
     folder = new_folder(config)
-    return Trainer(config, folder, quiet).go()
+    try:
+        return Trainer(config, folder, quiet).go()
+    finally:
+        folder.drop_if_empty()  # it never began
 
 
 def resume(
     path: Path, config: RunConfig | None = None, *, trust_code: bool = False, allow: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
-    """Go on with a run from its newest whole checkpoint, exactly. A changed configuration is refused unless allowed."""
+    """Go on with a run from its newest whole checkpoint, exactly; without one, from the start.
+
+    A changed configuration is refused unless allowed. The number of threads is no change: it must be the run's own.
+    """
     folder = RunFolder(path)
     before = folder.read_config(trust_code)
     last = latest_checkpoint(folder["checkpoints"])
-    if last is None:
-        raise ValueError(
-            f"{path} has no whole checkpoint: there is nothing to go on from. Start it again with gruppo train."
-        )
     config = config or before
-    changes = config_changes(before, config)
+    changes = config_changes(replace(before, threads=config.threads), config)
     if changes and not allow:
         listed = "\n".join(f"  {c}" for c in changes)
         raise ValueError(
             f"the configuration is not the one the run was started with, so it would not go on exactly:\n{listed}\n"
             "Leave these out, or add --allow-changes to go on with them."
         )
-    trainer = Trainer(config, folder, quiet)
-    if changes:
-        folder.write_config(config)
-        trainer.display.say("going on with changes:\n" + "\n".join(f"  {c}" for c in changes))
-    return trainer.go(load_checkpoint(last))
+    if last is not None and step_of(last) >= config.steps and folder["summary.json"].is_file():
+        return _finished(folder, step_of(last), quiet)
+    return Trainer(config, folder, quiet, changes).go(load_checkpoint(last) if last else None)
+
+
+def _finished(folder: RunFolder, steps: int, quiet: bool) -> dict[str, Any]:
+    """What was asked for is there already."""
+    summary = json.loads(folder["summary.json"].read_text())
+    Display("", steps, quiet=quiet).say(
+        f"{folder.path} is finished: all of its {steps} steps are done, so nothing was trained. To train longer:  "
+        f"{resume_command(folder)} steps={2 * steps} --allow-changes"
+    )
+    return summary
 
 
 class Trainer:
-    def __init__(self, config: RunConfig, folder: RunFolder, quiet: bool = False) -> None:
-        self.config, self.folder = config, folder
+    def __init__(self, config: RunConfig, folder: RunFolder, quiet: bool = False, changes: Sequence[str] = ()) -> None:
+        self.config, self.folder, self.changes = config, folder, changes
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
         self.run = Run(config, self.display.say)
-        self.board = _board(config, folder)
+        self.board: Any = None
         self.before: float | None = None
         self.after: float | None = None
         self.seconds, self.tokens = 0.0, 0.0
 
     def go(self, state: State | None = None) -> dict[str, Any]:
-        first = 0
-        if state is not None:
-            self.run.restore(state)
-            first, facts = state.step, state.facts
-            self.before, self.after = facts["accuracy_before"], facts.get("held_out")
-            self.seconds, self.tokens = facts["seconds"], facts["tokens"]
-            self.folder.cut_metrics(first)
-            self.display.say(f"resumed {self.folder.path} after step {first}")
-        else:
-            self.folder.write_config(self.config)
-        self.display.first = first
+        """From the start, or from a state. Whatever ends it early, the last words say how to go on."""
         try:
             with self.display, Interrupt() as interrupt:
-                done = asyncio.run(self._steps(first, interrupt))
+                done = asyncio.run(self._steps(state, interrupt))
+            return self._finish(done)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self._how_to_resume()) from None
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{error}\n{self._how_to_resume()}") from error
+        except Exception as error:
+            error.add_note(self._how_to_resume())
+            raise
         finally:
             self.run.close()
             if self.board is not None:
                 self.board.close()
-        return self._finish(done)
 
-    async def _steps(self, first: int, interrupt: Interrupt) -> int:
-        if first == 0:
-            refuse(await step_zero(self.run))
-            self.before = (await self._evaluate()).accuracy
-            self._log({"step": 0, "held_out": self.before})
+    async def _begin(self) -> int:
+        refuse(await step_zero(self.run))
+        self.board = _board(self.config, self.folder)
+        self.folder.write_config(self.config)
+        self.folder.cut_metrics(-1)  # of a run that was stopped before its first checkpoint
+        self.before = (await self._evaluate()).accuracy
+        self._log({"step": 0, "held_out": self.before})
+        return 0
+
+    def _restore(self, state: State) -> int:
+        self.run.restore(state)
+        facts = state.facts
+        self.before, self.after = facts["accuracy_before"], facts["held_out"]
+        self.seconds, self.tokens = facts["seconds"], facts["tokens"]
+        if self.changes:
+            self.folder.write_config(self.config)
+            self.display.say("going on with changes:\n" + "\n".join(f"  {c}" for c in self.changes))
+        self.folder.cut_metrics(state.step)
+        self.board = _board(self.config, self.folder)
+        self.display.first = state.step
+        self.display.say(f"resumed {self.folder.path} after step {state.step}")
+        return state.step
+
+    async def _steps(self, state: State | None, interrupt: Interrupt) -> int:
+        first = await self._begin() if state is None else self._restore(state)
         for step in range(first, self.config.steps):
             try:
                 record = await train_step(self.run, step)
             except ValueError as error:
-                self._save(step)
-                raise ValueError(f"step {step + 1}: {error}\nNothing is lost: {self._how_to_resume()}") from error
+                if self.run.whole:
+                    self._save(step)
+                raise ValueError(f"step {step + 1}: {error}") from error
             await self._after_step(step + 1, record)
             if interrupt.asked:
                 self._save(step + 1)
@@ -167,12 +214,17 @@ class Trainer:
         save_checkpoint(self.folder["checkpoints"], self.run.state(done, facts), self.config.save.keep)
 
     def _how_to_resume(self) -> str:
-        return f"go on with  gruppo train --resume {self.folder.path}"
+        if not self.folder["config.toml"].exists():
+            return "Nothing was started and nothing is lost: once that is mended, the same command starts it."
+        last = latest_checkpoint(self.folder["checkpoints"])
+        stands = f"Step {step_of(last)} is saved" if last else "No step is saved yet, so it begins again"
+        return f"{stands}: go on with  {resume_command(self.folder)}"
 
     def _finish(self, done: int) -> dict[str, Any]:
         if done < self.config.steps:
-            self.display.say(f"stopped after step {done} of {self.config.steps}; saved. To {self._how_to_resume()}")
-            return {"steps": done, "stopped": True, "folder": str(self.folder.path)}
+            self.display.say(f"stopped after step {done} of {self.config.steps}. {self._how_to_resume()}")
+            facts = {"steps": done, "stopped": True, "folder": str(self.folder.path)}
+            return {**facts, "resume": resume_command(self.folder)}
         self.run.models["policy"].save(self.folder["policy"])
         self.run.tokenizer.save(self.folder["policy"])
         summary = {
@@ -193,18 +245,20 @@ class Trainer:
 
 
 def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
+    other = "grpo" if summary["method"] == "dapo" else "dapo"
+    harder = "" if ":" in summary["task"] else " task.level=3"
     return "\n".join(
         [
             f"held-out accuracy {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in "
             f"{summary['steps']} steps, "
             f"{summary['seconds']:.0f} s of training",
             f"  curves    {folder['curves.png']}",
-            f"  episodes  {folder['episodes']}",
+            *([f"  episodes  {folder['episodes']}"] if folder["episodes"].is_dir() else []),
             f"  policy    {folder['policy']}   (transformers: "
             f"AutoModelForCausalLM.from_pretrained({str(folder['policy'])!r}))",
             f"  summary   {folder['summary.json']}",
-            "try next:  gruppo methods   ·   gruppo train method=dapo   ·   gruppo methods diff grpo dapo",
-            f"           gruppo eval {folder['policy']} task.level=3",
+            f"try next:  gruppo methods   ·   gruppo train method={other}   ·   gruppo methods diff grpo dapo",
+            f"           gruppo eval {shlex.quote(str(folder['policy']))} task={summary['task']}{harder}",
         ]
     )
 
@@ -222,4 +276,4 @@ def _board(config: RunConfig, folder: RunFolder) -> Any:
             ) from None
         return None
     last = latest_checkpoint(folder["checkpoints"])
-    return SummaryWriter(str(folder["tensorboard"]), purge_step=int(last.name.split("-")[1]) + 1 if last else None)
+    return SummaryWriter(str(folder["tensorboard"]), purge_step=step_of(last) + 1 if last else None)
