@@ -45,7 +45,7 @@ def test_a_failure_is_a_status_and_leaves_no_trace(policy: Path) -> None:
 def test_metrics_tell_failures_from_zeros(policy: Path) -> None:
     with running(policy, "grpo", "flaky") as run:
         facts = take_step(run).facts
-        episodes = drawn(run)  # the policy has moved, the tasks are the same
+        episodes = drawn(run, 1)
     assert 0 < facts["failed"] < 0.5
     judged = [e for e in episodes if e.status.judged]
     right, wrong = episode_metrics(episodes), episode_metrics([as_zero(e) for e in episodes])

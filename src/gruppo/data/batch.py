@@ -95,6 +95,7 @@ class Columns:
     state_K: Tensor
     action_key_K: Tensor
     agent_K: Tensor
+    flags_K: Tensor
     reward_K: Tensor
     reward_KC: Tensor
     episode_S: Tensor
@@ -271,6 +272,16 @@ class Batch(Columns):
         if low == "S":
             return self.gather(self.turn_index_K, "K", "S", "min").to(torch.int64)
         return torch.zeros(self.size(low), dtype=torch.int64, device=self.device)
+
+    def in_time(self, low: Level, within: Level = "E") -> Tensor:
+        """The place of each row of `low` in time, counted over the batch: rows of one `within` follow each other."""
+        order, place = self._order(low, within), torch.arange(self.size(low), device=self.device)
+        return place if order is None else torch.empty_like(place).index_copy(0, order, place)
+
+    def time_order(self, low: Level, within: Level = "E") -> Tensor:
+        """The rows of `low` in time, one `within` after the other."""
+        order = self._order(low, within)
+        return torch.arange(self.size(low), device=self.device) if order is None else order
 
     def scan(self, b: Tensor, c: Tensor | float, low: Level, within: Level = "E") -> Tensor:
         """y_t = b_t + c_t y_{t+1} over the rows of `low` in time order, inside `within`."""

@@ -50,6 +50,10 @@ class Use(IntEnum):
     APART = 3  # learned, in no statistic: experts, extra draws
 
 
+# What may be said of a turn; `flags_K` holds their sum.
+FLAGS = {"void": 1, "invalid": 2, "truncated": 4, "patched": 8}
+
+
 @dataclass(slots=True)
 class Note:
     """Values that a room attached to an episode: one number a row of `level`, with the weight version."""
@@ -81,7 +85,7 @@ class Turn:
     agent: str = "policy"
     reward: dict[str, float] = field(default_factory=dict[str, float])
     tools: tuple[ToolCall, ...] = ()
-    flags: frozenset[str] = frozenset()  # void, invalid, truncated, patched
+    flags: frozenset[str] = frozenset()  # of FLAGS
 
 
 @dataclass(slots=True)

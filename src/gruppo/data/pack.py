@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data.batch import Batch, Inputs, Ragged
-from gruppo.data.episode import Episode, Sequence, Source, Turn
+from gruppo.data.episode import FLAGS, Episode, Sequence, Source, Turn
 from gruppo.data.keyed import key_hash, name_hash, uniform
 
 # A view derives another input from a sequence: (ids, position of each decision in them).
@@ -175,6 +175,11 @@ def _turn_of(episodes: Seq[Episode], at: Seq[np.ndarray]) -> list[np.ndarray]:
     return out
 
 
+def _state(turn: Turn, row: int) -> int:
+    """A turn without a state shares it with no other."""
+    return name_hash(turn.state) if turn.state else row
+
+
 def _turns(episodes: Seq[Episode], components: Seq[str], agents: Seq[str], dtype: torch.dtype) -> dict[str, Tensor]:
     index = {a: i for i, a in enumerate(agents)}
     sequences = [mine for e in episodes for mine in _by_sequence(e)]
@@ -185,9 +190,10 @@ def _turns(episodes: Seq[Episode], components: Seq[str], agents: Seq[str], dtype
     return {
         "seq_K": torch.tensor([s for s, mine in enumerate(sequences) for _ in mine], dtype=torch.int64),
         "turn_index_K": torch.tensor([i for mine in sequences for i, _ in mine], dtype=torch.int64),
-        "state_K": torch.tensor([name_hash(t.state) for t in ordered], dtype=torch.int64),
+        "state_K": torch.tensor([_state(t, i) for i, t in enumerate(ordered)], dtype=torch.int64),
         "action_key_K": torch.tensor([name_hash(t.action_key) for t in ordered], dtype=torch.int64),
         "agent_K": torch.tensor([index[t.agent] for t in ordered], dtype=torch.int64),
+        "flags_K": torch.tensor([sum(FLAGS[f] for f in t.flags) for t in ordered], dtype=torch.int64),
         "reward_KC": parts_KC,
         "reward_K": parts_KC.nansum(-1),
     }

@@ -171,12 +171,16 @@ def _observe(world: World, episodes: list[Episode], step: int = 1) -> None:
 
 
 def unused(method: Method, seed: int) -> str:
-    """Episodes of use `none` leave no trace; of use `baseline`, no token of theirs is learned or counted."""
+    """Episodes of use `none` leave no trace; of use `baseline`, no token of theirs is learned or counted; of use
+    `apart`, no reward of theirs is in anyone else's advantage."""
     world = World(method, seed)
     episodes = random_episodes(seed)
+    said = _apart(world, episodes)
+    if said:
+        return said
     without = [e for e in episodes if e.use != Use.NONE]
     batch = world.prepared(world.packed(episodes))
-    asleep = ~batch.spread(batch.use_E == Use.LEARN, "E", "N")
+    asleep = ~batch.spread((batch.use_E == Use.LEARN) | (batch.use_E == Use.APART), "E", "N")
     for role in world.learner.trained:
         slopes = world.slopes(batch, world.statistics(batch, role), role)
         loud = max((float(g[asleep].abs().max()) for k, g in slopes.items() if k.endswith("_N")), default=0.0)
@@ -189,6 +193,20 @@ def unused(method: Method, seed: int) -> str:
         if said:
             return said
     return ""
+
+
+def _apart(world: World, episodes: list[Episode]) -> str:
+    other = [replace(e, reward={"task": 1 - e.reward["task"]}) if e.use == Use.APART else e for e in episodes]
+    left, right = (world.packed(some) for some in (episodes, other))
+    first, second = (world.method.credit(world.ctx, batch) for batch in (left, right))
+
+    def others(name: str, x: Tensor) -> Tensor:
+        level: Any = name.rpartition("_")[2][:1]
+        return x if level == "G" else x[left.spread(left.use_E != Use.APART, "E", level)]
+
+    return _first(
+        _same(others(k, first[k]), others(k, second[k]), f"{k} by rewards of episodes apart") for k in first
+    )
 
 
 def _never_written(batch: Batch, rows: Tensor) -> Batch:

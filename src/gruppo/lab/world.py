@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence as Seq
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,8 +36,8 @@ def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: boo
     Every batch holds every kind of row: given tokens of every source, turns that go to and fro between sequences,
     prompts to learn under that are not those sampled under, temperatures, truncation sets, rewards of turns, a
     baseline episode. `mixed`: every group has right and wrong answers. `dead`: beside them a group of equal rewards
-    (replayed), a group of one, an expert's episode, an unused one, and failed and open ones, some of them with the
-    reward they had before they failed.
+    (replayed), a group of one, episodes apart (an expert's and the policy's), an unused one, and failed and open ones,
+    some of them with the reward they had before they failed.
     """
     rng = np.random.default_rng(seed)
     out: list[Episode] = []
@@ -56,7 +58,8 @@ def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: boo
         for i, status in enumerate(UNJUDGED):
             add(f"g{i % groups}" if i < 3 else "one", (None, 1.0)[i % 2], status)
         add("g0", 1.0, use=Use.NONE)
-        add("g1", 1.0, author=Source.EXPERT)
+        add("g1", 1.0, use=Use.APART, author=Source.EXPERT)
+        add("g0", float(rng.integers(2)), use=Use.APART)
         add("one", float(rng.integers(2)))
         for _ in range(3):  # three times 0.7 is rounded
             add("equal", 1.0, replayed=True)
@@ -78,7 +81,7 @@ def _episode(
     queues: list[list[Turn]] = []
     for s in range(2 if number % 2 == 0 else 1):
         source, spans = [np.zeros(1, np.int8)], list[tuple[int, int]]()
-        for k in range(2 if number % 2 == 0 else int(rng.integers(1, 3))):
+        for k in range(2 if number % 6 != 3 else int(rng.integers(1, 3))):
             obs, act = int(rng.integers(1, 3)), int(rng.integers(1, 5))
             given = GIVEN[(number + 2 * s + k) % 5] if number % 2 == 0 or rng.random() < 0.3 else Source.ENV
             start = sum(map(len, source)) + obs
@@ -87,8 +90,9 @@ def _episode(
         sequences.append(_sequence(rng, number, np.concatenate(source), spans[0][0]))
         turns = [Turn(a, b, s, state=f"s{rng.integers(3)}", action_key=f"a{rng.integers(2)}") for a, b in spans]
         queues.append(turns)
-    for t in (t for q in queues for t in q if number % 3 == 1):
-        t.reward = {"turn": float(rng.normal())}
+    if number % 3 == 1:  # they add up to 0, so that right stays 1 and wrong 0
+        size = float(rng.integers(1, 5)) / 4
+        queues[0][0].reward, queues[0][1].reward = {"turn": size}, {"turn": -size}
     turns = [queues[i].pop(0) for i in rng.permutation([i for i, q in enumerate(queues) for _ in q])]
     parts = {} if reward is None else {"task": reward}
     e = Episode(1000 + number, f"t-{group}", group, sequences, turns, parts, status, use, author, text="x", step=0)
@@ -121,10 +125,14 @@ def with_rewards(episodes: Seq[Episode], reward: float) -> list[Episode]:
     ]
 
 
+@cache
+def _shape() -> TinyTransformer:
+    return TinyTransformer(TinyConfig(vocab=VOCAB, dim=8, layers=1, heads=2, ffn=12, context=64), 0).double()
+
+
 def tiny(seed: int, near: TinyTransformer | None = None, width: float = 0.3) -> TinyTransformer:
     """A random float64 model; `near` another one if given, so that ratios are not 1 and not wild."""
-    config = TinyConfig(vocab=VOCAB, dim=8, layers=1, heads=2, ffn=12, context=64)
-    model = TinyTransformer(config, seed).double()
+    model = deepcopy(_shape())
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for i, p in enumerate(model.parameters()):

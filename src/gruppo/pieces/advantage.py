@@ -26,23 +26,33 @@ def leave_one_out(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor
 
 def whiten(x: Tensor, where: Tensor, eps: float = 1e-8) -> Tensor:
     """(x − mean) / sqrt(var + eps) over the rows in `where`, var with n − 1; fewer than two rows stay as they are."""
-    if int(where.sum()) < 2:
-        return torch.where(where, x, torch.zeros_like(x))
-    one = Key(torch.zeros(len(x), dtype=torch.int64, device=x.device), 1)
-    var = gather(x, one, "var", where=where, ddof=1)
-    return centre(x, one, where=where) * torch.rsqrt(var + eps)
+    rows = x[where]
+    if len(rows) >= 2:
+        rows = rows - rows.min()  # equal rows are then exactly 0, and large offsets do not cancel
+        rows = rows - rows.mean()
+        rows = rows * torch.rsqrt((rows * rows).sum() / (len(rows) - 1) + eps)
+    return torch.zeros_like(x).masked_scatter(where, rows)
 
 
 def gae(
-    reward_N: Tensor, value_N: Tensor, part_N: Tensor, gamma: float | Tensor, lam: float | Tensor
+    reward_N: Tensor,
+    value_N: Tensor,
+    part_N: Tensor,
+    gamma: float | Tensor,
+    lam: float | Tensor,
+    tail_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage (Schulman et al. 2016, arXiv:1506.02438) over rows in time order, parts contiguous.
 
-        δ_t = r_t + γ V_{t+1} − V_t,   A_t = δ_t + γλ A_{t+1},   V = 0 after a part's last row;   returns A and A + V
+        δ_t = r_t + γ V_{t+1} − V_t,   A_t = δ_t + γλ A_{t+1};   returns A and A + V
 
-    Rows are decisions only, so no recursion ever crosses an observation (pitfall 7).
+    V after a part's last row is 0, or `tail_N` of that row. Rows are decisions only, so no recursion ever crosses an
+    observation (pitfall 7).
     """
     after = segment.lag(value_N, -1, part_N)
+    if tail_N is not None and len(part_N):
+        last = torch.cat([part_N[1:] != part_N[:-1], part_N.new_ones(1, dtype=torch.bool)])
+        after = torch.where(last, tail_N, after)
     delta = reward_N + gamma * after - value_N
     adv = segment.scan(delta, gamma * lam, part_N)
     return adv, adv + value_N

@@ -70,6 +70,13 @@ def _needs(method: Method, ctx: Context) -> Iterable[str]:
                 f"{method.name}: objective is for role {role!r}, which is not trained. Add "
                 "Role(train=True) to the cast."
             )
+    for role in dict.fromkeys(n.role for _, _, n in method.needs(ctx)):
+        if role in method.cast and method.cast[role].train and role not in method.objectives:
+            yield (
+                f"{method.name}: role {role!r} is needed and is to be trained, but no objective trains it: it would stay as "
+                f"it starts. Take the objective along (method.objective=ppo has one for a critic), or give it weights of "
+                f"its own: method.cast.{role}.train=false method.cast.{role}.start=FOLDER."
+            )
 
 
 def _names(method: Method) -> Iterable[str]:
@@ -106,7 +113,8 @@ def _engine(method: Method, can: frozenset[str]) -> Iterable[str]:
     for room, o in method.occupants():
         for missing in sorted(o.capabilities - can):
             yield (
-                f"{method.name}: {kind(o)} in {room} needs an engine that can {missing!r}; this one can {sorted(can)}."
+                f"{method.name}: {kind(o)} in {room} needs an engine that can {missing!r}; this one can "
+                f"{', '.join(sorted(can)) or 'nothing special'}. Use an engine that can, or another {room}."
             )
 
 

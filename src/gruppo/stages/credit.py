@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Source, Status
+from gruppo.data import Batch, Level, Source, Status
 from gruppo.pieces import advantage
 from gruppo.pieces.divergence import k1
 from gruppo.stages.context import Context, Memory, StepRecord
@@ -127,26 +127,23 @@ def token_reward(batch: Batch, kl_coef: float) -> Tensor:
     return reward_N
 
 
-def last_of(batch: Batch, level: str) -> Tensor:
+def last_of(batch: Batch, level: Level) -> Tensor:
     """1 at the last policy decision in time of each row of `level`, else 0."""
-    mine = batch.sampled_N.to(batch.weight_N.dtype)
-    later = batch.scan(mine, 1.0, "N", level)  # type: ignore[arg-type]
-    return mine * (later == 1).to(mine.dtype)
+    mine, place, key = batch.sampled_N, batch.in_time("N"), batch.level("N", level)
+    place = torch.where(mine, place, torch.full_like(place, -1))
+    latest = torch.full((key.size,), -1, device=place.device).scatter_reduce(0, key.index, place, "amax")
+    return (mine & (place == key.spread(latest))).to(batch.weight_N.dtype)
 
 
 def gae_columns(batch: Batch, value_N: Tensor, reward_N: Tensor, gamma: float, lam: float) -> dict[str, Tensor]:
-    """GAE over policy decisions only: the recursion passes unchanged through given tokens."""
-    mine = batch.sampled_N
+    """GAE over the policy's decisions in time order; given tokens are no steps, so the recursion never sees them."""
+    rows = batch.time_order("N")
+    mine = rows[batch.sampled_N[rows]]
+    episode, value = batch.episode_N[mine], value_N[mine]
+    # An open episode goes on from its last value.
+    tail = value * (batch.status_E == Status.OPEN)[episode].to(value.dtype)
+    adv, ret = advantage.gae(reward_N[mine], value, episode, gamma, lam, tail)
     zero = torch.zeros_like(value_N)
-    value_N = torch.where(mine, value_N, zero)
-    # V_{t+1}: the value at the next policy decision, carried backwards through given tokens.
-    carry = torch.where(mine, zero, torch.ones_like(zero))
-    following = batch.lag(batch.scan(value_N, carry, "N", "E"), -1, "N", "E")
-    open_N = batch.spread(batch.status_E == Status.OPEN, "E", "N")
-    following = torch.where(open_N & (last_of(batch, "E") > 0), value_N, following)
-    delta = torch.where(mine, reward_N + gamma * following - value_N, zero)
-    decay = torch.where(mine, torch.full_like(zero, gamma * lam), torch.ones_like(zero))
-    adv_N = batch.scan(delta, decay, "N", "E")
-    known_N = mine & (open_N | batch.spread(batch.judged_E, "E", "N"))
-    ret_N = torch.where(known_N, adv_N + value_N, zero)
-    return {"adv_N": advantage.whiten(adv_N, known_N), "ret_N": ret_N}
+    known_N = batch.sampled_N & batch.spread(batch.judged_E | (batch.status_E == Status.OPEN), "E", "N")
+    adv_N, ret_N = zero.index_copy(0, mine, adv), zero.index_copy(0, mine, ret)
+    return {"adv_N": advantage.whiten(adv_N, known_N), "ret_N": torch.where(known_N, ret_N, zero)}

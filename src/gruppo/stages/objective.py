@@ -65,7 +65,8 @@ class ClippedSurrogate(Occupant):
 
 @dataclass(frozen=True)
 class ValueLoss(Occupant):
-    """−½ max((V − R)², (clip(V, V_old ± clip_value) − R)²) over policy tokens: the critic's objective."""
+    """−½ max((V − R)², (clip(V, V_old ± clip_value) − R)²) over policy tokens whose return is known: the critic's
+    objective."""
 
     clip_value: float = 0.5
     takes = ("ret_N",)
@@ -77,4 +78,5 @@ class ValueLoss(Occupant):
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
         old_N, target_N = batch.value_critic_N, batch.ret_N
         error_N = surrogate.clipped_value_error(stats.value_N, old_N, target_N, self.clip_value)
-        return [Term("value", -error_N, batch.policy_N, "token")]
+        known_N = batch.policy_N & batch.spread(batch.judged_E, "E", "N")
+        return [Term("value", -error_N, known_N, "token")]

@@ -7,6 +7,7 @@ import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from gruppo.stages.names import nearest
@@ -96,7 +97,8 @@ def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     if name not in _KINDS:
         raise ValueError(f"{name!r} is no kind of schedule{nearest(name, _KINDS)}. Kinds: {', '.join(_KINDS)}.")
     try:
-        _KINDS[name](0, {}, *args, **kwargs)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{text!r} does not fit the schedule {name}: {error}.") from None
+        float(_KINDS[name](0, {}, *args, **kwargs))
+    except (TypeError, ValueError):
+        wanted = ", ".join(list(signature(_KINDS[name]).parameters)[2:])
+        raise ValueError(f"{text!r} is no schedule, so the field has no value. Write {name}({wanted}).") from None
     return name, args, kwargs

@@ -8,7 +8,6 @@ from gruppo.methods import method
 from gruppo.stages import Method, Sampling, Schedule
 from gruppo.train.learner import OptimConfig
 
-
 LOWEST: dict[str, float] = {
     **dict.fromkeys(("steps", "prompts", "samples", "eval.prompts", "save.keep", "optim.micro_tokens"), 1),
     **dict.fromkeys(("threads", "budget_tokens", "eval.every", "save.checkpoint_every", "save.episodes_every"), 0),

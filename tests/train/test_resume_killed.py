@@ -1,0 +1,80 @@
+"""Pitfall 27, as it happens to people: `kill -9` in the middle of a step, then resume. Nothing may differ, not a bit."""
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+from train_runs import SLOW_REWARD, SMALL, checkpoint, gruppo, kill, metrics, same_run, saved, start, train, wait_for
+
+KILLED_WHILE_SAVING = """
+import os, signal
+from gruppo.train import checkpoint
+count, plain = 0, checkpoint.pack_memory
+def pack_memory(*arguments):
+    global count
+    count += 1
+    if count == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(*arguments)
+checkpoint.pack_memory = pack_memory
+from gruppo.cli import main
+raise SystemExit(main())
+"""
+
+
+def killed_and_resumed(method: str, steps: int, *settings: str, within: float) -> float:
+    """Kills a run at a random moment after the checkpoint in its middle, and resumes it; returns the moment."""
+    every = f"save.checkpoint_every={steps // 2}"
+    process = start("train", *SMALL, f"method={method}", f"steps={steps}", every, "save.name=b", *settings)
+    wait_for(checkpoint("b", steps // 2).exists, process)
+    moment = random.SystemRandom().uniform(0.0, within)
+    time.sleep(moment)
+    kill(process)
+    assert saved("b")[-1] == f"step-{steps // 2:06d}"
+    assert gruppo("train", "--resume", "runs/b") == 0
+    assert train("a", f"method={method}", f"steps={steps}", every, *settings) == 0
+    assert len(metrics("a")) == steps + 1
+    same_run("a", "b", keep=2)
+    return moment
+
+
+def test_four_steps_killed_and_four_more() -> None:
+    Path("slow.py").write_text(SLOW_REWARD.format(seconds=0.02))
+    killed_and_resumed("grpo", 8, "task.reward=./slow.py:score", within=0.8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["grpo", "dapo", "ppo"])
+def test_forty_steps_are_twenty_killed_and_twenty_more(method: str) -> None:
+    moment = killed_and_resumed(method, 40, within=0.8)
+    rows = json.loads(Path("runs/b/summary.json").read_text())
+    print(f"{method}: killed {moment:.3f} s after the checkpoint of step 20; {rows}")
+
+
+def test_killed_while_a_checkpoint_is_written() -> None:
+    settings = ["steps=4", "save.checkpoint_every=2", "save.name=b"]
+    process = start("train", *SMALL, *settings, code=KILLED_WHILE_SAVING)
+    assert process.wait(120) == -9
+    draft, whole = saved("b")
+    assert draft.startswith(".draft-") and whole == "step-000002"
+    assert list((Path("runs/b/checkpoints") / draft).iterdir())  # half of a checkpoint
+    assert gruppo("train", "--resume", "runs/b") == 0
+    assert saved("b") == ["step-000002", "step-000004"]
+    assert train("a", *settings[:2]) == 0
+    same_run("a", "b", keep=2)
+
+
+def test_killed_before_the_first_checkpoint() -> None:
+    """There is nothing to go on from; the same command begins again, and ends the same."""
+    Path("slow.py").write_text(SLOW_REWARD.format(seconds=0.02))
+    settings = ["steps=4", "task.reward=./slow.py:score"]
+    process = start("train", *SMALL, *settings, "save.name=b")
+    wait_for(lambda: len(metrics("b")) >= 2, process)
+    kill(process)
+    assert not saved("b")
+    assert gruppo("train", "--resume", "runs/b") == 0
+    assert train("a", *settings) == 0
+    assert [row["step"] for row in metrics("b")] == [0, 1, 2, 3, 4]
+    same_run("a", "b")

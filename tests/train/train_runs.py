@@ -1,0 +1,110 @@
+"""Small runs as a user makes them, in this process or in one that may die, and what must be equal after a resume."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gruppo.cli import main
+
+SMALL = "prompts=4 samples=4 eval.prompts=8 eval.every=4 save.episodes_every=4 save.tensorboard=no threads=1".split()
+SRC = str(Path(__file__).parents[2] / "src")
+
+# A reward that takes its time: a step lasts long enough to be hit in its middle.
+SLOW_REWARD = """
+import time
+
+def score(task, text):
+    time.sleep({seconds})
+    return float(text.strip() == task.answer)
+"""
+
+
+def gruppo(*argv: str) -> int:
+    """The command line, in this process."""
+    return main(list(argv))
+
+
+def train(name: str, *settings: str) -> int:
+    return gruppo("train", *SMALL, f"save.name={name}", *settings)
+
+
+def start(*argv: str, code: str = "from gruppo.cli import main; raise SystemExit(main())") -> subprocess.Popen[str]:
+    """The command line in a process of its own; its words go to said.txt."""
+    env = {**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with Path("said.txt").open("w") as said:
+        return subprocess.Popen([sys.executable, "-c", code, *argv], env=env, stdout=said, stderr=said, text=True)
+
+
+def said() -> str:
+    return Path("said.txt").read_text()
+
+
+def wait_for(what: Callable[[], Any], process: subprocess.Popen[str] | None = None, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert process is None or process.poll() is None, f"ended too early, {process.returncode}: {said()}"
+        assert time.monotonic() < end, f"waited {seconds} s: {said()}"
+        time.sleep(0.005)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, f"ended before it was killed: {said()}"
+
+
+def resume_command(words: str) -> list[str]:
+    """The arguments of the command that the run named, ready for `gruppo(...)`."""
+    found = re.findall(r"go on with  gruppo (.*)", words)
+    assert found, f"no command to resume with: {words}"
+    return shlex.split(found[-1])
+
+
+def checkpoint(run: str, step: int) -> Path:
+    return Path("runs") / run / "checkpoints" / f"step-{step:06d}"
+
+
+def saved(run: str) -> list[str]:
+    return sorted(p.name for p in (Path("runs") / run / "checkpoints").glob("*"))
+
+
+def metrics(run: str) -> list[dict[str, Any]]:
+    """The rows, without what depends on the clock."""
+    path = Path("runs") / run / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [{k: v for k, v in row.items() if "second" not in k} for row in rows]
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Every file under a path, byte for byte; of state.json what does not depend on the clock."""
+    out: dict[str, Any] = {}
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        name = str(file.relative_to(path))
+        if file.name == "state.json":
+            out[name] = json.loads(file.read_text())
+            del out[name]["facts"]["seconds"]
+        else:
+            out[name] = file.read_bytes()
+    return out
+
+
+def same_run(a: str, b: str, keep: int = 1) -> None:
+    """Weights of every role, optimisers, memory, replay, metrics, episodes and the trained policy, bit for bit."""
+    assert metrics(a) == metrics(b)
+    for name in ("policy", "episodes"):
+        left, right = (contents(Path("runs") / run / name) for run in (a, b))
+        assert left == right and left, name
+    last = saved(a)[-keep:]
+    assert last == saved(b)[-keep:]
+    for step in last:
+        left, right = (contents(Path("runs") / run / "checkpoints" / step) for run in (a, b))
+        different = [k for k in left if left[k] != right.get(k)]
+        assert left.keys() == right.keys() and not different, f"{step}: {different}"
+        assert {"state.json", "policy.safetensors", "optimiser-policy.safetensors"} <= left.keys()
