@@ -63,15 +63,23 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     profiler = cProfile.Profile() if args.profile else None
-    rows = [measure(m, args.steps, profiler) for m in args.method or ["reinforce", "rloo", "grpo", "dapo", "ppo", "disco"]]
+    rows = [
+        measure(m, args.steps, profiler) for m in args.method or ["reinforce", "rloo", "grpo", "dapo", "ppo", "disco"]
+    ]
     if args.json:
         print(json.dumps(rows))
     else:
-        print(f"{'method':<10} {'tokens':>7} {'s/step':>7}  " + "  ".join(f"{p:>9}" for p in PARTS) + "   overhead (range)")
+        print(
+            f"{'method':<10} {'tokens':>7} {'s/step':>7}  "
+            + "  ".join(f"{p:>9}" for p in PARTS)
+            + "   overhead (range)"
+        )
         for r in rows:
             low, high = r["overhead_range"]
             parts = "  ".join(f"{r['seconds_' + p]:9.4f}" for p in PARTS)
-            print(f"{r['method']:<10} {r['tokens']:7.0f} {r['seconds']:7.3f}  {parts}   {r['overhead']:.1%} ({low:.1%} to {high:.1%})")
+            print(
+                f"{r['method']:<10} {r['tokens']:7.0f} {r['seconds']:7.3f}  {parts}   {r['overhead']:.1%} ({low:.1%} to {high:.1%})"
+            )
     if profiler is not None:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(35)
 

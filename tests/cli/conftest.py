@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gruppo.train.folder import RunFolder
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -18,3 +20,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def picture() -> None:
+    """For tests that want the curves drawn."""
+
+
+@pytest.fixture(autouse=True)
+def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing the curves takes as long as the small run itself."""
+    if "picture" not in request.fixturenames:
+        monkeypatch.setattr(RunFolder, "draw_curves", lambda *_: None)

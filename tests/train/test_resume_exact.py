@@ -26,7 +26,7 @@ REPLAY = REINFORCE.but(name="replay", replay=Recent(capacity=24, take=6, max_age
 REPLAY_NOW = GRPO.but(name="replay_now", replay=Recent(take=4, proximal="now"), update=Passes(minibatches=2))
 MINIBATCHES = GRPO.but(name="minibatches", update=Passes(epochs=2, minibatches=3))
 FOLLOWING = GRPO.but(name="following", cast={"ref": Role(refresh=Ema(tau=0.3))})
-COPIED = GRPO.but(name="copied", cast={"ref": Role(refresh=Every(steps=3))})
+COPIED = GRPO.but(name="copied", cast={"ref": Role(refresh=Every(steps=4))})
 CRITIC = PPO.but(name="critic", credit=PPO.credit.__class__(kl_coef=0.1), cast={"ref": Role(refresh=Ema(tau=0.5))},
                  update=Passes(epochs=2, minibatches=2))
 """

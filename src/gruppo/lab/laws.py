@@ -204,9 +204,7 @@ def _apart(world: World, episodes: list[Episode]) -> str:
         level: Any = name.rpartition("_")[2][:1]
         return x if level == "G" else x[left.spread(left.use_E != Use.APART, "E", level)]
 
-    return _first(
-        _same(others(k, first[k]), others(k, second[k]), f"{k} by rewards of episodes apart") for k in first
-    )
+    return _first(_same(others(k, first[k]), others(k, second[k]), f"{k} by rewards of episodes apart") for k in first)
 
 
 def _never_written(batch: Batch, rows: Tensor) -> Batch:

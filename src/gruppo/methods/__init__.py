@@ -44,13 +44,15 @@ def plugged_in() -> dict[str, Method]:
             method = entry.load()
         except Exception as error:
             raise ValueError(
-                f"entry point {entry.name!r} ({entry.value}) cannot be loaded: {error!r}. Mend or uninstall its package."
+                f"entry point {entry.name!r} ({entry.value}) cannot be loaded: {error!r}. Mend or "
+                "uninstall its package."
             ) from error
         if not isinstance(method, Method):
             raise ValueError(f"entry point {entry.name!r} gives {method!r}, which is no Method. Point it to a Method.")
         if method.name in built_in() or method.name in found:
             raise ValueError(
-                f"entry point {entry.name!r} ({entry.value}) brings a second method called {method.name!r}: one would hide "
+                f"entry point {entry.name!r} ({entry.value}) brings a second method called "
+                f"{method.name!r}: one would hide "
                 "the other. Rename it, or uninstall its package."
             )
         found[method.name] = described(method, import_module(entry.module))

@@ -13,7 +13,14 @@ from gruppo.stages.readouts import READOUTS
 
 def problems(method: Method, ctx: Context, *, samples: int, can: frozenset[str] = frozenset()) -> list[str]:
     """What makes the method impossible before it starts: one sentence each, with room, need and remedy."""
-    checks = (_samples(method, samples), _needs(method, ctx), _names(method), _conflicts(method), _engine(method, can))
+    checks = (
+        _samples(method, samples),
+        _needs(method, ctx),
+        _roles(method, ctx),
+        _names(method),
+        _conflicts(method),
+        _engine(method, can),
+    )
     return [sentence for group in checks for sentence in group]
 
 
@@ -36,33 +43,31 @@ def _needs(method: Method, ctx: Context) -> Iterable[str]:
     roles = {"old": "full", **{name: role.as_ for name, role in method.cast.items()}}
     for room, o, n in method.needs(ctx):
         where = f"{method.name}: {kind(o)} in {room} needs {n}"
+        mine = next((r for r, x in method.objectives.items() if x is o), "policy")
         if n.role not in roles:
             yield (
                 f"{where}, and the cast has no role {n.role!r}{nearest(n.role, roles)}: the need is unmet. "
                 f"Add the role with but(cast={{{n.role!r}: Role(start=…)}}) or method.cast.{n.role}=FOLDER."
             )
         elif (READOUTS[n.readout].head == "value") != (roles[n.role] == "head"):
-            yield (
-                f"{where}, but role {n.role!r} has no such head. Give a role with as_='head' for values, "
-                "'full' for tokens."
-            )
-        mine = next((r for r, x in method.objectives.items() if x is o), "policy")
+            yield f"{where}, but role {n.role!r} has no such head. Use as_='head' for values, 'full' for tokens."
         if n.when == "step" and n.role != mine:
             yield (
-                f"{where} at every optimiser step, but only the role that is trained there ({mine}) is read with gradient. "
-                f"Use when='batch' for another role."
+                f"{where} at every optimiser step, but only the role that is trained there ({mine}) is read with "
+                "gradient. Use when='batch' for another role."
             )
         if n.view not in VIEWS:
-            yield (
-                f"{where} in the view {n.view!r}, which nobody makes{nearest(n.view, VIEWS)}. Views: "
-                f"{', '.join(VIEWS)}."
-            )
+            near = nearest(n.view, VIEWS)
+            yield f"{where} in the view {n.view!r}, which nobody makes{near}. Views: {', '.join(VIEWS)}."
+
+
+def _roles(method: Method, ctx: Context) -> Iterable[str]:
     for room, o in method.occupants():
         for role in o.roles:
-            if role not in roles:
+            if role not in method.cast:
                 yield (
                     f"{method.name}: {kind(o)} in {room} works with role {role!r}, which the cast has not"
-                    f"{nearest(role, roles)}. Add the role with but(cast={{{role!r}: Role(start=…)}})."
+                    f"{nearest(role, method.cast)}. Add the role with but(cast={{{role!r}: Role(start=…)}})."
                 )
     for role in method.objectives:
         if role not in method.cast or not method.cast[role].train:
@@ -73,9 +78,11 @@ def _needs(method: Method, ctx: Context) -> Iterable[str]:
     for role in dict.fromkeys(n.role for _, _, n in method.needs(ctx)):
         if role in method.cast and method.cast[role].train and role not in method.objectives:
             yield (
-                f"{method.name}: role {role!r} is needed and is to be trained, but no objective trains it: it would stay as "
-                f"it starts. Take the objective along (method.objective=ppo has one for a critic), or give it weights of "
-                f"its own: method.cast.{role}.train=false method.cast.{role}.start=FOLDER."
+                f"{method.name}: role {role!r} is needed and is to be trained, but no objective "
+                "trains it: it would stay "
+                "as it starts. Take the objective along (method.objective=ppo has one for a critic), "
+                "or give it weights "
+                f"of its own: method.cast.{role}.train=false method.cast.{role}.start=FOLDER."
             )
 
 

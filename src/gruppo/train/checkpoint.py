@@ -49,7 +49,8 @@ def save_checkpoint(folder: Path, state: State, keep: int = 2) -> Path:
         last = latest_checkpoint(folder)
         kept = f"the last whole one is {last.name}" if last else "there is no earlier one"
         raise ValueError(
-            f"checkpoint of step {state.step} could not be written ({getattr(error, 'strerror', None) or error}); {kept}. "
+            f"checkpoint of step {state.step} could not be written "
+            f"({getattr(error, 'strerror', None) or error}); {kept}. "
             f"Free some space in {folder}."
         ) from error
     for old in sorted(folder.glob("step-*"), key=step_of)[:-keep]:

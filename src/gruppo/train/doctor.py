@@ -51,7 +51,9 @@ async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
     names = [c.name for c in checks]
     for name in run.config.accept:
         if name not in names:
-            raise ValueError(f"accept={name}: step zero has no such check{nearest(name, names)}. It has: {', '.join(names)}.")
+            raise ValueError(
+                f"accept={name}: step zero has no such check{nearest(name, names)}. It has: {', '.join(names)}."
+            )
     return [replace(c, accepted=not c.ok and c.name in run.config.accept) for c in checks]
 
 

@@ -94,7 +94,7 @@ def _read(
 
 
 def _pool(batch: Batch, inputs: Inputs, n: Need, hidden_MD: Tensor, by_layer: dict[int, Tensor]) -> Tensor:
-    """The mean of the last decisions of each sequence; with prompt=1 of the last positions before its first decision."""
+    """The mean of the last decisions of each sequence; with prompt=1 of the last positions before its first one."""
     params = dict(n.params)
     hidden_MD = by_layer.get(int(params.get("layer", -1)), hidden_MD)
     sequences = Key(inputs.seq_M, batch.size("S"))

@@ -1,0 +1,63 @@
+"""Batches written by hand, and sums over them in plain Python: nothing here uses the code under test."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, Status, Use, pack, single_turn
+from gruppo.lab.world import World
+from gruppo.stages import Method
+
+
+def answer(uid: int, group: str, tokens: int, reward: float | None, **fields: Any) -> Episode:
+    """One answer of so many tokens. `reward=None`: not judged yet."""
+    logp = np.full(tokens, -1.0, np.float32)
+    ids = np.full(tokens, 5, np.int64)
+    e = single_turn(uid, f"task of {group}", group, np.array([1, 2]), ids, logp, 0, **fields)
+    e.reward = {} if reward is None else {"task": reward}
+    return e
+
+
+def batch_of(episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None, **columns: Sequence[float]) -> Batch:
+    """The batch, with columns of numbers."""
+    batch = pack(episodes, drawn=drawn, dtype=torch.float64)
+    return batch.with_columns(**{k: torch.tensor(list(v), dtype=torch.float64) for k, v in columns.items()})
+
+
+def objective(method: Method, batch: Batch, role: str = "policy", memory: Mapping[str, Any] | None = None, **stats: Any) -> tuple[float, dict[str, list[float]]]:
+    """J and dJ/dstatistic of a method on a batch and statistics written by hand: credit, selection, objective, penalties."""
+    world = World(method, 0)
+    world.ctx.memory = type(world.ctx.memory)(memory or {})
+    ready = world.prepared(batch)
+    table = {k: torch.tensor(list(v), dtype=torch.float64) for k, v in stats.items()}
+    slopes = world.slopes(ready, table, role)
+    return float(world.value(ready, table, role)), {k: g.tolist() for k, g in slopes.items()}
+
+
+def column(x: Tensor) -> list[float]:
+    return x.tolist()
+
+
+def by_episode(values: Sequence[float], lengths: Sequence[int]) -> list[list[float]]:
+    """A flat list of tokens, cut into answers."""
+    out, at = [], 0
+    for n in lengths:
+        out.append(list(values[at : at + n]))
+        at += n
+    return out
+
+
+def mean(x: Sequence[float]) -> float:
+    return math.fsum(x) / len(x)
+
+
+def sample_std(x: Sequence[float]) -> float:
+    """With n − 1."""
+    return math.sqrt(math.fsum((v - mean(x)) ** 2 for v in x) / (len(x) - 1))
+
+
+__all__ = ["Status", "Use", "answer", "batch_of", "by_episode", "column", "mean", "objective", "sample_std"]

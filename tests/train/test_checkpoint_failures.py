@@ -1,0 +1,95 @@
+"""A full disk, a damaged file: what was saved before stands, and the run goes on from it."""
+
+import errno
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_runs import SLOW_REWARD, SMALL, checkpoint, gruppo, resume_command, said, same_run, saved, start, train, wait_for
+
+from gruppo.train import checkpoint as writing
+from gruppo.train.folder import RunFolder
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_file_that_cannot_grow() -> None:
+    """The system itself refuses to write: as on a full disk, in the middle of the weights."""
+    Path("slow.py").write_text(SLOW_REWARD.format(seconds=0.02))
+    settings = ("steps=4", "save.checkpoint_every=2", "task.reward=./slow.py:score", "eval.prompts=2")
+    process = start("train", *SMALL, *settings, "save.name=b")
+    wait_for(checkpoint("b", 2).is_dir, process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    assert process.wait(120) == 2
+    words = said()
+    assert "checkpoint of step 4 could not be written" in words and "the last whole one is step-000002" in words
+    assert "Free some space" in words and "Traceback" not in words
+    assert saved("b") == ["step-000002"]
+    assert gruppo(*resume_command(words)) == 0
+    assert train("a", *settings) == 0
+    same_run("a", "b")
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "metrics", "episodes", "policy"])
+def test_a_full_disk(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(plain: Any, after: int) -> Any:
+        calls = iter(range(after))
+
+        def write(*arguments: Any) -> Any:
+            if next(calls, None) is None:
+                raise FULL
+            return plain(*arguments)
+
+        return write
+
+    settings = ("steps=4", "save.checkpoint_every=2", "save.episodes_every=2", "eval.prompts=2")
+    assert train("a", *settings) == 0
+    with monkeypatch.context() as disk:
+        if where == "checkpoint":
+            disk.setattr(writing, "save_file", full(writing.save_file, 4))  # three files to a checkpoint
+        elif where == "metrics":
+            disk.setattr(RunFolder, "append_metrics", full(RunFolder.append_metrics, 4))  # row 0 and three steps
+        elif where == "episodes":
+            disk.setattr(RunFolder, "write_episodes", full(RunFolder.write_episodes, 1))
+        else:
+            disk.setattr(RunFolder, "write_summary", full(RunFolder.write_summary, 0))
+        capsys.readouterr()
+        assert train("b", *settings) == 2
+    words = capsys.readouterr().err
+    done = 4 if where == "policy" else 2
+    assert "No space left on device" in words and f"Step {done} is saved: go on with" in words
+    assert saved("b")[-1] == f"step-{done:06d}"
+    assert gruppo(*resume_command(words)) == 0
+    same_run("a", "b", keep=2)
+
+
+def test_a_checkpoint_that_is_written_twice_is_never_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert train("a", "steps=1", "save.keep=1", "eval.prompts=2") == 0
+    state = writing.load_checkpoint(checkpoint("a", 1))
+    monkeypatch.setattr(writing, "_write", lambda *_: pytest.fail("it is there already"))
+    assert writing.save_checkpoint(Path("runs/a/checkpoints"), state, keep=1) == checkpoint("a", 1)
+
+
+def test_only_so_many_are_kept() -> None:
+    assert train("a", "steps=4", "save.checkpoint_every=1", "save.keep=3", "eval.prompts=2") == 0
+    assert saved("a") == ["step-000002", "step-000003", "step-000004"]
+
+
+@pytest.mark.parametrize("file", ["policy.safetensors", "state.json", "memory.safetensors"])
+def test_a_damaged_checkpoint(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("steps=4", "save.checkpoint_every=2", "eval.prompts=2")
+    assert train("a", *settings) == 0
+    assert train("b", *settings) == 0
+    Path("runs/b/summary.json").unlink()
+    path = checkpoint("b", 4) / file
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    capsys.readouterr()
+    assert gruppo("train", "--resume", "runs/b") == 2
+    words = capsys.readouterr().err
+    assert "step-000004 is damaged" in words and "Remove that folder" in words and "Traceback" not in words
+    for left in checkpoint("b", 4).iterdir():
+        left.unlink()
+    checkpoint("b", 4).rmdir()
+    assert gruppo("train", "--resume", "runs/b") == 0
+    same_run("a", "b", keep=2)
