@@ -148,18 +148,14 @@ class Corpus:
             "problems": len(np.unique(np.concatenate(self.uids))),
             "answers_a_problem": WRITERS,
             "care": {n: dict(CARE[n]) for n in BUILT_IN} if self.care is None else self.care,
-            "by_task": {
-                f"{n}-{v}": {"examples": e, "right": round(r / max(e, 1), 4)} for (n, v), e, r in rows
-            },
+            "by_task": {f"{n}-{v}": {"examples": e, "right": round(r / max(e, 1), 4)} for (n, v), e, r in rows},
         }
 
     def assert_unseen(self, tasks: list[Task]) -> None:
         """No held-out problem was in the corpus: checked by uid, not by the rule that made the splits."""
         held = np.array([hash64(t.uid) for t in tasks], np.uint64)
         seen = np.isin(held, np.concatenate(self.uids))
-        assert not seen.any(), (
-            f"{seen.sum()} held-out problems are in the corpus: {tasks[int(seen.argmax())].uid}"
-        )
+        assert not seen.any(), f"{seen.sum()} held-out problems are in the corpus: {tasks[int(seen.argmax())].uid}"
 
 
 def inputs_of(parts: list[tuple[Chunk, int, int]]) -> Inputs:
@@ -229,9 +225,7 @@ def train(policy: TinyTransformer, corpus: Corpus, options: argparse.Namespace) 
 
 
 @torch.no_grad()
-def answer(
-    policy: TinyTransformer, tasks: list[Task], max_tokens: int, greedy: bool, seed: int
-) -> list[str | None]:
+def answer(policy: TinyTransformer, tasks: list[Task], max_tokens: int, greedy: bool, seed: int) -> list[str | None]:
     """One answer to each prompt, at temperature 1 or greedy; None where <eos> did not come in time.
 
     Reads the whole sequence again for each token: slow and plain, so that no cache can be wrong here.

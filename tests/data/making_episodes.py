@@ -72,7 +72,7 @@ def random_episode(rng: np.random.Generator, uid: int, groups: int) -> Episode:
     for j, (_, turns) in enumerate(pieces):
         for k, t in enumerate(turns):
             t.sequence, t.agent = j, AGENTS[j % 2]
-            t.state, t.action_key = f"state {rng.integers(3)}", f"action {rng.integers(3)}"
+            t.state, t.action_key = f"state {rng.integers(3)}" * int(rng.integers(4) > 0), f"action {rng.integers(3)}"
             t.reward = {"step": float(rng.normal())} if rng.random() < 0.5 else {}
             t.tools = tuple(ToolCall(f"tool {i}", "{}", float(rng.random()), bool(i)) for i in range(k % 3))
             t.flags = frozenset(f for f in ("void", "invalid", "patched") if rng.random() < 0.2)

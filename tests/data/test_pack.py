@@ -22,6 +22,7 @@ from making_episodes import (
 )
 
 from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, Turn, Use, name_hash, pack, single_turn
+from gruppo.data.episode import FLAGS
 
 # ---- decisions, turns, episodes
 
@@ -91,8 +92,12 @@ def test_every_turn_stands_by_sequence_and_position_and_remembers_its_time(episo
     assert batch.uid_E[batch.up("K", "E")].tolist() == [e.uid for e, *_ in rows]
     which = [(e.uid, j) for e in episodes for j in range(len(e.sequences))]
     assert [which[s] for s in batch.seq_K.tolist()] == [(e.uid, s) for e, s, _, _ in rows]
-    for column, field in ((batch.state_K, "state"), (batch.action_key_K, "action_key")):
-        assert column.tolist() == [name_hash(getattr(t, field)) for *_, t in rows]
+    assert batch.action_key_K.tolist() == [name_hash(t.action_key) for *_, t in rows]
+    assert batch.flags_K.tolist() == [sum(FLAGS[f] for f in t.flags) for *_, t in rows]
+    known = torch.tensor([bool(t.state) for *_, t in rows])
+    assert batch.state_K[known].tolist() == [name_hash(t.state) for *_, t in rows if t.state]
+    alone = set(batch.state_K[~known].tolist())
+    assert len(alone) == int((~known).sum()) and not alone & set(batch.state_K[known].tolist())
     assert [batch.agents[a] for a in batch.agent_K.tolist()] == [t.agent for *_, t in rows]
     want = [[t.reward.get(c, math.nan) for c in batch.components] for *_, t in rows]
     np.testing.assert_array_equal(batch.reward_KC.numpy(), np.array(want).reshape(len(rows), -1))
@@ -186,6 +191,11 @@ def test_the_order_of_the_episodes_only_moves_rows(episodes, seed):
     for view in ALL:
         x, y = contexts(a.views[view]), contexts(b.views[view])
         assert [x[i] for i in here] == [y[i] for i in there]
+
+
+def test_turns_without_a_state_are_alone_in_every_step_and_every_order():
+    states = [pack([a, b]).state_K.tolist() for a, b in ((answer(1), answer(2)), (answer(2), answer(3)))]
+    assert states[0][1] == states[1][0] and len({*states[0], *states[1]}) == 3
 
 
 def test_two_packs_of_one_list_share_nothing_that_one_could_change():
@@ -330,6 +340,12 @@ def bad_turn() -> Episode:
     return e
 
 
+def odd_flag() -> Episode:
+    e = answer(1)
+    e.turns[0].flags = frozenset({"void", "odd"})
+    return e
+
+
 def two_levels() -> list[Episode]:
     return [answer(i, notes={"n": Note(np.zeros(1, np.float32), level)}) for i, level in enumerate("EK")]
 
@@ -340,6 +356,7 @@ def two_levels() -> list[Episode]:
         ([answer(1), answer(1)], "uid 1 appears twice"),
         ([dataclasses.replace(answer(1), turns=[])], "holds no turn"),
         ([bad_turn()], "sequence=-1"),
+        ([odd_flag()], r"flags \['odd'\]"),
         ([single_turn(1, "t", "g", np.zeros(0, np.int64), np.arange(2), np.zeros(2), 0)], "very first token"),
         ([answer(1, notes={"n": Note(np.zeros(5, np.float32), "N")})], "5 values"),
         ([answer(1, notes={"n": Note(np.zeros(1, np.float32), "Q")})], "level 'Q'"),
@@ -382,16 +399,17 @@ def test_masks_follow_status_use_and_source(status, use):
     keep = torch.arange(batch.size("N")) % 2 == 0
     batch = batch.with_columns(keep_N=keep)
     mine = batch.source_N == Source.POLICY
-    learns = status in LEARNED and use == Use.LEARN
+    learns = status in LEARNED and use in (Use.LEARN, Use.APART)
     assert batch.learn_E.tolist() == [learns] * 3
-    assert batch.judged_E.tolist() == [status in LEARNED and use != Use.NONE, False, False]
-    alive = (status in LEARNED or status == Status.OPEN) and use == Use.LEARN
+    counts = use in (Use.LEARN, Use.BASELINE)
+    assert batch.judged_E.tolist() == [status in LEARNED and counts, False, False]
+    alive = (status in LEARNED or status == Status.OPEN) and use in (Use.LEARN, Use.APART)
     assert batch.alive_E.tolist() == [alive] * 3
     assert torch.equal(batch.sampled_N, mine & alive)
     assert torch.equal(batch.policy_N, mine & learns)
     assert torch.equal(batch.learn_N, mine & learns & keep)
     assert torch.equal(batch.on_policy_N, mine & torch.tensor([True, False, True])[batch.episode_N])
-    assert batch.judged_E[0] == (status.judged and use <= Use.BASELINE)
+    assert batch.judged_E[0] == (status.judged and counts)
 
 
 @LAW

@@ -274,7 +274,9 @@ def test_disco_inside_the_trust_region_is_purely_discriminative() -> None:
     """Card S050, check: KL ≤ δ → the gradient of the discriminator alone."""
     logp, old = [*LOGP, *DEAD_LOGP], [o - 0.3 for o in [*OLD, *DEAD_OLD]]
     free = method("disco").but(objective=Discriminate(trust_coef=0.0))
-    close(objective(method("disco"), disco_batch(old), logp_N=logp), objective(free, disco_batch(old), logp_N=logp))
+    left, right = (objective(m, disco_batch(old), logp_N=logp) for m in (method("disco"), free))
+    close(left[0], right[0])
+    close(left[1]["logp_N"], right[1]["logp_N"])
 
 
 def test_disco_limits() -> None:

@@ -139,6 +139,7 @@ def test_degenerate_groups() -> None:
     """Card B04, edge cases: an all-equal group gives exactly 0. A group of one: verl has A = R; ours is 0, documented."""
     equal = torch.full((4,), 0.7, dtype=torch.float64)
     assert column(advantage.z_score(equal, ONE_GROUP)) == [0.0] * 4
+    assert column(advantage.z_score(equal, ONE_GROUP, eps=0.0)) == [0.0] * 4  # no 0/0
     assert column(advantage.leave_one_out(equal, ONE_GROUP)) == [0.0] * 4
     alone = Key(torch.arange(4), 4)
     assert column(advantage.z_score(R, alone)) == [0.0] * 4

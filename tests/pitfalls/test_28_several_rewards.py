@@ -105,7 +105,6 @@ def test_a_component_that_is_infinite_is_refused() -> None:
         add_components(Context(), (Bonus((1.0, float("inf"))),), [answer(0, 1.0), answer(1, 0.0)])
 
 
-@pytest.mark.xfail(reason="finding: a NaN component of the reward room is left out of the sum, so it counts as 0")
 def test_a_component_that_was_not_judged_is_not_0() -> None:
     """Design: `{component: value, NaN = not judged}`. Then the total is not known either, like a scorer's NaN."""
     episodes = [answer(i, 1.0) for i in range(3)]
@@ -125,9 +124,6 @@ def test_a_credit_can_see_which_component_is_missing() -> None:
     assert bool(torch.isfinite(adv).all()) and {e.status for e in episodes} == {Status.OK}
 
 
-@pytest.mark.xfail(
-    reason="finding: RedrawEqualGroups sees no `task` component, drops every group, and nothing is learned"
-)
 def test_a_scorer_without_a_component_called_task_is_learned_or_refused(policy: Path) -> None:
     """Design: "the task's own scorer is always the component `task`". A user's dict may have other names."""
     with running(policy, "dapo", "named") as run:

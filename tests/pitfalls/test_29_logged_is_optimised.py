@@ -114,7 +114,6 @@ def test_dropped_steps_are_counted_and_end_the_run() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, world.models["policy"].parameters(), strict=True))
 
 
-@pytest.mark.xfail(reason="finding: a share of tokens is averaged over optimiser steps, whatever their tokens")
 def test_a_share_of_tokens_over_minibatches_is_a_share_of_tokens() -> None:
     """clip_fraction: "tokens whose gradient the clip removed". With lr = 0 one number is right."""
     world = World(method("dapo").but(reward=(), select=()), seed=10)

@@ -156,9 +156,7 @@ def assert_says(text: str, pattern: str) -> None:
         raise ValueError(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"), [("raise", "RuntimeError: no such unit"), ("exit", "SystemExit: 3")]
-)
+@pytest.mark.parametrize(("text", "said"), [("raise", "RuntimeError: no such unit"), ("exit", "SystemExit: 3")])
 def test_exceptions_are_quoted(judge: Judge, text: str, said: str) -> None:
     bad, good = score(judge, text, "2")
     assert (bad.status, bad.components, good) == ("env_error", {}, RIGHT)
@@ -283,9 +281,7 @@ def test_wrong_count_is_an_error_of_the_whole_call(batched: Judge) -> None:
     assert_says(score(batched, "dict", "b")[0].error, "dict and not a list for 2 answers")
 
 
-@pytest.mark.parametrize(
-    ("text", "status"), [("hang", "timeout"), ("raise", "env_error"), ("die", "env_error")]
-)
+@pytest.mark.parametrize(("text", "status"), [("hang", "timeout"), ("raise", "env_error"), ("die", "env_error")])
 def test_failure_of_a_batch_hits_the_call_and_not_the_next(batched: Judge, text: str, status: str) -> None:
     assert [(v.status, v.components) for v in score(batched, "a", text, "b")] == [(status, {})] * 3
     assert score(batched, "a")[0].status == "ok"
@@ -390,9 +386,7 @@ time.sleep(0.3)
 {end}
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
     pid = int(done.stdout)
     assert until(lambda: not alive(pid)), done.stderr
 
@@ -403,9 +397,7 @@ def test_worker_is_light() -> None:
         "print([m for m in ('torch', 'numpy', 'gruppo.data') if m in sys.modules])"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == "[]"
 
 

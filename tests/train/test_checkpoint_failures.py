@@ -2,11 +2,13 @@
 
 import errno
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from train_runs import SLOW_REWARD, SMALL, checkpoint, gruppo, resume_command, said, same_run, saved, start, train, wait_for
+from train_runs import SLOW_REWARD, SLOWLY, SMALL, checkpoint, gruppo, resume_command, said, same_run, saved, start
+from train_runs import straight, train, wait_for
 
 from gruppo.train import checkpoint as writing
 from gruppo.train.folder import RunFolder
@@ -16,9 +18,8 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 def test_a_file_that_cannot_grow() -> None:
     """The system itself refuses to write: as on a full disk, in the middle of the weights."""
-    Path("slow.py").write_text(SLOW_REWARD.format(seconds=0.02))
-    settings = ("steps=4", "save.checkpoint_every=2", "task.reward=./slow.py:score", "eval.prompts=2")
-    process = start("train", *SMALL, *settings, "save.name=b")
+    settings = ("steps=4", "save.checkpoint_every=2", *SLOWLY)
+    process = start("train", *SMALL, *settings, "save.name=b", seconds_each=0.02)
     wait_for(checkpoint("b", 2).is_dir, process)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     assert process.wait(120) == 2
@@ -27,7 +28,7 @@ def test_a_file_that_cannot_grow() -> None:
     assert "Free some space" in words and "Traceback" not in words
     assert saved("b") == ["step-000002"]
     assert gruppo(*resume_command(words)) == 0
-    assert train("a", *settings) == 0
+    straight(*settings, reward=SLOW_REWARD)
     same_run("a", "b")
 
 
@@ -44,7 +45,7 @@ def test_a_full_disk(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         return write
 
     settings = ("steps=4", "save.checkpoint_every=2", "save.episodes_every=2", "eval.prompts=2")
-    assert train("a", *settings) == 0
+    straight(*settings)
     with monkeypatch.context() as disk:
         if where == "checkpoint":
             disk.setattr(writing, "save_file", full(writing.save_file, 4))  # three files to a checkpoint
@@ -76,20 +77,20 @@ def test_only_so_many_are_kept() -> None:
     assert saved("a") == ["step-000002", "step-000003", "step-000004"]
 
 
-@pytest.mark.parametrize("file", ["policy.safetensors", "state.json", "memory.safetensors"])
-def test_a_damaged_checkpoint(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ("steps=4", "save.checkpoint_every=2", "eval.prompts=2")
-    assert train("a", *settings) == 0
-    assert train("b", *settings) == 0
+def test_a_damaged_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("steps=4", "save.checkpoint_every=2", "save.episodes_every=2", "eval.prompts=2")
+    straight(*settings)
+    shutil.copytree("runs/a", "runs/b")
     Path("runs/b/summary.json").unlink()
-    path = checkpoint("b", 4) / file
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     capsys.readouterr()
-    assert gruppo("train", "--resume", "runs/b") == 2
-    words = capsys.readouterr().err
-    assert "step-000004 is damaged" in words and "Remove that folder" in words and "Traceback" not in words
-    for left in checkpoint("b", 4).iterdir():
-        left.unlink()
-    checkpoint("b", 4).rmdir()
+    for name in ("policy.safetensors", "state.json", "memory.safetensors"):
+        path = checkpoint("b", 4) / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        assert gruppo("train", "--resume", "runs/b") == 2
+        words = capsys.readouterr().err
+        assert "step-000004 is damaged" in words and "Remove that folder" in words and "Traceback" not in words
+        path.write_bytes(whole)
+    shutil.rmtree(checkpoint("b", 4))
     assert gruppo("train", "--resume", "runs/b") == 0
     same_run("a", "b", keep=2)

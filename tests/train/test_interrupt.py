@@ -1,22 +1,16 @@
 """Ctrl-C once: finish the step, save, say how to go on. Twice: stop at once."""
 
 import signal
-from pathlib import Path
 
 import pytest
-from train_runs import SLOW_REWARD, SMALL, checkpoint, gruppo, metrics, resume_command, said, same_run, saved, start, train
-from train_runs import wait_for
+from train_runs import SLOW_REWARD, SLOWLY, SMALL, checkpoint, gruppo, metrics, resume_command, said, same_run, saved
+from train_runs import start, straight, train, wait_for
 
-SETTINGS = ("steps=6", "save.checkpoint_every=3", "task.reward=./slow.py:score", "eval.prompts=2")
-
-
-@pytest.fixture(autouse=True)
-def slow_reward() -> None:
-    Path("slow.py").write_text(SLOW_REWARD.format(seconds=0.04))
+SETTINGS = ("steps=6", "save.checkpoint_every=3", *SLOWLY)
 
 
 def test_once_finishes_the_step_and_names_the_command() -> None:
-    process = start("train", *SMALL, *SETTINGS, "save.name=b")
+    process = start("train", *SMALL, *SETTINGS, "save.name=b", seconds_each=0.04)
     wait_for(lambda: len(metrics("b")) >= 3, process)  # step 2 is done
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 0
@@ -25,12 +19,12 @@ def test_once_finishes_the_step_and_names_the_command() -> None:
     assert f"stopped after step {done} of 6. Step {done} is saved: go on with  gruppo train --resume runs/b" in words
     assert "Traceback" not in words and checkpoint("b", done).is_dir()
     assert gruppo(*resume_command(words)) == 0
-    assert train("a", *SETTINGS) == 0
+    straight(*SETTINGS, reward=SLOW_REWARD)
     same_run("a", "b")
 
 
 def test_twice_stops_at_once_and_the_last_checkpoint_stands() -> None:
-    process = start("train", *SMALL, *SETTINGS, "save.name=b")
+    process = start("train", *SMALL, *SETTINGS, "save.name=b", seconds_each=0.04)
     wait_for(checkpoint("b", 3).is_dir, process)
     process.send_signal(signal.SIGINT)
     wait_for(lambda: "Ctrl-C again" in said(), process)
@@ -40,7 +34,7 @@ def test_twice_stops_at_once_and_the_last_checkpoint_stands() -> None:
     assert "gruppo: stopped at once. Step 3 is saved: go on with  gruppo train --resume runs/b" in words
     assert "Traceback" not in words and saved("b") == ["step-000003"]
     assert gruppo(*resume_command(words)) == 0
-    assert train("a", *SETTINGS) == 0
+    straight(*SETTINGS, reward=SLOW_REWARD)
     same_run("a", "b")
 
 

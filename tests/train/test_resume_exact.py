@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_runs import checkpoint, gruppo, same_run, saved, train
+from train_runs import checkpoint, gruppo, metrics, same_run, saved, train
 
 from gruppo.data.store import load_episodes
 from gruppo.methods import all_methods
@@ -31,7 +31,8 @@ CRITIC = PPO.but(name="critic", credit=PPO.credit.__class__(kl_coef=0.1), cast={
                  update=Passes(epochs=2, minibatches=2))
 """
 OWN_NAMES = ("REPLAY", "REPLAY_NOW", "MINIBATCHES", "FOLLOWING", "COPIED", "CRITIC")
-STEPS = ("steps=6", "save.checkpoint_every=2", "eval.every=2", "save.episodes_every=2")
+STEPS = ("steps=5", "save.checkpoint_every=2", "eval.every=2", "eval.prompts=4", "save.episodes_every=2")
+FAST = ("reinforce", "grpo", "dapo", "ppo", "rloo", "disco")
 
 
 class Crash(Exception):
@@ -53,6 +54,8 @@ def trouble(monkeypatch: pytest.MonkeyPatch) -> Any:
         plain_apply(self, role, lr)
         if events.get("crash_at") == self.ctx.step + 1:
             raise Crash  # after an optimiser step: the weights are half-way
+        if events.get("refuse_at") == self.ctx.step + 1:
+            raise ValueError("that went wrong")
 
     monkeypatch.setattr(trainer, "train_step", train_step)
     monkeypatch.setattr(Learner, "apply", apply)
@@ -66,19 +69,21 @@ def trouble(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def stopped_crashed_and_resumed(name: str, trouble: Any) -> None:
     assert train("a", f"method={name}", *STEPS) == 0
-    trouble(ctrl_c_at=3)
+    trouble(ctrl_c_at=1)
     assert train("b", f"method={name}", *STEPS) == 0
-    assert saved("b")[-1] == "step-000003"
-    trouble(crash_at=6)
+    assert saved("b") == ["step-000001"]
+    trouble(crash_at=4)
     with pytest.raises(Crash) as crash:
         gruppo("train", "--resume", "runs/b")
-    assert "Step 4 is saved: go on with  gruppo train --resume runs/b" in crash.value.__notes__[0]
+    assert "Step 2 is saved: go on with  gruppo train --resume runs/b" in crash.value.__notes__[0]
     trouble()
     assert gruppo("train", "--resume", "runs/b") == 0
     same_run("a", "b", keep=2)
 
 
-@pytest.mark.parametrize("name", sorted(all_methods()))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in sorted(all_methods())]
+)
 def test_registered_method(name: str, trouble: Any) -> None:
     stopped_crashed_and_resumed(name, trouble)
 
@@ -87,13 +92,38 @@ def test_registered_method(name: str, trouble: Any) -> None:
 def test_own_method(name: str, trouble: Any) -> None:
     Path("own.py").write_text(OWN)
     stopped_crashed_and_resumed(f"./own.py:{name}", trouble)
-    state = load_checkpoint(checkpoint("b", 6))
+    state = load_checkpoint(checkpoint("b", 5))
     if name.startswith("REPLAY"):
-        assert state.replay and load_episodes(checkpoint("b", 6) / "replay.arrow")
+        assert state.replay and load_episodes(checkpoint("b", 5) / "replay.arrow")
     if name in ("FOLLOWING", "COPIED", "CRITIC"):
         assert not (state.weights["ref"]["model.norm.weight"] == state.weights["policy"]["model.norm.weight"]).all()
     if name == "CRITIC":
         assert {"critic", "policy"} == state.optimisers.keys()
+
+
+def test_half_a_step_is_never_saved(trouble: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A refusal in the middle of an update (here by hand; three bad gradients in a row do it too)."""
+    settings = ("method=ppo", *STEPS)
+    assert train("a", *settings) == 0
+    trouble(refuse_at=4)
+    assert train("b", *settings) == 2
+    assert "step 4: that went wrong" in (words := capsys.readouterr().err)
+    assert "Step 2 is saved" in words and saved("b") == ["step-000002"]
+    trouble()
+    assert gruppo("train", "--resume", "runs/b") == 0
+    same_run("a", "b")
+
+
+def test_the_first_batch_is_checked_also_after_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    """DisCO wants right or wrong; the reward has many values. What is refused once is refused again."""
+    Path("reward.py").write_text("def score(task, text):\n    return len(text) / 7 + len(task.uid + text) / 3")
+    assert train("b", "method=disco", "task.reward=./reward.py:score", *STEPS) == 2
+    assert "expects binary_reward" in capsys.readouterr().err and saved("b") == ["step-000000"]
+    assert gruppo("train", "--resume", "runs/b") == 2
+    assert "expects binary_reward" in capsys.readouterr().err
+    Path("reward.py").write_text("def score(task, text):\n    return len(text) % 2")
+    assert gruppo("train", "--resume", "runs/b") == 0
+    assert [row["step"] for row in metrics("b")] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_schedule_and_a_mixture_of_levels_go_on(trouble: Any) -> None:

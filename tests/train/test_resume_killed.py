@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from train_runs import SLOW_REWARD, SMALL, checkpoint, gruppo, kill, metrics, same_run, saved, start, train, wait_for
+from train_runs import SLOW_REWARD, SLOWLY, SMALL, checkpoint, gruppo, kill, metrics, same_run, saved, start, straight
+from train_runs import wait_for
 
 KILLED_WHILE_SAVING = """
 import os, signal
@@ -27,22 +28,22 @@ raise SystemExit(main())
 def killed_and_resumed(method: str, steps: int, *settings: str, within: float) -> float:
     """Kills a run at a random moment after the checkpoint in its middle, and resumes it; returns the moment."""
     every = f"save.checkpoint_every={steps // 2}"
-    process = start("train", *SMALL, f"method={method}", f"steps={steps}", every, "save.name=b", *settings)
+    argv = ("train", *SMALL, f"method={method}", f"steps={steps}", every, "save.name=b", *settings)
+    process = start(*argv, seconds_each=0.02)
     wait_for(checkpoint("b", steps // 2).exists, process)
     moment = random.SystemRandom().uniform(0.0, within)
     time.sleep(moment)
     kill(process)
     assert saved("b")[-1] == f"step-{steps // 2:06d}"
     assert gruppo("train", "--resume", "runs/b") == 0
-    assert train("a", f"method={method}", f"steps={steps}", every, *settings) == 0
+    straight(f"method={method}", f"steps={steps}", every, *settings, reward=SLOW_REWARD)
     assert len(metrics("a")) == steps + 1
     same_run("a", "b", keep=2)
     return moment
 
 
 def test_four_steps_killed_and_four_more() -> None:
-    Path("slow.py").write_text(SLOW_REWARD.format(seconds=0.02))
-    killed_and_resumed("grpo", 8, "task.reward=./slow.py:score", within=0.8)
+    killed_and_resumed("grpo", 8, *SLOWLY, within=0.8)
 
 
 @pytest.mark.slow
@@ -62,19 +63,18 @@ def test_killed_while_a_checkpoint_is_written() -> None:
     assert list((Path("runs/b/checkpoints") / draft).iterdir())  # half of a checkpoint
     assert gruppo("train", "--resume", "runs/b") == 0
     assert saved("b") == ["step-000002", "step-000004"]
-    assert train("a", *settings[:2]) == 0
+    straight(*settings[:2])
     same_run("a", "b", keep=2)
 
 
 def test_killed_before_the_first_checkpoint() -> None:
     """There is nothing to go on from; the same command begins again, and ends the same."""
-    Path("slow.py").write_text(SLOW_REWARD.format(seconds=0.02))
-    settings = ["steps=4", "task.reward=./slow.py:score"]
-    process = start("train", *SMALL, *settings, "save.name=b")
+    settings = ["steps=4", *SLOWLY]
+    process = start("train", *SMALL, *settings, "save.name=b", seconds_each=0.02)
     wait_for(lambda: len(metrics("b")) >= 2, process)
     kill(process)
     assert not saved("b")
     assert gruppo("train", "--resume", "runs/b") == 0
-    assert train("a", *settings) == 0
+    straight(*settings, reward=SLOW_REWARD)
     assert [row["step"] for row in metrics("b")] == [0, 1, 2, 3, 4]
     same_run("a", "b")

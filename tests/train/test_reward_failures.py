@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_runs import checkpoint, contents, gruppo, metrics, resume_command, same_run, saved, train
+from train_runs import checkpoint, contents, gruppo, metrics, resume_command, same_run, saved, straight, train
 
 from gruppo.data import Status
 from gruppo.data.store import load_episodes
@@ -44,7 +44,7 @@ def test_in_the_middle(how: str, capsys: pytest.CaptureFixture[str], monkeypatch
     """It fails from step 3 on. Step 3 is not learned from; mended, the run goes on as if nothing had been."""
     code, says = BROKEN[how]
     Path("reward.py").write_text(GOOD)
-    assert train("a", *SETTINGS, *OWN) == 0
+    straight(*SETTINGS, *OWN, reward=GOOD)
     plain = trainer.train_step
 
     async def train_step(run: Any, step: int) -> Any:
@@ -66,9 +66,8 @@ def test_in_the_middle(how: str, capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 def test_still_broken_on_resume(capsys: pytest.CaptureFixture[str]) -> None:
-    """Accepted at step zero, refused at step 1, and refused again: nothing is learned, nothing is lost."""
-    Path("reward.py").write_text(BROKEN["raises"][0] + "\n")
-    code = "def score(task, text):\n    if task.level: return 1 / 0 if Path('broken').exists() else 1.0"
+    """Refused, and refused again: nothing is learned, nothing is lost."""
+    code = "def score(task, text):\n    return 1 / 0 if Path('broken').exists() else 1.0"
     Path("reward.py").write_text("from pathlib import Path\n" + code)
     assert train("b", *SETTINGS, *OWN) == 0
     Path("broken").touch()

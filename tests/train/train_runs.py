@@ -1,15 +1,19 @@
 """Small runs as a user makes them, in this process or in one that may die, and what must be equal after a resume."""
 
+import atexit
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from gruppo.cli import main
@@ -17,14 +21,15 @@ from gruppo.cli import main
 SMALL = "prompts=4 samples=4 eval.prompts=8 eval.every=4 save.episodes_every=4 save.tensorboard=no threads=1".split()
 SRC = str(Path(__file__).parents[2] / "src")
 
-# A reward that takes its time: a step lasts long enough to be hit in its middle.
+# A reward that can take its time: then a step lasts long enough to be hit in its middle.
 SLOW_REWARD = """
-import time
+import os, time
 
 def score(task, text):
-    time.sleep({seconds})
+    time.sleep(float(os.environ.get("SECONDS_EACH", 0)))
     return float(text.strip() == task.answer)
 """
+SLOWLY = ("task.reward=./reward.py:score", "eval.prompts=2")
 
 
 def gruppo(*argv: str) -> int:
@@ -36,9 +41,33 @@ def train(name: str, *settings: str) -> int:
     return gruppo("train", *SMALL, f"save.name={name}", *settings)
 
 
-def start(*argv: str, code: str = "from gruppo.cli import main; raise SystemExit(main())") -> subprocess.Popen[str]:
+@lru_cache
+def _straight(settings: tuple[str, ...], reward: str) -> Path:
+    """A run that nothing happens to, made once and kept for the tests that compare with it."""
+    before, folder = Path.cwd(), Path(mkdtemp(prefix="gruppo-straight-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.chdir(folder)
+    try:
+        if reward:
+            Path("reward.py").write_text(reward)
+        assert train("a", *settings) == 0
+    finally:
+        os.chdir(before)
+    return folder / "runs" / "a"
+
+
+def straight(*settings: str, reward: str = "") -> None:
+    """runs/a: the run with these settings from start to end."""
+    shutil.copytree(_straight(settings, reward), "runs/a")
+
+
+def start(
+    *argv: str, code: str = "from gruppo.cli import main; raise SystemExit(main())", seconds_each: float = 0
+) -> subprocess.Popen[str]:
     """The command line in a process of its own; its words go to said.txt."""
     env = {**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    env |= {"SECONDS_EACH": str(seconds_each)}
+    Path("reward.py").write_text(SLOW_REWARD)
     with Path("said.txt").open("w") as said:
         return subprocess.Popen([sys.executable, "-c", code, *argv], env=env, stdout=said, stderr=said, text=True)
 

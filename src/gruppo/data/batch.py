@@ -199,8 +199,9 @@ class Batch(Columns):
 
     @property
     def learn_E(self) -> Tensor:
-        """Episodes to learn from: ended by themselves or cut off; an open one is learned when it has ended."""
-        return self._mask("learn_E", lambda: self._ended_E() & self._learned_E())
+        """Episodes to learn from: ended, and judged unless they stand apart; an open one when it has ended."""
+        known = ~torch.isnan(self.reward_E) | (self.use_E == Use.APART)
+        return self._mask("learn_E", lambda: self._ended_E() & self._learned_E() & known)
 
     @property
     def judged_E(self) -> Tensor:

@@ -175,25 +175,39 @@ def _turn_of(episodes: Seq[Episode], at: Seq[np.ndarray]) -> list[np.ndarray]:
     return out
 
 
-def _state(turn: Turn, row: int) -> int:
-    """A turn without a state shares it with no other."""
-    return name_hash(turn.state) if turn.state else row
+def _state(e: Episode, i: int) -> int:
+    """A turn without a state shares it with no other, also of another step or in another order of packing."""
+    state = e.turns[i].state
+    key = name_hash(state) if state else key_hash("no state", e.uid, i)
+    assert isinstance(key, int)
+    return key
+
+
+def _flags(e: Episode, i: int) -> int:
+    unknown = e.turns[i].flags - FLAGS.keys()
+    if unknown:
+        raise ValueError(
+            f"episode {e.uid}: turn {i} has the flags {sorted(unknown)}, which no column holds, so nothing could act "
+            f"on them. Use {', '.join(FLAGS)}."
+        )
+    return sum(FLAGS[f] for f in e.turns[i].flags)
 
 
 def _turns(episodes: Seq[Episode], components: Seq[str], agents: Seq[str], dtype: torch.dtype) -> dict[str, Tensor]:
     index = {a: i for i, a in enumerate(agents)}
-    sequences = [mine for e in episodes for mine in _by_sequence(e)]
-    ordered = [t for mine in sequences for _, t in mine]
+    sequences = [(e, mine) for e in episodes for mine in _by_sequence(e)]
+    ordered = [t for _, mine in sequences for _, t in mine]
+    places = [(e, i) for e, mine in sequences for i, _ in mine]
     nan = float("nan")
     parts = np.array([[t.reward.get(c, nan) for c in components] for t in ordered], np.float64)
     parts_KC = torch.from_numpy(parts.reshape(len(ordered), len(components))).to(dtype)
     return {
-        "seq_K": torch.tensor([s for s, mine in enumerate(sequences) for _ in mine], dtype=torch.int64),
-        "turn_index_K": torch.tensor([i for mine in sequences for i, _ in mine], dtype=torch.int64),
-        "state_K": torch.tensor([_state(t, i) for i, t in enumerate(ordered)], dtype=torch.int64),
+        "seq_K": torch.tensor([s for s, (_, mine) in enumerate(sequences) for _ in mine], dtype=torch.int64),
+        "turn_index_K": torch.tensor([i for _, i in places], dtype=torch.int64),
+        "state_K": torch.tensor([_state(e, i) for e, i in places], dtype=torch.int64),
         "action_key_K": torch.tensor([name_hash(t.action_key) for t in ordered], dtype=torch.int64),
         "agent_K": torch.tensor([index[t.agent] for t in ordered], dtype=torch.int64),
-        "flags_K": torch.tensor([sum(FLAGS[f] for f in t.flags) for t in ordered], dtype=torch.int64),
+        "flags_K": torch.tensor([_flags(e, i) for e, i in places], dtype=torch.int64),
         "reward_KC": parts_KC,
         "reward_K": parts_KC.nansum(-1),
     }

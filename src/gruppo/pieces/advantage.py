@@ -11,11 +11,12 @@ from gruppo.data import Key, centre, gather, segment
 
 
 def z_score(x: Tensor, key: Key, *, where: Tensor | None = None, eps: float = 1e-6, ddof: int = 1) -> Tensor:
-    """(x − mean) / (std + eps) inside each part; 0 where the part has at most `ddof` rows."""
-    std = gather(x, key, "std", where=where, ddof=ddof)
-    enough = gather(x, key, "count", where=where) > ddof
-    z = centre(x, key, where=where) / (std[key.index] + eps)
-    return torch.where(enough[key.index], z, torch.zeros_like(z))
+    """(x − mean) / (std + eps) inside each part; 0 where the part has at most `ddof` rows, or equal ones."""
+    std = gather(x, key, "std", where=where, ddof=ddof)  # 0 for at most ddof rows
+    varied = std > 0
+    scale = torch.where(varied, std + eps, torch.ones_like(std))  # so that eps = 0 is no 0/0
+    z = centre(x, key, where=where) / scale[key.index]
+    return torch.where(varied[key.index], z, torch.zeros_like(z))
 
 
 def leave_one_out(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:

@@ -34,24 +34,32 @@ class Memory(dict[str, Any]):
                 "Return what you need, and write it in observe(record, memory)."
             )
 
+    def _guard(self, name: str) -> None:
+        if not self._open:
+            raise ValueError(
+                f"memory[{name!r}] was written outside observe(): a resumed or redrawn step would see another state. "
+                "Return what you need, and write it in observe(record, memory)."
+            )
+
     def __setitem__(self, name: str, value: Any) -> None:
-        self._change(name)
+        self._guard(name)
         super().__setitem__(name, value)
 
     def __delitem__(self, name: str) -> None:
-        self._change(name)
+        self._guard(name)
         super().__delitem__(name)
 
-    # A dict's other ways to write do not go through the two above; a MutableMapping's do.
-    update = MutableMapping.update
-    setdefault = MutableMapping.setdefault
-    pop = MutableMapping.pop
-    popitem = MutableMapping.popitem
-    clear = MutableMapping.clear
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        self._guard("…")
+        super().update(*args, **kwargs)
 
-    def __ior__(self, other: Any) -> "Memory":  # type: ignore[override, misc]
-        self.update(other)
-        return self
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        self._guard(name)
+        return super().setdefault(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self._guard(name)
+        return super().pop(name, *default)
 
 
 @dataclass(frozen=True)

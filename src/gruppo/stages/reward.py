@@ -50,7 +50,7 @@ def add_components(ctx: Context, chain: Sequence[Occupant], episodes: Sequence[E
 
 
 def _write(e: Episode, name: str, value: Any) -> None:
-    """A number goes to the episode, one number a turn to its turns; NaN is not written."""
+    """A number goes to the episode, one number a turn to its turns. NaN: not judged, and neither is the sum."""
     if np.ndim(value) and len(value) != len(e.turns):
         raise ValueError(
             f"reward component {name!r} has {len(value)} values for the {len(e.turns)} turns of an episode: they would "
@@ -67,5 +67,4 @@ def _write(e: Episode, name: str, value: Any) -> None:
                 f"reward component {name!r} is {v} for an episode: every advantage of its group would be NaN. "
                 "Return a finite number, or NaN where it was not judged."
             )
-        if not np.isnan(v):
-            table[name] = float(v)
+        table[name] = float(v)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode
+from gruppo.data import Batch, Episode, Status
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.occupant import Occupant
 from gruppo.stages.readouts import Need, Stats, need
@@ -65,6 +65,17 @@ class TopEntropy(Occupant):
         count = max(int(self.share * len(mine)), 1)
         bar = torch.topk(mine, count).values[-1]
         return entropy_N >= bar, torch.ones_like(entropy_N)
+
+
+@dataclass(frozen=True)
+class MaskTruncated(Occupant):
+    """Answers that ran out of tokens stay in the statistics, and are not learned from (DAPO's overlong filtering)."""
+
+    current = False
+
+    def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
+        whole_E = batch.status_E != Status.TRUNCATED
+        return batch.spread(whole_E, "E", "N"), torch.ones_like(batch.weight_N)
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class Learner:
         weights = [t.weights(batch) for t in dry]
         fused = not self.two_pass and not current and all(t.additive and t.at in "NKS" for t in dry)
         if fused:
-            self._fused(role, batch, weights, coef, cut)
+            self._fused(role, batch, dry, weights, coef, cut)
         else:
             self._two_passes(role, batch, coef, cut)
 
@@ -173,7 +173,9 @@ class Learner:
             (batch.micro(rows) for rows in cut) if cut is not None else micro_batches(batch, self.config.micro_tokens)
         )
 
-    def _fused(self, role: str, batch: Batch, weights: Sequence[Tensor], coef: float, cut: Cut) -> None:
+    def _fused(
+        self, role: str, batch: Batch, dry: Sequence[Term], weights: Sequence[Tensor], coef: float, cut: Cut
+    ) -> None:
         needs, totals = self.needs(role), dict[str, Tensor]()
         for micro in self._micros(batch, cut):
             with self.clock("forward"):
@@ -184,7 +186,7 @@ class Learner:
             value = _add_up(terms, mine, stats, totals)
             with self.clock("backward"):
                 (-coef * value).backward()
-        self._report(totals)
+        self._report(totals, dry, weights)
 
     def _two_passes(self, role: str, batch: Batch, coef: float, cut: Cut) -> None:
         needs, totals = self.needs(role), dict[str, Tensor]()
@@ -195,7 +197,8 @@ class Learner:
             fixed = Stats({k: v.detach() for k, v in stats.items()})
             batch = through_second_door(self.ctx, self.method.select, batch, fixed, current=True)
         terms = self.terms(role, batch, stats)
-        value = _add_up(terms, [t.weights(batch) for t in terms], stats, totals)
+        weights = [t.weights(batch) for t in terms]
+        value = _add_up(terms, weights, stats, totals)
         slopes = torch.autograd.grad(-coef * value, list(leaves.values()), allow_unused=True)
         for micro in self._micros(batch, cut):
             with self.clock("forward"):
@@ -206,7 +209,7 @@ class Learner:
                     total = total + (slope[places_of(micro, n)] * now[n.column]).sum()
             with self.clock("backward"):
                 total.backward()
-        self._report(totals)
+        self._report(totals, terms, weights)
 
     def _leaves(self, role: str, batch: Batch, needs: Sequence[Need], cut: Cut) -> dict[str, Tensor]:
         """Statistics of the whole step from a forward without gradient, as leaves of a new graph."""
@@ -222,9 +225,11 @@ class Learner:
         sampler_gap(self.tally, batch, logp_old_N)
         return batch.with_columns(logp_old_N=logp_old_N)
 
-    def _report(self, totals: Mapping[str, Tensor]) -> None:
-        for name, total in totals.items():
-            self.tally.add(name, float(total))
+    def _report(self, totals: Mapping[str, Tensor], terms: Sequence[Term], weights: Sequence[Tensor]) -> None:
+        """Objectives are averaged over optimiser steps, shares (terms with coefficient 0) over their rows."""
+        for term, weight in zip(terms, weights, strict=True):
+            count = float((weight > 0).sum()) if _silent(term) else 1.0
+            self.tally.add(term.name, float(totals[term.name]) * count, count)
 
     def _count_bad(self, role: str, norm: float) -> None:
         if norm == norm and norm != float("inf"):
@@ -264,11 +269,16 @@ def _zero(stats: Mapping[str, Tensor]) -> Tensor:
     return sum((0.0 * torch.nan_to_num(x).sum() for x in stats.values()), torch.zeros(()))  # type: ignore[return-value]
 
 
+def _silent(term: Term) -> bool:
+    """A share to be logged, not maximised."""
+    return isinstance(term.coef, float | int) and term.coef == 0
+
+
 def _add_up(terms: Sequence[Term], weights: Sequence[Tensor], stats: Stats, totals: dict[str, Tensor]) -> Tensor:
     """J of these rows; `totals` collects each term's own mean, without its coefficient, for the log."""
     value = _zero(stats)
     for term, weight in zip(terms, weights, strict=True):
-        if not (isinstance(term.coef, float | int) and term.coef == 0):
+        if not _silent(term):
             value = value + term.total(weight)
         plain = weighted_sum(term.value.detach(), weight)
         totals[term.name] = totals.get(term.name, torch.zeros_like(plain)) + plain

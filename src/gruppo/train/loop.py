@@ -20,9 +20,16 @@ from gruppo.train.metrics import batch_metrics, episode_metrics, time_metrics
 from gruppo.train.run import Run
 
 
+NO_TASK = (
+    "The scorer returned the components {} but none called `task`: what counts as solved is not known, and selection "
+    "looks at it. Return {{'task': …}} among them."
+)
+
+
 def context(run: Run, step: int) -> Context:
     """What the rooms of this step are given: they may draw, score and reward through the same code as the loop."""
     ctx = run.bare_context(step)
+    run.scored.clear()
     ctx.cast, ctx.engine, ctx.tokenizer = run.models, run.engine, run.tokenizer
     ctx.reward = lambda episodes: score(run, ctx, list(episodes))
     ctx.draw = lambda asks: draw(run, ctx, asks, rollout=Group())
@@ -35,7 +42,6 @@ async def train_step(run: Run, step: int) -> StepRecord:
     """One walk of the data through the ten rooms."""
     method, ctx, start = run.method, context(run, step), time.perf_counter()
     run.learner.begin(ctx)
-    run.scored.clear()
 
     drawn, episodes = await draw_until_selected(run, ctx)  # curriculum, prompting, rollout, reward, select.episodes
     past = [from_the_past(e) for e in method.replay.get(ctx, run.replay)]
@@ -112,7 +118,9 @@ def score(run: Run, ctx: Context, episodes: list[Episode]) -> list[Episode]:
         todo = [e for e in new if "task" not in e.reward]
         verdicts = run.judge.score([(run.known_tasks[e.task], e.text) for e in todo])
         for e, verdict in zip(todo, verdicts, strict=True):
-            if verdict.status == "ok":
+            if verdict.status == "ok" and "task" not in verdict.components:
+                e.status, e.error = Status.ENV_ERROR, NO_TASK.format(", ".join(verdict.components))
+            elif verdict.status == "ok":
                 e.reward.update(verdict.components)
             else:
                 e.status, e.error = Status[verdict.status.upper()], verdict.error

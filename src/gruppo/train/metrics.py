@@ -20,6 +20,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     ),
     "truncated": ("share", "near 0", "episodes that ran out of tokens"),
     "failed": ("share", "0", "episodes that were not judged: the scorer or environment raised, hung or was cancelled"),
+    "timed_out": ("share", "0", "episodes whose scorer or environment hung and was killed; a part of `failed`"),
     "dead_groups": ("share", "below 0.9", "drawn groups whose task rewards are all equal: they say nothing"),
     "groups": ("groups", "", "groups that were learned from"),
     "drawn_groups": ("groups", "", "groups drawn, also those that selection removed"),
@@ -62,6 +63,7 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     judged = [e for e in drawn if e.status.judged]
     out = {
         "failed": _mean([not e.status.judged and e.status != Status.OPEN for e in drawn]),
+        "timed_out": _mean([e.status == Status.TIMEOUT for e in drawn]),
         "truncated": _mean([e.status == Status.TRUNCATED for e in drawn]),
         "length": _mean([e.tokens for e in drawn]),
         "tokens": float(sum(e.tokens for e in drawn)),

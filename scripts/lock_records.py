@@ -1,0 +1,83 @@
+"""Write src/gruppo/methods/records.toml: the version and the hash of every built-in method.
+
+    python scripts/lock_records.py            after a new method, or after a version bump
+    python scripts/lock_records.py --check    say what differs, write nothing
+
+A method whose hash changed computes something else, or is described by other fields. Its version must go up, so that
+`grpo@1` in someone's run file is refused instead of computing other numbers: the script does not overwrite a changed
+hash under the same version.
+"""
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from gruppo.methods import built_in
+from gruppo.stages import Method
+from gruppo.stages.record import record_hash
+
+RECORDS = Path(__file__).parents[1] / "src" / "gruppo" / "methods" / "records.toml"
+HEAD = "# Version and hash of every built-in method. Written by scripts/lock_records.py; do not edit.\n\n"
+
+Records = dict[str, dict[str, Any]]
+
+
+def read(path: Path = RECORDS) -> Records:
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def resolved(methods: Mapping[str, Method]) -> Records:
+    return {name: {"version": m.version, "hash": record_hash(m)} for name, m in sorted(methods.items())}
+
+
+def problems(old: Records, new: Records) -> list[str]:
+    """Changes that may not be written: one sentence each."""
+    out: list[str] = []
+    for name, now in new.items():
+        before = old.get(name, now)
+        if now["version"] < before["version"]:
+            out.append(
+                f"{name}: version {now['version']} comes after version {before['version']}, so a run file could name two "
+                f"methods by one version. Set version={before['version'] + 1} in methods/{name}.py."
+            )
+        elif now["version"] == before["version"] and now["hash"] != before["hash"]:
+            out.append(
+                f"{name}@{now['version']}: its record changed ({before['hash']} → {now['hash']}), its version did not, so "
+                f"{name}@{now['version']} would mean two things. Set version={now['version'] + 1} in methods/{name}.py and "
+                "run scripts/lock_records.py; if the change was not meant, look at the methods it is made from."
+            )
+    return out
+
+
+def differences(old: Records, new: Records) -> list[str]:
+    """What the file does not say yet: one sentence each."""
+    out = [f"{name}: not in records.toml. Run scripts/lock_records.py." for name in new if name not in old]
+    out += [f"{name}: in records.toml, but no longer a method. Run scripts/lock_records.py." for name in old if name not in new]
+    for name, now in new.items():
+        if name in old and old[name]["version"] < now["version"]:
+            out.append(f"{name}@{now['version']}: records.toml has version {old[name]['version']}. Run scripts/lock_records.py.")
+    return out
+
+
+def main(argv: list[str] | None = None, methods: Mapping[str, Method] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--check", action="store_true", help="say what differs, write nothing")
+    args = parser.parse_args(argv)
+    old, new = read(args.records), resolved(built_in() if methods is None else methods)
+    wrong, missing = problems(old, new), differences(old, new)
+    if wrong or (args.check and missing):
+        print("\n".join([*wrong, *(missing if args.check else [])]), file=sys.stderr)
+        return 1
+    args.records.write_text(HEAD + tomli_w.dumps(new), encoding="utf-8") if not args.check else None
+    print(f"{args.records}: {len(new)} methods" + (f", {len(missing)} changed" if missing else ", nothing changed"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Equivalences between methods, compared by gradients through the real learner on random batches."""
+
+import pytest
+import torch
+from graph import GRAPH, Equivalence
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gruppo.lab.laws import far
+from gruppo.lab.world import World, random_cut, random_episodes
+from gruppo.stages import Method, difference
+
+FEW = settings(max_examples=3, derandomize=True, deadline=None, phases=[Phase.generate], database=None)
+SEEDS = st.integers(0, 2**31 - 1)
+EDGES = {e.name: e for e in GRAPH}
+
+
+def result(edge: Equivalence, method: Method, seed: int, role: str) -> Tensor:
+    """The gradient of a role in random micro-batches, or its weights after the update."""
+    world = World(method, seed, on_policy=edge.on_policy)
+    batch = world.prepared(edge.batch(world.packed(edge.episodes(random_episodes(seed)))))
+    if not edge.update:
+        return world.grad(batch, role, random_cut(batch, seed))
+    before = torch.cat([p.detach().flatten().clone() for p in world.models[role].parameters()])
+    method.update(world.ctx, world.learner, batch)
+    return torch.cat([p.detach().flatten() for p in world.models[role].parameters()]) - before
+
+
+def check(edge: Equivalence, seed: int) -> None:
+    for role in edge.roles:
+        left, right = (result(edge, m, seed, role) for m in (edge.left, edge.right))
+        assert float(left.norm()) > 1e-9, "nothing was compared"
+        assert far(left, right) <= edge.limit, f"{role}: {edge.note}"
+
+
+@pytest.mark.parametrize("name", EDGES)
+@FEW
+@given(seed=SEEDS)
+def test_equivalence(name: str, seed: int) -> None:
+    check(EDGES[name], seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EDGES)
+@settings(FEW, max_examples=40)
+@given(seed=SEEDS)
+def test_equivalence_many(name: str, seed: int) -> None:
+    check(EDGES[name], seed)
+
+
+def test_the_graph_can_be_drawn() -> None:
+    """Names are unique, labels tell the two sides apart, every edge has a reason, and no edge is trivial."""
+    assert len(EDGES) == len(GRAPH)
+    for name, left, right, note, *_ in GRAPH:
+        assert left.name != right.name and note.endswith("."), name
+        assert difference(left, right), f"{name}: both sides are the same record"
+
+
+NOT_EQUAL = {
+    "dapo_is_grpo": "without the conditions DAPO is not GRPO",
+    "grpo_is_policy_gradient": "off-policy the ratio matters",
+    "ppo_is_whitened_return": "with values the advantage is not the return",
+    "token_mean_of_even_lengths": "with ragged lengths the means differ",
+    "reinforce_is_centred": "with several groups the mean of the batch is not the mean of the group",
+    "exact_sampler": "a sampler that differs is corrected",
+}
+
+
+@pytest.mark.parametrize("name", NOT_EQUAL)
+def test_the_conditions_are_needed(name: str) -> None:
+    """The comparison can fail: without its condition the equivalence does not hold."""
+    from gruppo.methods import method
+
+    edge = EDGES[name]
+    bare = edge._replace(on_policy=False, episodes=list, batch=lambda b: b)
+    if name == "dapo_is_grpo":
+        bare = bare._replace(left=method("dapo"))
+    left, right = (result(bare, m, 1, "policy") for m in (bare.left, bare.right))
+    assert far(left, right) > 1e-3, NOT_EQUAL[name]
