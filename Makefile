@@ -35,10 +35,12 @@ docs: $(VENV)/.docs ## the documentation, into site/
 	@$(BIN)/mkdocs build --strict --site-dir site
 
 weights: $(VENV)/.train ## train the small policy that ships in the package again
-	@$(BIN)/python -m gruppo.policies.pretrain $(ARGS)
+	@$(BIN)/python scripts/make_weights.py $(ARGS)
 
-bench: $(VENV)/.train ## the benchmarks; ARGS goes to benchmarks/run.py
-	@$(BIN)/python benchmarks/run.py $(ARGS)
+bench: $(VENV)/.train ## the benchmarks, on a quiet machine
+	@$(BIN)/python benchmarks/segments.py
+	@$(BIN)/python benchmarks/credit.py
+	@$(BIN)/python benchmarks/overhead.py
 
 pins: ## resolve all dependencies anew into constraints.txt (torch keeps its pin)
 	@echo "pins: resolving in a fresh $(VENV)-pins (two minutes)"

@@ -57,10 +57,16 @@ def problems(old: Records, new: Records) -> list[str]:
 def differences(old: Records, new: Records) -> list[str]:
     """What the file does not say yet: one sentence each."""
     out = [f"{name}: not in records.toml. Run scripts/lock_records.py." for name in new if name not in old]
-    out += [f"{name}: in records.toml, but no longer a method. Run scripts/lock_records.py." for name in old if name not in new]
+    out += [
+        f"{name}: in records.toml, but no longer a method. Run scripts/lock_records.py."
+        for name in old
+        if name not in new
+    ]
     for name, now in new.items():
         if name in old and old[name]["version"] < now["version"]:
-            out.append(f"{name}@{now['version']}: records.toml has version {old[name]['version']}. Run scripts/lock_records.py.")
+            out.append(
+                f"{name}@{now['version']}: records.toml has version {old[name]['version']}. Run scripts/lock_records.py."
+            )
     return out
 
 

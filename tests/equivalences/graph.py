@@ -191,7 +191,9 @@ def even(episodes: list[Episode]) -> list[Episode]:
     rewards = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
     return [
         replace(
-            single_turn(i, "t", f"g{i // 3}", np.array([1, 2]), rng.integers(2, VOCAB, 4), np.full(4, -1.0, np.float32), 0),
+            single_turn(
+                i, "t", f"g{i // 3}", np.array([1, 2]), rng.integers(2, VOCAB, 4), np.full(4, -1.0, np.float32), 0
+            ),
             reward={"task": r},
         )
         for i, r in enumerate(rewards)
@@ -237,13 +239,15 @@ GRAPH: list[Equivalence] = [
     Equivalence(
         "rloo_is_centred",
         RLOO.but(name="rloo, kl 0", credit=LeaveOneOut(kl_coef=0.0)),
-        REINFORCE.but(name="n/(n−1) · centred", credit=Centred(bessel=True)),
-        "Card B07: leaving one out is the centred reward, times n/(n − 1) of each group.",
+        REINFORCE.but(name="n/(n-1) · centred", credit=Centred(bessel=True)),
+        "Card B07: leaving one out is the centred reward, times n/(n-1) of each group.",
     ),
     Equivalence(
         "grpo_is_policy_gradient",
         GRPO_PLAIN,
-        REINFORCE.but(name="policy gradient, normalised advantage", credit=Normalised(), objective=PolicyGradient(mean="sequence")),
+        REINFORCE.but(
+            name="policy gradient, normalised advantage", credit=Normalised(), objective=PolicyGradient(mean="sequence")
+        ),
         "On-policy, in the first step of a batch, every ratio is 1 and no clip binds.",
         on_policy=True,
     ),
@@ -251,7 +255,7 @@ GRAPH: list[Equivalence] = [
         "ppo_is_whitened_return",
         PPO.but(name="ppo, γ = λ = 1", credit=Gae(gamma=1.0, lam=1.0)),
         PPO.but(name="whitened return", credit=WhitenedReturn()),
-        "Card B03: λ = 1 gives Â_t = G_t − V_t; with V = 0 that is the return itself.",
+        "Card B03: λ = 1 gives Â_t + V_t = G_t; with V = 0 that is the return itself.",
         batch=no_value,
         roles=("policy", "critic"),
     ),
@@ -265,12 +269,19 @@ GRAPH: list[Equivalence] = [
     Equivalence(
         "no_clip_is_importance_weighted",
         GRPO_PLAIN.but(name="grpo, clips of 1e9", objective=ClippedSurrogate(clip_low=1e9, clip_high=1e9)),
-        GRPO_PLAIN.but(name="importance-weighted policy gradient", objective=PolicyGradient(mean="sequence"), select=RatioAsWeight()),
+        GRPO_PLAIN.but(
+            name="importance-weighted policy gradient",
+            objective=PolicyGradient(mean="sequence"),
+            select=RatioAsWeight(),
+        ),
         "∇(rA) = r A ∇ log π: a weight on the score function, here by the second door of select.",
     ),
     Equivalence(
         "dual_clip_far_away",
-        DAPO.but(name="dapo, dual clip 1e9", objective=ClippedSurrogate(clip_low=0.2, clip_high=0.28, clip_dual=1e9, mean="token")),
+        DAPO.but(
+            name="dapo, dual clip 1e9",
+            objective=ClippedSurrogate(clip_low=0.2, clip_high=0.28, clip_dual=1e9, mean="token"),
+        ),
         DAPO,
         "A bound that never binds.",
     ),

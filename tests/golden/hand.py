@@ -28,7 +28,9 @@ def batch_of(episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None
     return batch.with_columns(**{k: torch.tensor(list(v), dtype=torch.float64) for k, v in columns.items()})
 
 
-def objective(method: Method, batch: Batch, role: str = "policy", memory: Mapping[str, Any] | None = None, **stats: Any) -> tuple[float, dict[str, list[float]]]:
+def objective(
+    method: Method, batch: Batch, role: str = "policy", memory: Mapping[str, Any] | None = None, **stats: Any
+) -> tuple[float, dict[str, list[float]]]:
     """J and dJ/dstatistic of a method on a batch and statistics written by hand: credit, selection, objective, penalties."""
     world = World(method, 0)
     world.ctx.memory = type(world.ctx.memory)(memory or {})

@@ -203,7 +203,12 @@ def test_the_critic_learns_only_where_the_return_is_known() -> None:
     """An answer apart has no return in the batch, so it is no target of 0 for the critic (found by reading)."""
     alone = [answer(1, "p", 2, 1.0)]
     both = [*alone, answer(2, "p", 2, 1.0, use=Use.APART)]
-    one = objective(method("ppo"), batch_of(alone, logp_old_N=[-1.0] * 2, value_critic_N=[0.2, 0.4]), role="critic", value_N=[0.9, 0.3])
+    one = objective(
+        method("ppo"),
+        batch_of(alone, logp_old_N=[-1.0] * 2, value_critic_N=[0.2, 0.4]),
+        role="critic",
+        value_N=[0.9, 0.3],
+    )
     two = objective(
         method("ppo"),
         batch_of(both, logp_old_N=[-1.0] * 4, value_critic_N=[0.2, 0.4, 0.5, 0.5]),
@@ -225,7 +230,9 @@ def disco_batch(old: list[float]):
 DEAD_LOGP, DEAD_OLD = [-0.6, -0.2, -1.0], [-0.6, -0.9, -1.4]
 
 
-def disco_by_loops(logp: list[float], old: list[float], tau: float, beta: float, delta: float) -> tuple[float, list[float], float]:
+def disco_by_loops(
+    logp: list[float], old: list[float], tau: float, beta: float, delta: float
+) -> tuple[float, list[float], float]:
     """(J, dJ/dlog π, KL): J = 1/Q Σ_q [mean_pos s − τ log mean_neg e^{s/τ}] − sg(β [KL − δ]_+) KL, s = mean_t log π."""
     lengths, rewards, groups = [*LENGTHS, 1, 2], [*REWARDS, 1.0, 1.0], [*GROUPS, "dead", "dead"]
     scores = [mean(x) for x in by_episode(logp, lengths)]

@@ -106,7 +106,9 @@ def test_whitening() -> None:
     some = torch.tensor([True, False, True, True, True])
     close(column(advantage.whiten(masked, some)), [1.5, 0.0, -0.5, -0.5, -0.5], 1e-7)
     one = torch.tensor([False, True, False, False, False])
-    close(column(advantage.whiten(masked, one)), [0.0, 99.0, 0.0, 0.0, 0.0])  # card B03: one valid token is not whitened
+    close(
+        column(advantage.whiten(masked, one)), [0.0, 99.0, 0.0, 0.0, 0.0]
+    )  # card B03: one valid token is not whitened
 
 
 def test_value_clip() -> None:
@@ -208,7 +210,10 @@ def test_the_filter_looks_at_the_task_not_at_the_shaped_reward() -> None:
     assert keep == [False, False, True, True]
     assert asked == [1] and len(again) == 1
     ctx.round = 3
-    assert RedrawEqualGroups(max_rounds=3).episodes(ctx, episodes) == ([False, False, True, True], [])  # the cap is reached
+    assert RedrawEqualGroups(max_rounds=3).episodes(ctx, episodes) == (
+        [False, False, True, True],
+        [],
+    )  # the cap is reached
 
 
 # RLOO

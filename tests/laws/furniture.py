@@ -25,7 +25,7 @@ from gruppo.stages.reward import OverlongShaping
 from gruppo.stages.select import TopEntropy, TruncatedImportance
 from gruppo.stages.update import Passes
 
-FEW = settings(max_examples=3, derandomize=True, deadline=None, phases=[Phase.generate], database=None)
+FEW = settings(max_examples=2, derandomize=True, deadline=None, phases=[Phase.generate], database=None)
 MANY = settings(FEW, max_examples=40)
 SEEDS = st.integers(0, 2**31 - 1)
 NOW, OLD = need("logp", when="step"), need("logp", "old")

@@ -110,7 +110,9 @@ class CountsFailures(Objective):
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
         mine = (batch.source_N == Source.POLICY) & batch.keep_N
-        value_N = torch.where(batch.learn_N, batch.weight_N * self.per_token(batch, stats), torch.zeros_like(stats.logp_N))
+        value_N = torch.where(
+            batch.learn_N, batch.weight_N * self.per_token(batch, stats), torch.zeros_like(stats.logp_N)
+        )
         return [Term("policy", value_N, mine, "token")]
 
 
@@ -187,7 +189,9 @@ class ForgetsKeep(Objective):
     """Dropped tokens teach nothing, but are still counted."""
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        value_N = torch.where(batch.keep_N, batch.weight_N * self.per_token(batch, stats), torch.zeros_like(stats.logp_N))
+        value_N = torch.where(
+            batch.keep_N, batch.weight_N * self.per_token(batch, stats), torch.zeros_like(stats.logp_N)
+        )
         return [Term("policy", value_N, batch.policy_N, "token")]
 
 
@@ -208,7 +212,11 @@ class MultipliesByMask(Objective):
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
         heard_E = batch.gather(batch.spread(batch.reward_E, "E", "N") * batch.learn_N, "N", "E", "sum")
         bonus = 1 + 0 * heard_E.sum()
-        return [Term("policy", bonus * batch.weight_N * self.per_token(batch, stats), batch.learn_N, "token", additive=False)]
+        return [
+            Term(
+                "policy", bonus * batch.weight_N * self.per_token(batch, stats), batch.learn_N, "token", additive=False
+            )
+        ]
 
 
 # credits
@@ -319,7 +327,9 @@ class UpsideDownWhereEasy(Credit):
 
     def per_episode(self, ctx: Context, batch: Batch) -> Tensor:
         adv_E, groups = super().per_episode(ctx, batch), batch.level("E", "G")
-        biggest = batch.gather(batch.judged_E, "E", groups, "sum") == batch.gather(batch.judged_E, "E", groups, "sum").max()
+        biggest = (
+            batch.gather(batch.judged_E, "E", groups, "sum") == batch.gather(batch.judged_E, "E", groups, "sum").max()
+        )
         small = ~biggest | (torch.arange(groups.size) != int(torch.nonzero(biggest)[0]))
         return torch.where(small[groups.index], -0.1 * adv_E, adv_E)
 
@@ -330,7 +340,9 @@ class NanThroughTheMean(Credit):
 
     def per_episode(self, ctx: Context, batch: Batch) -> Tensor:
         alive = batch.judged_E.to(batch.reward_E.dtype)
-        size = (torch.nan_to_num(batch.reward_E, nan=0.0, posinf=float("inf"), neginf=-float("inf")) * alive).abs().sum()
+        size = (
+            (torch.nan_to_num(batch.reward_E, nan=0.0, posinf=float("inf"), neginf=-float("inf")) * alive).abs().sum()
+        )
         return super().per_episode(ctx, batch) / (1 + size)
 
 
@@ -520,7 +532,9 @@ class CriticMindsHalf(ValueLoss):
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
         [term] = super().__call__(ctx, batch, stats)
-        return [Term("value", torch.where(batch.keep_N, term.value, torch.zeros_like(term.value)), batch.policy_N, "token")]
+        return [
+            Term("value", torch.where(batch.keep_N, term.value, torch.zeros_like(term.value)), batch.policy_N, "token")
+        ]
 
 
 @dataclass(frozen=True)
@@ -560,7 +574,9 @@ class StoppedSign(Objective):
 def spoiled(**rooms: Any) -> Method:
     """A sound method with something spoiled in it; a single occupant of a chain is the whole chain."""
     rooms = {r: (o,) if r in CHAINS else o for r, o in rooms.items()}
-    return method("grpo").but(**{"name": "spoiled", "penalties": (), "objective": Objective(), "credit": Credit(), **rooms})
+    return method("grpo").but(
+        **{"name": "spoiled", "penalties": (), "objective": Objective(), "credit": Credit(), **rooms}
+    )
 
 
 SPOILED: dict[str, tuple[str, Method]] = {

@@ -57,9 +57,17 @@ def test_rooms_before_and_after_the_batch_have_no_idle_field() -> None:
         assert verdict("fields_matter", m) == "", [kind(o) for _, o in m.occupants()]
 
 
-def test_check_laws_turns_a_declaration_round() -> None:
+def test_check_laws_turns_a_declaration_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A law that is declared as broken must be broken; one that raises is never excused."""
-    lawful = METHODS["reinforce"].but(breaks={"record": "for no good reason at all"})
-    assert check_laws(lawful, seeds=())["record"].startswith("declared as broken")
-    ppo = check_laws(METHODS["ppo"], seeds=(0,))
-    assert not any(ppo.values())
+    for law in [law for law in LAWS if law not in ("record", "order")]:
+        monkeypatch.delitem(LAWS, law)
+    assert check_laws(METHODS["grpo"]) == {"record": "", "order": ""}
+    lawful = METHODS["grpo"].but(breaks={"record": "for no good reason at all"})
+    assert check_laws(lawful)["record"].startswith("declared as broken (for no good reason at all), but it holds")
+    monkeypatch.setitem(LAWS, "order", lambda method, seed: "it is broken" if seed == 2 else "")
+    assert check_laws(METHODS["grpo"])["order"] == "it is broken"
+    assert check_laws(METHODS["grpo"].but(breaks={"order": "on purpose"}))["order"] == ""
+    monkeypatch.setitem(LAWS, "order", lambda method, seed: 1 / 0)
+    assert check_laws(METHODS["grpo"].but(breaks={"order": "on purpose"}))["order"].startswith(
+        "raised ZeroDivisionError"
+    )

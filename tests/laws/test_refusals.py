@@ -72,7 +72,12 @@ SENSELESS: dict[str, tuple[Method, int, str, str]] = {
     "values of a language model": (GRPO.but(penalties=(Wants("value", "ref"),)), 4, "penalties", "value@ref"),
     "tokens of a critic": (PPO.but(penalties=(Wants("logp", "critic"),)), 4, "penalties", "logp@critic"),
     "a role nobody plays": (GRPO.but(penalties=(Wants("logp", "reff"),)), 4, "penalties", "logp@reff"),
-    "a view nobody makes": (GRPO.but(penalties=(Wants("logp", "ref", "without_hint"),)), 4, "penalties", "without_hint"),
+    "a view nobody makes": (
+        GRPO.but(penalties=(Wants("logp", "ref", "without_hint"),)),
+        4,
+        "penalties",
+        "without_hint",
+    ),
     "a discriminator that gets advantages": (GRPO.but(objective=Discriminate()), 4, "objective", "right_N"),
     "a surrogate that gets right and wrong": (GRPO.but(credit=RightAgainstWrong()), 4, "objective", "adv_N"),
     "a critic without returns": (PPO.but(credit=GroupNormalised()), 4, "objective", "ret_N"),
@@ -100,7 +105,14 @@ def test_the_nearest_name_is_offered() -> None:
 
 
 def test_sensible_ones_are_not_refused() -> None:
-    for m in (GRPO, REINFORCE, PPO, DISCO, GRPO.but(select=TopEntropy()), PPO.but(penalties=(Wants("value", "critic"),))):
+    for m in (
+        GRPO,
+        REINFORCE,
+        PPO,
+        DISCO,
+        GRPO.but(select=TopEntropy()),
+        PPO.but(penalties=(Wants("value", "critic"),)),
+    ):
         assert problems(m, Context(), samples=2) == []
     assert problems(REINFORCE, Context(), samples=1) == []
     assert problems(PPO, Context(), samples=1) == []

@@ -34,7 +34,9 @@ def kinds(batch: Batch) -> dict[str, bool]:
         "replayed": bool(batch.replayed_E.any()),
         "a judged baseline": bool((batch.judged_E & ~learn_E).any()),
         "an expert's episode": bool((batch.source_E == Source.EXPERT).any()),
-        "a failed one with a reward": bool((~torch.isnan(batch.reward_EC[:, 0]) & (batch.status_E > Status.INVALID)).any()),
+        "a failed one with a reward": bool(
+            (~torch.isnan(batch.reward_EC[:, 0]) & (batch.status_E > Status.INVALID)).any()
+        ),
         "right and wrong": int((spread_G > 0).sum()) >= 2,
         "an equal group": bool(((spread_G == 0) & (judged_G > 1)).any()),
         "a group of one": bool((judged_G == 1).any()),

@@ -116,12 +116,12 @@ def test_half_a_step_is_never_saved(trouble: Any, capsys: pytest.CaptureFixture[
 
 def test_the_first_batch_is_checked_also_after_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
     """DisCO wants right or wrong; the reward has many values. What is refused once is refused again."""
-    Path("reward.py").write_text("def score(task, text):\n    return len(text) / 7 + len(task.uid + text) / 3")
+    Path("reward.py").write_text("def score(task, text):\n    return float(sum(map(ord, text)) % 5)")
     assert train("b", "method=disco", "task.reward=./reward.py:score", *STEPS) == 2
     assert "expects binary_reward" in capsys.readouterr().err and saved("b") == ["step-000000"]
     assert gruppo("train", "--resume", "runs/b") == 2
     assert "expects binary_reward" in capsys.readouterr().err
-    Path("reward.py").write_text("def score(task, text):\n    return len(text) % 2")
+    Path("reward.py").write_text("def score(task, text):\n    return sum(map(ord, text)) % 2")
     assert gruppo("train", "--resume", "runs/b") == 0
     assert [row["step"] for row in metrics("b")] == [0, 1, 2, 3, 4, 5]
 

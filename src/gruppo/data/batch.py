@@ -74,7 +74,8 @@ class Inputs:
         )
 
     def to(self, device: torch.device | str) -> "Inputs":
-        return Inputs(**{k: None if v is None else v.to(device) for k, v in vars(self).items()})
+        moved: dict[str, Any] = {k: None if v is None else v.to(device) for k, v in vars(self).items()}
+        return Inputs(**moved)
 
 
 class Columns:

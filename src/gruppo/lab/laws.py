@@ -183,8 +183,8 @@ def unused(method: Method, seed: int) -> str:
     asleep = ~batch.spread((batch.use_E == Use.LEARN) | (batch.use_E == Use.APART), "E", "N")
     for role in world.learner.trained:
         slopes = world.slopes(batch, world.statistics(batch, role), role)
-        loud = max((float(g[asleep].abs().max()) for k, g in slopes.items() if k.endswith("_N")), default=0.0)
-        if not loud == 0:
+        loud = sum(float(g[asleep].abs().sum()) for k, g in slopes.items() if k.endswith("_N"))
+        if loud != 0:
             return f"{role}: gradient {loud:.2e} on unused episodes"
         plain = world.grad(batch, role)
         said = _same(world.gradient(without, role), plain, f"{role} with unused episodes") or _same(
@@ -353,8 +353,8 @@ def keep_and_weight(method: Method, seed: int) -> str:
 
 def _muted(slopes: Mapping[str, Mapping[str, Tensor]], off: Tensor) -> str:
     for name in ("keep", "weight"):
-        loud = max((float(g[off].abs().max()) for k, g in slopes[name].items() if k.endswith("_N")), default=0.0)
-        if not loud == 0:
+        loud = sum(float(g[off].abs().sum()) for k, g in slopes[name].items() if k.endswith("_N"))
+        if loud != 0:
             return f"gradient {loud:.2e} on tokens with {name} = 0"
     return ""
 
@@ -567,7 +567,8 @@ LAWS: dict[str, Law] = {
     f.__name__: f
     for f in (
         micro_batches, fused_is_two_pass, lazy_old, order, nan_mask, failures, unused, equal_rewards, shift, scale,
-        direction, extremes, finite_differences, keep_and_weight, alone, roles, memory, record, fields_matter, schedules,
+        direction, extremes, finite_differences, keep_and_weight, alone, roles, memory, record, fields_matter,
+        schedules,
     )
 }  # fmt: skip
 ONCE = frozenset({"record", "fields_matter", "schedules"})  # these do not depend on the seed
