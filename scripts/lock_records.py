@@ -42,14 +42,15 @@ def problems(old: Records, new: Records) -> list[str]:
         before = old.get(name, now)
         if now["version"] < before["version"]:
             out.append(
-                f"{name}: version {now['version']} comes after version {before['version']}, so a run file could name two "
-                f"methods by one version. Set version={before['version'] + 1} in methods/{name}.py."
+                f"{name}: version {now['version']} comes after version {before['version']}, so a run file could name "
+                f"two methods by one version. Set version={before['version'] + 1} in methods/{name}.py."
             )
         elif now["version"] == before["version"] and now["hash"] != before["hash"]:
             out.append(
-                f"{name}@{now['version']}: its record changed ({before['hash']} → {now['hash']}), its version did not, so "
-                f"{name}@{now['version']} would mean two things. Set version={now['version'] + 1} in methods/{name}.py and "
-                "run scripts/lock_records.py; if the change was not meant, look at the methods it is made from."
+                f"{name}@{now['version']}: its record changed ({before['hash']} → {now['hash']}), its version did not, "
+                f"so {name}@{now['version']} would mean two things. Set version={now['version'] + 1} in "
+                f"methods/{name}.py and run scripts/lock_records.py; if the change was not meant, look at the methods "
+                "it is made from."
             )
     return out
 
@@ -65,7 +66,8 @@ def differences(old: Records, new: Records) -> list[str]:
     for name, now in new.items():
         if name in old and old[name]["version"] < now["version"]:
             out.append(
-                f"{name}@{now['version']}: records.toml has version {old[name]['version']}. Run scripts/lock_records.py."
+                f"{name}@{now['version']}: records.toml has version {old[name]['version']}. "
+                "Run scripts/lock_records.py."
             )
     return out
 

@@ -89,9 +89,10 @@ class ClippedByLoops(Occupant):
         answers: dict[int, list[Tensor]] = {}
         for n in torch.nonzero(batch.learn_N)[:, 0].tolist():
             r, a = torch.exp(stats.logp_N[n] - batch.logp_old_N[n]), float(batch.adv_N[n])
-            inside = 0.8 <= float(r) <= 1.2
-            clipped = r if inside else torch.full_like(r, min(max(float(r), 0.8), 1.2))
-            value = r * a if float(r) * a <= float(clipped) * a else clipped * a
+            size = float(r.detach())
+            inside = 0.8 <= size <= 1.2
+            clipped = r if inside else torch.full_like(r, min(max(size, 0.8), 1.2))
+            value = r * a if size * a <= float(clipped.detach()) * a else clipped * a
             answers.setdefault(int(batch.seq_K[batch.turn_N[n]]), []).append(value)
         zero = 0.0 * stats.logp_N.sum()
         total = sum((sum(v, zero) / len(v) for v in answers.values()), zero) / max(len(answers), 1)
@@ -234,13 +235,13 @@ GRAPH: list[Equivalence] = [
             select=(),
         ),
         GRPO_PLAIN.but(name="grpo without kl, by loops", credit=Normalised(), objective=ClippedByLoops()),
-        "Card B06: with equal clips, no filter and the mean per sequence DAPO is GRPO; the KL is off on both sides.",
+        "With equal clips, no filter and the mean per sequence DAPO is GRPO; the KL is off on both sides.",
     ),
     Equivalence(
         "rloo_is_centred",
         RLOO.but(name="rloo, kl 0", credit=LeaveOneOut(kl_coef=0.0)),
         REINFORCE.but(name="n/(n-1) · centred", credit=Centred(bessel=True)),
-        "Card B07: leaving one out is the centred reward, times n/(n-1) of each group.",
+        "RLOO (arXiv:2402.14740): leaving one out is the centred reward, times n/(n-1) of each group.",
     ),
     Equivalence(
         "grpo_is_policy_gradient",
@@ -255,7 +256,7 @@ GRAPH: list[Equivalence] = [
         "ppo_is_whitened_return",
         PPO.but(name="ppo, γ = λ = 1", credit=Gae(gamma=1.0, lam=1.0)),
         PPO.but(name="whitened return", credit=WhitenedReturn()),
-        "Card B03: λ = 1 gives Â_t + V_t = G_t; with V = 0 that is the return itself.",
+        "PPO (arXiv:1707.06347, verl core_algos): λ = 1 gives Â_t + V_t = G_t; with V = 0 that is the return itself.",
         batch=no_value,
         roles=("policy", "critic"),
     ),
@@ -263,7 +264,7 @@ GRAPH: list[Equivalence] = [
         "disco_is_disco_b",
         DISCO.but(name="disco, τ → ∞", objective=Discriminate(tau=1e7)),
         DISCO.but(name="disco-b", objective=DifferenceOfMeans()),
-        "Card S050: the log-mean-exp of wrong answers becomes their mean.",
+        "DisCO (arXiv:2505.12366): the log-mean-exp of wrong answers becomes their mean.",
         limit=1e-6,
     ),
     Equivalence(
@@ -289,7 +290,7 @@ GRAPH: list[Equivalence] = [
         "token_mean_of_even_lengths",
         GRPO_PLAIN.but(name="grpo, token mean", objective=ClippedSurrogate(mean="token")),
         GRPO_PLAIN,
-        "Card B04: the mean over tokens and the mean per sequence differ by the lengths only.",
+        "GRPO (arXiv:2402.03300): the mean over tokens and the mean per sequence differ by the lengths only.",
         episodes=even,
     ),
     Equivalence(
@@ -321,7 +322,7 @@ GRAPH: list[Equivalence] = [
         "exact_sampler",
         GRPO.but(name="grpo, truncated importance", select=TruncatedImportance(cap=2.0)),
         GRPO,
-        "Card B13: a sampler that computes what the trainer computes needs no correction.",
+        "TIS: a sampler that computes what the trainer computes needs no correction.",
         batch=exact_sampler,
     ),
     Equivalence(

@@ -31,7 +31,7 @@ def batch_of(episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None
 def objective(
     method: Method, batch: Batch, role: str = "policy", memory: Mapping[str, Any] | None = None, **stats: Any
 ) -> tuple[float, dict[str, list[float]]]:
-    """J and dJ/dstatistic of a method on a batch and statistics written by hand: credit, selection, objective, penalties."""
+    """J and dJ/dstatistic of a method on a batch and statistics written by hand, through credit and selection."""
     world = World(method, 0)
     world.ctx.memory = type(world.ctx.memory)(memory or {})
     ready = world.prepared(batch)

@@ -6,8 +6,8 @@
     group g1   episode C   sequence 4   64
     group g2   drawn, and removed by selection
 
-Powers of two: every sum says which values are in it. Origin: the definitions in `pieces/aggregate.py` and the shared
-notation of the cards (token-mean, seq-mean-token-mean, seq-mean-token-sum, seq-mean-token-sum-norm), by hand.
+Powers of two: every sum says which values are in it. Origin: the definitions in `pieces/aggregate.py` and the
+usual names (token-mean, seq-mean-token-mean, seq-mean-token-sum, seq-mean-token-sum-norm), by hand.
 """
 
 import numpy as np
@@ -81,7 +81,7 @@ MASKED = {
 
 @pytest.mark.parametrize("mean", MASKED)
 def test_masked_tokens_and_empty_units_leave_the_count(mean: str) -> None:
-    """Shared notation of the cards: fully masked sequences are left out of the sequence count; drawn groups stay."""
+    """As in verl: fully masked sequences are left out of the sequence count; drawn groups stay."""
     assert total(ragged(), mean, SOME) == pytest.approx(MASKED[mean], abs=1e-12)
 
 
@@ -93,7 +93,7 @@ def test_a_number_divides() -> None:
 
 @pytest.mark.parametrize("mean", [*FULL, 20.0])
 def test_an_empty_mask_gives_zero_with_a_graph(mean: str | float) -> None:
-    """Shared notation of the cards: never NaN, and a gradient of 0."""
+    """Never NaN, and a gradient of 0."""
     value = torch.tensor([float("nan")] * 7, dtype=torch.float64, requires_grad=True)
     batch = ragged()
     term = Term("x", value, torch.zeros(7, dtype=torch.bool), mean)
@@ -104,7 +104,7 @@ def test_an_empty_mask_gives_zero_with_a_graph(mean: str | float) -> None:
 
 
 def test_other_levels() -> None:
-    """Terms of episodes: E rows (10, 20, 40). token: 70/3; group: ((10 + 20)/2 + 40)/2; drawn_group: the same /3 · 2."""
+    """Terms of episodes: E rows (10, 20, 40). token: 70/3; group: ((10 + 20)/2 + 40)/2; drawn_group: by 3."""
     batch = ragged()
     value = torch.tensor([10.0, 20.0, 40.0], dtype=torch.float64)
     for mean, expected in {"token": 70 / 3, "group": (15 + 40) / 2, "drawn_group": (15 + 40) / 3, 7.0: 10.0}.items():

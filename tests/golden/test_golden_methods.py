@@ -63,7 +63,7 @@ def test_some_tokens_are_clipped_and_some_are_not() -> None:
 
 
 def test_reinforce() -> None:
-    """Card B01: J = 1/B Σ_i (R_i − b) Σ_t log π, b = .3 (memory); dJ/dlog π_it = (R_i − b) / B."""
+    """REINFORCE (Williams 1992): J = 1/B Σ_i (R_i − b) Σ_t log π, b = .3 (memory); dJ/dlog π_it = (R_i − b) / B."""
     b = 0.3
     value, slope = 0.0, []
     for lps, r in zip(by_episode(LOGP, LENGTHS), REWARDS, strict=True):
@@ -75,7 +75,10 @@ def test_reinforce() -> None:
 
 
 def test_rloo() -> None:
-    """Card B07: R_i = r_i − β Σ_t (log π_old − log π_ref), A_i = R_i − mean of the others, J = 1/B Σ_i A_i Σ_t log π."""
+    """RLOO (arXiv:2402.14740): R_i = r_i − β Σ_t (log π_old − log π_ref), A_i = R_i − mean of the others.
+
+    J = 1/B Σ_i A_i Σ_t log π
+    """
     beta = 0.03
     olds, refs = by_episode(OLD, LENGTHS), by_episode(REF, LENGTHS)
     total = [r - beta * (sum(o) - sum(f)) for r, o, f in zip(REWARDS, olds, refs, strict=True)]
@@ -91,7 +94,10 @@ def test_rloo() -> None:
 
 
 def test_grpo() -> None:
-    """Card B04: J = mean over q of 1/G Σ_i 1/T_i Σ_t [PPOclip(r, A_i) − β k3], β = .04, ε = .2; d k3/dlog π = 1 − e^d."""
+    """GRPO (arXiv:2402.03300): J = mean over q of 1/G Σ_i 1/T_i Σ_t [PPOclip(r, A_i) − β k3], β = .04, ε = .2.
+
+    d k3/dlog π = 1 − e^d, d = log π_ref − log π
+    """
     adv, beta = group_advantages(REWARDS), 0.04
     value, slope = 0.0, []
     for lps, olds, refs, a in zip(*(by_episode(x, LENGTHS) for x in (LOGP, OLD, REF)), adv, strict=True):
@@ -107,7 +113,7 @@ def test_grpo() -> None:
 
 
 def test_dapo() -> None:
-    """Card B06: 1/Σ T_i Σ_i Σ_t PPOclip(r, A_i), ε_lo = .2, ε_hi = .28; rewards shaped beforehand, no KL."""
+    """DAPO (arXiv:2503.14476): 1/Σ T_i Σ_i Σ_t PPOclip(r, A_i), ε_lo = .2, ε_hi = .28; shaped rewards."""
     shaped = [1.0, 0.0, -0.5, 1.0, 0.25, 0.0]
     adv = group_advantages(shaped)
     value, slope = 0.0, []
@@ -122,7 +128,7 @@ def test_dapo() -> None:
 
 
 def test_dapo_dual_clip() -> None:
-    """Shared notation of the cards: where A < 0, max(PPOclip, cA) with c; verl's default of DAPO is c = 10, here 1.3."""
+    """Where A < 0, max(PPOclip, cA) (arXiv:1912.09729); verl's DAPO has c = 10, here it is 1.3 so that it binds."""
     adv, c = group_advantages(REWARDS), 1.3
     value, slope, bound = 0.0, [], 0
     for lps, olds, a in zip(by_episode(LOGP, LENGTHS), by_episode(OLD, LENGTHS), adv, strict=True):
@@ -161,7 +167,7 @@ def gae_by_loops(gamma: float, lam: float) -> tuple[list[float], list[float]]:
 
 
 def test_ppo_policy() -> None:
-    """Card B03: token-mean PPOclip(r, whiten(Â)), γ = 1, λ = .95, ε = .2."""
+    """PPO (arXiv:1707.06347, verl core_algos): token-mean PPOclip(r, whiten(Â)), γ = 1, λ = .95, ε = .2."""
     adv, _ = gae_by_loops(1.0, 0.95)
     value, slope = 0.0, []
     for lp, old, a in zip(LOGP, OLD, adv, strict=True):
@@ -179,7 +185,7 @@ def test_ppo_policy() -> None:
 
 
 def test_ppo_critic() -> None:
-    """Card B03: J_V = −½ token-mean max((V − R̂)², (clip(V, V_old ± .5) − R̂)²); its derivative by hand."""
+    """PPO (arXiv:1707.06347, verl core_algos): J_V = −½ token-mean max((V − R̂)², (clip(V, V_old ± .5) − R̂)²)."""
     _, ret = gae_by_loops(1.0, 0.95)
     value, slope, clips = 0.0, [], 0
     for v, old, target in zip(V_NEW, V_OLD, ret, strict=True):
@@ -257,7 +263,10 @@ def disco_by_loops(
 
 @pytest.mark.parametrize("drift", [-0.3, 0.3])
 def test_disco(drift: float) -> None:
-    """Card S050, τ = 10, β = 1e3, δ = 1e-4, with the hinge asleep (KL < δ) and awake; Q = 3 counts the dead group."""
+    """DisCO (arXiv:2505.12366), τ = 10, β = 1e3, δ = 1e-4, with the hinge asleep (KL < δ) and awake.
+
+    Q = 3 counts the dead group.
+    """
     logp, old = [*LOGP, *DEAD_LOGP], [o + drift for o in [*OLD, *DEAD_OLD]]
     value, slope, kl = disco_by_loops(logp, old, 10.0, 1e3, 1e-4)
     assert (kl > 1e-4) == (drift > 0)
@@ -278,7 +287,7 @@ def test_disco_other_temperatures(tau: float) -> None:
 
 
 def test_disco_inside_the_trust_region_is_purely_discriminative() -> None:
-    """Card S050, check: KL ≤ δ → the gradient of the discriminator alone."""
+    """DisCO (arXiv:2505.12366), by hand: KL ≤ δ → the gradient of the discriminator alone."""
     logp, old = [*LOGP, *DEAD_LOGP], [o - 0.3 for o in [*OLD, *DEAD_OLD]]
     free = method("disco").but(objective=Discriminate(trust_coef=0.0))
     left, right = (objective(m, disco_batch(old), logp_N=logp) for m in (method("disco"), free))
@@ -287,7 +296,7 @@ def test_disco_inside_the_trust_region_is_purely_discriminative() -> None:
 
 
 def test_disco_limits() -> None:
-    """Card S050, check: τ → ∞ is the difference of means (DisCO-b), τ → 0 the hardest wrong answer."""
+    """DisCO (arXiv:2505.12366), by hand: τ → ∞ is the difference of means (DisCO-b), τ → 0 the hardest wrong answer."""
     logp, old = [*LOGP, *DEAD_LOGP], [o - 0.3 for o in [*OLD, *DEAD_OLD]]
     scores = [mean(x) for x in by_episode(LOGP, LENGTHS)]
     p, q = (scores[0], scores[1:3]), (mean(scores[3:5]), scores[5:])
@@ -299,7 +308,10 @@ def test_disco_limits() -> None:
 
 
 def test_disco_weighs_a_question_whatever_its_difficulty() -> None:
-    """Card S050, check: a question's weight does not depend on the share p of right answers (GRPO's is √(p(1−p)))."""
+    """DisCO (arXiv:2505.12366), by hand: a question's weight does not depend on its share p of right answers.
+
+    GRPO's is √(p (1 − p)), here with n − 1.
+    """
     for right in (1, 2, 3):
         episodes = [answer(i, "q", 1, float(i < right)) for i in range(4)]
         batch = batch_of(episodes, logp_old_N=[-1.0] * 4)
@@ -316,7 +328,7 @@ def test_disco_weighs_a_question_whatever_its_difficulty() -> None:
 
 
 def test_first_epoch_gradient_is_the_advantage() -> None:
-    """Card B03, check: in the first epoch the ratio is 1, so the gradient is A ∇ log π; here GRPO's, per token."""
+    """Schulman et al. 2017: in the first epoch the ratio is 1, so the gradient is A ∇ log π; here GRPO's, per token."""
     grpo = method("grpo").but(penalties=())
     adv = group_advantages(REWARDS)
     batch = batch_of(
@@ -327,7 +339,7 @@ def test_first_epoch_gradient_is_the_advantage() -> None:
 
 
 def test_equal_groups_leave_only_the_kl() -> None:
-    """Card B04, edge case: all-equal rewards: A = 0, only the KL acts: dJ/dlog π = −β (1 − e^d) / T_i / B."""
+    """GRPO (arXiv:2402.03300), by hand: all-equal rewards, so only the KL acts: −β (1 − e^d) / T_i / B."""
     _, slopes = objective(method("grpo"), hand_batch([1.0] * 6), logp_N=LOGP)
     expected = []
     for lps, refs in zip(by_episode(LOGP, LENGTHS), by_episode(REF, LENGTHS), strict=True):
@@ -336,7 +348,7 @@ def test_equal_groups_leave_only_the_kl() -> None:
 
 
 def test_fields_are_the_papers() -> None:
-    """The numbers of the cards' `defaults` that the records claim."""
+    """The numbers of the papers (of verl for clip_value) that the records claim."""
     grpo, dapo, ppo, rloo, disco = (method(n) for n in ("grpo", "dapo", "ppo", "rloo", "disco"))
     assert grpo.objective == ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="sequence")
     assert grpo.penalties == (ReferenceKL(kl_coef=0.04, mean="sequence"),)

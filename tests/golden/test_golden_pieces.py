@@ -29,8 +29,9 @@ def close(a: object, b: object, tol: float = 1e-12) -> None:
 
 
 def test_two_armed_bandit() -> None:
-    """Card B01, check: π = (.5, .5), R = (1, 0), b = 0: the expected logit gradient on arm 1 is .5 · 1 · (1 − .5) = +.25.
+    """REINFORCE (Williams 1992), by hand: π = (.5, .5), R = (1, 0), b = 0.
 
+    The expected logit gradient on arm 1 is .5 · 1 · (1 − .5) = +.25.
     Two answers of one token, one for each arm, are the whole distribution, so their mean is the expectation.
     """
     batch = batch_of([answer(1, "g", 1, 1.0), answer(2, "g", 1, 0.0)])
@@ -45,7 +46,7 @@ def test_two_armed_bandit() -> None:
 
 
 def test_running_baseline() -> None:
-    """Card B01, state: b ← d · b + (1 − d) · mean(R); R = (1, 0, 0, 0), so the mean is .25.
+    """REINFORCE (Williams 1992), by hand: b ← d · b + (1 − d) · mean(R); R = (1, 0, 0, 0), so the mean is .25.
 
     Worked: first step A = R − .25; then b = .25; after a step with mean 1, b = .9 · .25 + .1 · 1 = .325.
     """
@@ -72,7 +73,7 @@ def test_running_baseline() -> None:
     [(1.0, [0.8, 0.6, 0.4]), (0.95, [0.751, 0.58, 0.4]), (0.0, [0.2, 0.2, 0.4])],
 )
 def test_gae(lam: float, expected: list[float]) -> None:
-    """Card B03, check: V = [.2, .4, .6], r = [0, 0, 1], γ = 1.
+    """PPO (arXiv:1707.06347, verl core_algos), by hand: V = [.2, .4, .6], r = [0, 0, 1], γ = 1.
 
     δ = [0 + .4 − .2, 0 + .6 − .4, 1 + 0 − .6] = [.2, .2, .4]; λ = .95: .2 + .95 · .4 = .58, .2 + .95 · .58 = .751.
     """
@@ -87,7 +88,7 @@ def test_gae(lam: float, expected: list[float]) -> None:
 def test_gae_of_a_batch(lam: float) -> None:
     """The same numbers through the room: reward at the last token, returns before whitening, then masked_whiten.
 
-    Card B03: Ret_t = Â_t + V_t before whitening; shared notation: whiten(x) = (x − mean) / sqrt(var + 1e-8), n − 1.
+    verl core_algos: Ret_t = Â_t + V_t before whitening; whiten(x) = (x − mean) / sqrt(var + 1e-8), var with n − 1.
     """
     batch = batch_of([answer(1, "g", 3, 1.0)], value_critic_N=[0.2, 0.4, 0.6])
     out = Gae(gamma=1.0, lam=lam)(Context(), batch)
@@ -99,7 +100,7 @@ def test_gae_of_a_batch(lam: float) -> None:
 
 
 def test_whitening() -> None:
-    """Card B02, check: one token each, R = [1, 0, 0, 0]: mean .25, var .25 (n − 1) → [1.5, −.5, −.5, −.5]."""
+    """REINFORCE++ (verl core_algos), by hand: R = [1, 0, 0, 0]: mean .25, var .25 → [1.5, −.5, −.5, −.5]."""
     every = torch.ones(4, dtype=torch.bool)
     close(column(advantage.whiten(R, every)), [1.5, -0.5, -0.5, -0.5], 1e-7)
     masked = torch.tensor([1.0, 99.0, 0.0, 0.0, 0.0], dtype=torch.float64)
@@ -108,11 +109,11 @@ def test_whitening() -> None:
     one = torch.tensor([False, True, False, False, False])
     close(
         column(advantage.whiten(masked, one)), [0.0, 99.0, 0.0, 0.0, 0.0]
-    )  # card B03: one valid token is not whitened
+    )  # PPO (arXiv:1707.06347, verl core_algos): one valid token is not whitened
 
 
 def test_value_clip() -> None:
-    """Card B03: ½ max((V − R)², (clip(V, V_old ± c) − R)²), c = .5, by hand.
+    """PPO (arXiv:1707.06347, verl core_algos): ½ max((V − R)², (clip(V, V_old ± c) − R)²), c = .5, by hand.
 
     V = 1, V_old = .2, R = 1.5: clip gives .7, (.5², .8²) → ½ · .64 = .32.  Inside the clip: V = .4 → ½ · 1.1² = .605.
     V = −1, V_old = .2, R = .5: clip gives −.3, (1.5², .8²) → ½ · 2.25 = 1.125.
@@ -125,9 +126,9 @@ def test_value_clip() -> None:
 
 
 def test_group_normalised() -> None:
-    """Card B04, check: R = [1, 0, 0, 0] → sample std .5 → A = [1.5, −.5, −.5, −.5]; ΣA = 0.
+    """GRPO (arXiv:2402.03300), by hand: R = [1, 0, 0, 0] → sample std .5 → A = [1.5, −.5, −.5, −.5]; ΣA = 0.
 
-    Population std would give 1.732, −.577 (the card's warning); ε = 1e-6 in the denominator moves A by 3e-6.
+    Population std would give 1.732, −.577 (a common slip); ε = 1e-6 in the denominator moves A by 3e-6.
     """
     batch = batch_of([answer(i, "g", 1, r) for i, r in enumerate((1.0, 0.0, 0.0, 0.0))])
     adv = column(GroupNormalised(eps=1e-6)(Context(), batch)["adv_N"])
@@ -138,7 +139,7 @@ def test_group_normalised() -> None:
 
 
 def test_degenerate_groups() -> None:
-    """Card B04, edge cases: an all-equal group gives exactly 0. A group of one: verl has A = R; ours is 0, documented."""
+    """GRPO (arXiv:2402.03300): an all-equal group gives exactly 0. A group of one: verl has A = R, ours is 0."""
     equal = torch.full((4,), 0.7, dtype=torch.float64)
     assert column(advantage.z_score(equal, ONE_GROUP)) == [0.0] * 4
     assert column(advantage.z_score(equal, ONE_GROUP, eps=0.0)) == [0.0] * 4  # no 0/0
@@ -149,7 +150,7 @@ def test_degenerate_groups() -> None:
 
 
 def test_kl_estimators() -> None:
-    """Card B04, check: π = .5, ref = .25: k3 = .19315, k1 = .69315, k2 = .24023.
+    """GRPO (arXiv:2402.03300), by hand: π = .5, ref = .25: k3 = .19315, k1 = .69315, k2 = .24023.
 
     k1 = log 2; k2 = ½ log² 2; k3 = e^{−log 2} + log 2 − 1 = log 2 − ½.
     """
@@ -161,7 +162,7 @@ def test_kl_estimators() -> None:
 
 
 def test_clipped_and_dual_clipped() -> None:
-    """Shared notation of the cards: min(rA, clip(r, 1 − lo, 1 + hi) A); for A < 0 dual clip is max(·, cA), c = 3.
+    """The usual surrogate: min(rA, clip(r, 1 − lo, 1 + hi) A); for A < 0 dual clip is max(·, cA), c = 3.
 
     r = 1.5, A = 1, hi = .28 → 1.28; r = 1.5, A = −1 → −1.5; r = .5, A = 1 → .5; r = .5, A = −1, lo = .2 → −.8;
     r = 5, A = −1 → −5, dual clipped −3.
@@ -178,7 +179,7 @@ def test_clipped_and_dual_clipped() -> None:
 
 
 def test_overlong() -> None:
-    """Card B06, check: Lmax = 20480, Lc = 4096: T = 16384 → 0; 18432 → −.5; 20480 → −1; above → −1."""
+    """DAPO (arXiv:2503.14476), by hand: Lmax = 20480, Lc = 4096: T = 16384 → 0; 18432 → −.5; 20480 → −1; above → −1."""
     lengths = np.array([1.0, 16384.0, 18432.0, 20480.0, 30000.0])
     close(shaping.overlong(lengths, 20480, 4096).tolist(), [0.0, 0.0, -0.5, -1.0, -1.0])
 
@@ -194,7 +195,7 @@ def test_overlong_of_episodes() -> None:
 
 
 def test_the_filter_looks_at_the_task_not_at_the_shaped_reward() -> None:
-    """Card B06, needs: filter on the metric, not on the shaped reward.
+    """DAPO (arXiv:2503.14476), by hand: filter on the metric, not on the shaped reward.
 
     g0: task (1, 1), lengths 2 and 10: shaped rewards differ (1 and 0), tasks do not → dropped.
     g1: task (1, 0), lengths 10 and 2: shaped rewards are equal (0 and 0), tasks differ → kept.
@@ -220,7 +221,7 @@ def test_the_filter_looks_at_the_task_not_at_the_shaped_reward() -> None:
 
 
 def test_leave_one_out() -> None:
-    """Card B07, check: R = [1, 0, 0, 0] → [1, −1/3, −1/3, −1/3]; sum 0; G/(G−1) times Dr.GRPO's [.75, −.25, …]."""
+    """RLOO (arXiv:2402.14740), by hand: R = [1, 0, 0, 0] → [1, −1/3, −1/3, −1/3], G/(G−1) times [.75, −.25, …]."""
     batch = batch_of([answer(i, "g", 1, r) for i, r in enumerate((1.0, 0.0, 0.0, 0.0))])
     adv = column(LeaveOneOut()(Context(), batch)["adv_N"])
     close(adv, [1.0, -1 / 3, -1 / 3, -1 / 3])
@@ -228,7 +229,7 @@ def test_leave_one_out() -> None:
 
 
 def test_leave_one_out_with_kl_in_the_reward() -> None:
-    """Card B07: R_i − β Σ_t (log π_old − log π_ref). β = .5, two answers of two tokens, worked by hand.
+    """RLOO (arXiv:2402.14740): R_i − β Σ_t (log π_old − log π_ref). β = .5, two answers of two tokens, worked by hand.
 
     KL of the first: (−.5 + 1) + (−1 + 1) = .5, of the second: 0 + (−1 + 3) = 2. R = (1 − .25, 0 − 1) = (.75, −1).
     A = ±1.75. A third answer that is a baseline only counts with its KL too (here .5 · 1 = .5): R = (.75, −1, .5).
@@ -249,7 +250,7 @@ def test_leave_one_out_with_kl_in_the_reward() -> None:
 
 
 def test_log_mean_exp() -> None:
-    """Card S050, check: s_neg = [0, −1], τ = 1: log-mean-exp = −.3799 = log((1 + e^{−1}) / 2).
+    """DisCO (arXiv:2505.12366), by hand: s_neg = [0, −1], τ = 1: log-mean-exp = −.3799 = log((1 + e^{−1}) / 2).
 
     τ → ∞ is the mean (−.5), τ → 0 the hardest negative (0).
     """

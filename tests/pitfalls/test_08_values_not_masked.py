@@ -12,7 +12,8 @@ from gruppo.lab.laws import far
 from gruppo.lab.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.pieces import advantage
-from gruppo.stages.credit import gae_columns, token_reward
+from gruppo.stages import Context
+from gruppo.stages.credit import Gae, token_reward
 
 
 def packed(world: World) -> Batch:
@@ -37,8 +38,8 @@ def test_values_of_others_reach_no_gradient(value: float) -> None:
 def test_without_the_mask_they_do() -> None:
     world = World(method("ppo"), seed=3)
     batch = poisoned(packed(world), 1e6)
-    reward_N = token_reward(batch, 0.0)
-    right = gae_columns(batch, batch.value_critic_N, reward_N, 1.0, 0.95)["adv_N"]
+    right = Gae(gamma=1.0, lam=0.95)(Context(), batch)["adv_N"]
+    reward_N = token_reward(batch, torch.arange(batch.size("N")), 0.0)
     raw, _ = advantage.gae(reward_N, batch.value_critic_N, batch.episode_N, 1.0, 0.95)
     wrong = advantage.whiten(raw, batch.policy_N)
     assert float(right.abs().max()) < 10

@@ -35,6 +35,13 @@ def whiten(x: Tensor, where: Tensor, eps: float = 1e-8) -> Tensor:
     return torch.zeros_like(x).masked_scatter(where, rows)
 
 
+def ends(part_N: Tensor) -> Tensor:
+    """1 at the last row of each part, else 0; parts contiguous."""
+    last = part_N.new_ones(len(part_N), dtype=torch.bool)
+    last[:-1] = part_N[1:] != part_N[:-1]
+    return last.to(torch.get_default_dtype())
+
+
 def gae(
     reward_N: Tensor,
     value_N: Tensor,
@@ -51,9 +58,8 @@ def gae(
     observation (pitfall 7).
     """
     after = segment.lag(value_N, -1, part_N)
-    if tail_N is not None and len(part_N):
-        last = torch.cat([part_N[1:] != part_N[:-1], part_N.new_ones(1, dtype=torch.bool)])
-        after = torch.where(last, tail_N, after)
+    if tail_N is not None:
+        after = after + ends(part_N) * tail_N
     delta = reward_N + gamma * after - value_N
     adv = segment.scan(delta, gamma * lam, part_N)
     return adv, adv + value_N

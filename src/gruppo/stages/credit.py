@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Level, Source, Status
+from gruppo.data import Batch, Source, Status
 from gruppo.pieces import advantage
 from gruppo.pieces.divergence import k1
 from gruppo.stages.context import Context, Memory, StepRecord
@@ -112,38 +112,24 @@ class Gae(Occupant):
         return (need("value", "critic"), *kl)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        return gae_columns(batch, batch.value_critic_N, token_reward(batch, self.kl_coef), self.gamma, self.lam)
+        rows = batch.time_order("N")
+        mine = rows[batch.sampled_N[rows]]  # the policy's decisions in time: given tokens are no steps
+        episode, value = batch.episode_N[mine], batch.value_critic_N[mine]
+        reward = token_reward(batch, mine, self.kl_coef)
+        unfinished = (batch.status_E == Status.OPEN).to(value.dtype)[episode]
+        adv, ret = advantage.gae(reward, value, episode, self.gamma, self.lam, tail_N=unfinished * value)
+        known = (batch.judged_E | (batch.status_E == Status.OPEN))[episode]
+        zero = torch.zeros_like(batch.value_critic_N)
+        return {
+            "adv_N": zero.index_copy(0, mine, advantage.whiten(adv, known)),
+            "ret_N": zero.index_copy(0, mine, torch.where(known, ret, zero[:1])),
+        }
 
 
-def token_reward(batch: Batch, kl_coef: float) -> Tensor:
-    """Rewards of episodes and turns laid on the last decision of each, less the KL of every token."""
+def token_reward(batch: Batch, mine: Tensor, kl_coef: float) -> Tensor:
+    """For these decisions in time: rewards of episodes and turns on the last of each, less the KL of every one."""
+    episode, turn = batch.episode_N[mine], batch.turn_N[mine]
     own_E = torch.nan_to_num(batch.reward_EC).sum(-1)  # without the turns' rewards, which lie on their own turns
-    reward_E = torch.where(batch.judged_E, own_E, torch.zeros_like(own_E))
-    reward_N = last_of(batch, "E") * batch.spread(reward_E, "E", "N")
-    reward_N = reward_N + last_of(batch, "K") * batch.spread(batch.reward_K, "K", "N")
-    if kl_coef:
-        kl_N = k1(batch.logp_old_N, batch.logp_ref_N)
-        reward_N = reward_N - kl_coef * torch.where(batch.sampled_N, kl_N, torch.zeros_like(kl_N))
-    return reward_N
-
-
-def last_of(batch: Batch, level: Level) -> Tensor:
-    """1 at the last policy decision in time of each row of `level`, else 0."""
-    mine, place, key = batch.sampled_N, batch.in_time("N"), batch.level("N", level)
-    place = torch.where(mine, place, torch.full_like(place, -1))
-    latest = torch.full((key.size,), -1, device=place.device).scatter_reduce(0, key.index, place, "amax")
-    return (mine & (place == key.spread(latest))).to(batch.weight_N.dtype)
-
-
-def gae_columns(batch: Batch, value_N: Tensor, reward_N: Tensor, gamma: float, lam: float) -> dict[str, Tensor]:
-    """GAE over the policy's decisions in time order; given tokens are no steps, so the recursion never sees them."""
-    rows = batch.time_order("N")
-    mine = rows[batch.sampled_N[rows]]
-    episode, value = batch.episode_N[mine], value_N[mine]
-    # An open episode goes on from its last value.
-    tail = value * (batch.status_E == Status.OPEN)[episode].to(value.dtype)
-    adv, ret = advantage.gae(reward_N[mine], value, episode, gamma, lam, tail)
-    zero = torch.zeros_like(value_N)
-    known_N = batch.sampled_N & batch.spread(batch.judged_E | (batch.status_E == Status.OPEN), "E", "N")
-    adv_N, ret_N = zero.index_copy(0, mine, adv), zero.index_copy(0, mine, ret)
-    return {"adv_N": advantage.whiten(adv_N, known_N), "ret_N": torch.where(known_N, ret_N, zero)}
+    own_E = torch.where(batch.judged_E, own_E, torch.zeros_like(own_E))
+    reward = advantage.ends(episode) * own_E[episode] + advantage.ends(turn) * batch.reward_K[turn]
+    return reward - kl_coef * k1(batch.logp_old_N[mine], batch.logp_ref_N[mine]) if kl_coef else reward
