@@ -12,7 +12,7 @@ from gruppo.data import Batch, Status, Use, pack
 from gruppo.lab.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.disco import Discriminate, RightAgainstWrong
-from gruppo.stages import Context, Method, Need, Occupant, Role, need
+from gruppo.stages import Context, Memory, Method, Need, Occupant, Role, need
 from gruppo.stages.check import check, check_first_batch, problems
 from gruppo.stages.credit import Gae, GroupNormalised
 from gruppo.stages.objective import ClippedSurrogate, ValueLoss
@@ -201,3 +201,26 @@ def test_pack_makes_no_batch_of_one_uid_twice() -> None:
     episodes = random_episodes(0)
     with pytest.raises(ValueError, match=r"appears twice.*Give each its own"):
         pack([*episodes, episodes[0]])
+
+
+WAYS = {
+    "set": lambda m: m.__setitem__("a", 1),
+    "delete": lambda m: m.__delitem__("there"),
+    "update": lambda m: m.update(a=1),
+    "setdefault": lambda m: m.setdefault("a", 1),
+    "pop": lambda m: m.pop("there"),
+    "popitem": lambda m: m.popitem(),
+    "clear": lambda m: m.clear(),
+    "or": lambda m: m.__ior__({"a": 1}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_is_written_in_observe_only(way: str) -> None:
+    memory = Memory({"there": 0})
+    with pytest.raises(ValueError, match=r"written outside observe\(\).*write it in observe"):
+        WAYS[way](memory)
+    assert memory == {"there": 0}
+    with memory.writing() as state:
+        WAYS[way](state)
+    assert memory != {"there": 0} and isinstance(memory, Memory)

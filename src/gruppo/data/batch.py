@@ -258,6 +258,8 @@ class Batch(Columns):
         Episodes have no common time: inside a group they follow each other, in the order of the batch.
         """
         name = f"order_{low}{within}"
+        if low == "N" and within == "E" and self._order("K", "E") is None:
+            return None  # decisions lie inside their turns
         if name not in self._cache:
             part, turn = self.up(low, within), self._turn_index(low)
             if within == "G" and low != "G":

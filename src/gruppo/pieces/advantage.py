@@ -60,6 +60,6 @@ def gae(
     after = segment.lag(value_N, -1, part_N)
     if tail_N is not None:
         after = after + ends(part_N) * tail_N
-    delta = reward_N + gamma * after - value_N
+    delta = (after * gamma).add_(reward_N).sub_(value_N)
     adv = segment.scan(delta, gamma * lam, part_N)
     return adv, adv + value_N

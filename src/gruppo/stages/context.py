@@ -27,13 +27,6 @@ class Memory(dict[str, Any]):
         finally:
             self._open = False
 
-    def _change(self, name: object) -> None:
-        if not self._open:
-            raise ValueError(
-                f"memory[{name!r}] was written outside observe(): a resumed or redrawn step would see another state. "
-                "Return what you need, and write it in observe(record, memory)."
-            )
-
     def _guard(self, name: str) -> None:
         if not self._open:
             raise ValueError(
@@ -49,17 +42,16 @@ class Memory(dict[str, Any]):
         self._guard(name)
         super().__delitem__(name)
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        self._guard("…")
-        super().update(*args, **kwargs)
+    # A dict's other ways to write do not go through the two above; a MutableMapping's do.
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
+    pop = MutableMapping.pop
+    popitem = MutableMapping.popitem
+    clear = MutableMapping.clear
 
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        self._guard(name)
-        return super().setdefault(name, default)
-
-    def pop(self, name: str, *default: Any) -> Any:
-        self._guard(name)
-        return super().pop(name, *default)
+    def __ior__(self, other: Any) -> "Memory":  # type: ignore[override, misc]
+        self.update(other)
+        return self
 
 
 @dataclass(frozen=True)

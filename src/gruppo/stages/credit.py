@@ -116,9 +116,10 @@ class Gae(Occupant):
         mine = rows[batch.sampled_N[rows]]  # the policy's decisions in time: given tokens are no steps
         episode, value = batch.episode_N[mine], batch.value_critic_N[mine]
         reward = token_reward(batch, mine, self.kl_coef)
-        unfinished = (batch.status_E == Status.OPEN).to(value.dtype)[episode]
-        adv, ret = advantage.gae(reward, value, episode, self.gamma, self.lam, tail_N=unfinished * value)
-        known = (batch.judged_E | (batch.status_E == Status.OPEN))[episode]
+        open_E = batch.status_E == Status.OPEN
+        tail = value * open_E.to(value.dtype)[episode] if bool(open_E.any()) else None
+        adv, ret = advantage.gae(reward, value, episode, self.gamma, self.lam, tail)
+        known = (batch.judged_E | open_E)[episode]
         zero = torch.zeros_like(batch.value_critic_N)
         return {
             "adv_N": zero.index_copy(0, mine, advantage.whiten(adv, known)),
@@ -131,5 +132,7 @@ def token_reward(batch: Batch, mine: Tensor, kl_coef: float) -> Tensor:
     episode, turn = batch.episode_N[mine], batch.turn_N[mine]
     own_E = torch.nan_to_num(batch.reward_EC).sum(-1)  # without the turns' rewards, which lie on their own turns
     own_E = torch.where(batch.judged_E, own_E, torch.zeros_like(own_E))
-    reward = advantage.ends(episode) * own_E[episode] + advantage.ends(turn) * batch.reward_K[turn]
+    reward = advantage.ends(episode) * own_E[episode]
+    if bool(batch.reward_K.any()):
+        reward = reward + advantage.ends(turn) * batch.reward_K[turn]
     return reward - kl_coef * k1(batch.logp_old_N[mine], batch.logp_ref_N[mine]) if kl_coef else reward
