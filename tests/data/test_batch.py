@@ -184,7 +184,9 @@ def test_new_columns_leave_the_old_batch_as_it_was_and_masks_see_them():
     old = pack([answer(1, reward={"task": 1.0})])
     assert old.learn_N.all() and old.judged_E.all()
     new = old.with_columns(keep_N=torch.tensor([True, False, True]), reward_E=torch.tensor([math.nan]))
-    assert new.learn_N.tolist() == [True, False, True] and not new.judged_E.any()
+    assert not new.learn_N.any() and not new.judged_E.any()
+    part = old.with_columns(keep_N=torch.tensor([True, False, True]))
+    assert part.learn_N.tolist() == [True, False, True] and part.judged_E.all()
     assert old.learn_N.all() and old.judged_E.all()
 
 

@@ -318,7 +318,7 @@ def test_learning_under_the_very_prompt_that_was_sampled_is_no_change():
 
 
 def test_an_expert_answer_is_an_expert_episode():
-    batch = pack([answer(1, source=Source.EXPERT), answer(2)])
+    batch = pack([answer(1, source=Source.EXPERT, reward={"task": 1.0}), answer(2, reward={"task": 0.0})])
     assert batch.source_E.tolist() == [Source.EXPERT, Source.POLICY]
     assert not batch.policy_N[:3].any() and batch.policy_N[3:].all()
 
@@ -400,14 +400,16 @@ def test_masks_follow_status_use_and_source(status, use):
     batch = batch.with_columns(keep_N=keep)
     mine = batch.source_N == Source.POLICY
     learns = status in LEARNED and use in (Use.LEARN, Use.APART)
-    assert batch.learn_E.tolist() == [learns] * 3
+    # Without a reward there is nothing to compare: only what stands apart is learned all the same.
+    learned = torch.tensor([learns, learns and use == Use.APART, learns and use == Use.APART])
+    assert torch.equal(batch.learn_E, learned)
     counts = use in (Use.LEARN, Use.BASELINE)
     assert batch.judged_E.tolist() == [status in LEARNED and counts, False, False]
     alive = (status in LEARNED or status == Status.OPEN) and use in (Use.LEARN, Use.APART)
     assert batch.alive_E.tolist() == [alive] * 3
     assert torch.equal(batch.sampled_N, mine & alive)
-    assert torch.equal(batch.policy_N, mine & learns)
-    assert torch.equal(batch.learn_N, mine & learns & keep)
+    assert torch.equal(batch.policy_N, mine & learned[batch.episode_N])
+    assert torch.equal(batch.learn_N, mine & learned[batch.episode_N] & keep)
     assert torch.equal(batch.on_policy_N, mine & torch.tensor([True, False, True])[batch.episode_N])
     assert batch.judged_E[0] == (status.judged and counts)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gruppo.data import Batch, Status, Use, pack
+from gruppo.data import Batch, Episode, Status, Use, pack
 from gruppo.lab.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.disco import Discriminate, RightAgainstWrong
@@ -132,6 +132,21 @@ def test_many_rewards_where_right_or_wrong_is_wanted() -> None:
     with pytest.raises(ValueError, match=r"right_against_wrong in credit expects binary_reward.*\. Use "):
         check_first_batch(shaped, first_batch(shaped))
     check_first_batch(DISCO, first_batch(DISCO))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "sense"), [(0.0, 1.0, True), (-1.0, 1.0, True), (0.5, 1.0, False), (-1.0, 0.0, False)]
+)
+def test_two_rewards_that_are_no_right_and_wrong(wrong: float, right: float, sense: bool) -> None:
+    def change(e: Episode) -> Episode:
+        return replace(e, reward={"task": right if e.reward.get("task") else wrong})
+
+    batch = first_batch(DISCO, change)
+    if sense:
+        check_first_batch(DISCO, batch)
+    else:
+        with pytest.raises(ValueError, match=r"right is above 0 and wrong is not.*Use a task or reward of 0 and 1"):
+            check_first_batch(DISCO, batch)
 
 
 def test_one_group_where_groups_are_compared() -> None:

@@ -130,12 +130,17 @@ def _engine(method: Method, can: frozenset[str]) -> Iterable[str]:
 
 def _binary_reward(batch: Batch) -> str:
     values = torch.unique(batch.reward_E[batch.judged_E])
-    if len(values) <= 2:
-        return ""
-    return (
-        f"rewards have {len(values)} different values, but it wants right or wrong. Use a task or reward "
-        "with two values"
-    )
+    if len(values) > 2:
+        return (
+            f"rewards have {len(values)} different values, but it wants right or wrong. Use a task or reward "
+            "with two values"
+        )
+    if len(values) == 2 and not bool(values[0] <= 0 < values[1]):
+        return (
+            f"rewards are {float(values[0]):g} and {float(values[1]):g}, but right is above 0 and wrong is not: all "
+            "would be the same. Use a task or reward of 0 and 1"
+        )
+    return ""
 
 
 def _several_groups(batch: Batch) -> str:

@@ -1,0 +1,161 @@
+"""What may be resumed, and what is said about the rest."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_runs import refused, rows, trained
+
+from gruppo.cli import main
+from gruppo.train import trainer
+
+OWN = """
+from gruppo.methods.grpo import GRPO
+from gruppo.stages.penalties import ReferenceKL
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Mine(ReferenceKL):
+    pass
+
+MINE = GRPO.but(name="mine", penalties=(Mine(kl_coef=0.1),))
+"""
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`stopped("a", …)`: a run of two steps, stopped after the first by Ctrl-C."""
+    plain = trainer.train_step
+
+    async def train_step(run: Any, step: int) -> Any:
+        if step == 0:
+            signal.raise_signal(signal.SIGINT)
+        return await plain(run, step)
+
+    def make(name: str, *settings: str) -> Path:
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, "train_step", train_step)
+            return trained(name, *settings)
+
+    return make
+
+
+def test_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    for folder in ("empty", "nowhere"):
+        assert f"{folder} is no run folder: it has no config.toml" in refused(capsys, "train", "--resume", folder)
+
+
+def test_a_broken_config(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = stopped("a")
+    (run / "config.toml").write_text("steps = = 2")
+    assert "runs/a/config.toml is no TOML any more" in refused(capsys, "train", "--resume", "runs/a")
+
+
+def test_without_a_checkpoint_it_begins_again(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = stopped("a")
+    for file in (run / "checkpoints" / "step-000001").iterdir():
+        file.unlink()
+    assert main(["train", "--resume", "runs/a"]) == 0
+    assert [row["step"] for row in rows(run)] == [0, 1, 2]
+
+
+def test_changes_are_listed_and_refused(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = stopped("a")
+    before = (run / "config.toml").read_text()
+    changes = ("steps=3", "optim.lr=0.5", "method.penalties-=reference_kl", "method.objective.clip_high=0.3")
+    said = refused(capsys, "train", "--resume", "runs/a", *changes)
+    assert "steps: 2 → 3" in said and "optim.lr: 0.0001 → 0.5" in said and "--allow-changes" in said
+    assert "method.objective.clip_high: 0.2 → 0.3" in said and "method.penalties[0].kl_coef: 0.04 → absent" in said
+    assert (run / "config.toml").read_text() == before
+    assert main(["train", "--resume", "runs/a", "--allow-changes", *changes]) == 0
+    assert "going on with changes:" in capsys.readouterr().out
+    last = rows(run)[-1]
+    assert last["step"] == 3 and last["lr"] == 0.5 and "kl_ref" not in last
+    assert "steps = 3" in (run / "config.toml").read_text()
+
+
+def test_a_change_that_cannot_be_is_refused_and_changes_nothing(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = stopped("a")
+    before = (run / "config.toml").read_text()
+    assert "no 'stepz'" in refused(capsys, "train", "--resume", "runs/a", "stepz=3", "--allow-changes")
+    assert "samples=1" in refused(capsys, "train", "--resume", "runs/a", "samples=1", "--allow-changes")
+    assert (run / "config.toml").read_text() == before
+    assert main(["train", "--resume", "runs/a"]) == 0
+
+
+def test_another_number_of_threads(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = stopped("a")
+    torch.set_num_threads(2)
+    said = refused(capsys, "train", "--resume", "runs/a")
+    assert "the run used 1 threads, this process has 2" in said and "threads=1" in said and "OMP_NUM_THREADS=1" in said
+    assert main(["train", "--resume", "runs/a", "threads=1"]) == 0  # the remedy is no change of the configuration
+    assert rows(run)[-1]["step"] == 2
+
+
+def test_a_finished_run(capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained("a")
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    capsys.readouterr()
+    assert main(["train", "--resume", "runs/a"]) == 0
+    said = capsys.readouterr().out
+    assert "runs/a is finished: all of its 2 steps are done, so nothing was trained" in said
+    assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
+    assert main(["train", "--resume", "runs/a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((run / "summary.json").read_text())
+    command = said.split("To train longer:  gruppo ")[1].split()
+    assert command == ["train", "--resume", "runs/a", "steps=4", "--allow-changes"]
+    assert main(command) == 0
+    longer = trained("b", "steps=4")
+    assert (run / "policy/model.safetensors").read_bytes() == (longer / "policy/model.safetensors").read_bytes()
+    assert [row["step"] for row in rows(run)] == [0, 1, 2, 3, 4]
+
+
+def test_killed_just_before_the_end_it_is_finished_on_resume() -> None:
+    run = trained("a")
+    (run / "summary.json").unlink()
+    assert main(["train", "--resume", "runs/a"]) == 0
+    assert json.loads((run / "summary.json").read_text())["steps"] == 2
+
+
+def test_nothing_is_ignored(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    stopped("a")
+    assert "--resume with --dry-run" in refused(capsys, "train", "--resume", "runs/a", "--dry-run")
+
+
+@pytest.mark.parametrize("what", ["changed", "gone", "no record", "pointing into the run"])
+def test_own_code_that_is_not_where_it_was(what: str, stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.py").write_text(OWN)
+    run = stopped("a", "method=./own.py:MINE")
+    facts = json.loads((run / "environment.json").read_text())
+    assert facts["code"]["own.py"]["from"] == str(Path("own.py").resolve())
+    if what == "changed":
+        Path("own.py").write_text(OWN.replace("0.1", "0.9"))
+    elif what == "gone":
+        Path("own.py").unlink()
+    elif what == "no record":
+        (run / "environment.json").unlink()
+    else:
+        facts["code"]["own.py"]["from"] = str(run / "code/own.py")
+        (run / "environment.json").write_text(json.dumps(facts))
+    said = refused(capsys, "train", "--resume", "runs/a")
+    assert "code/own.py" in said and "gone or has changed" in said and "--trust-code" in said
+    assert main(["train", "--resume", "runs/a", "--trust-code"]) == 0
+    Path("own.py").write_text(OWN)
+    same = trained("b", "method=./own.py:MINE")
+    assert (run / "policy/model.safetensors").read_bytes() == (same / "policy/model.safetensors").read_bytes()
+
+
+def test_own_code_goes_on_with_changes(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The stored copy stays, and so does what is known of its origin."""
+    Path("own.py").write_text(OWN)
+    run = stopped("a", "method=./own.py:MINE")
+    before = json.loads((run / "environment.json").read_text())["code"]
+    assert main(["train", "--resume", "runs/a", "steps=3", "--allow-changes"]) == 0
+    assert json.loads((run / "environment.json").read_text())["code"] == before
+    assert (run / "code/own.py").read_text() == OWN and rows(run)[-1]["step"] == 3
+    Path("own.py").unlink()
+    assert "--trust-code" in refused(capsys, "train", "--resume", "runs/a")
