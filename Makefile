@@ -20,6 +20,7 @@ help: ## this list
 
 train: $(VENV)/.train ## train a policy; ARGS="method=dapo seed=1" goes to gruppo train
 	@$(BIN)/gruppo train $(ARGS)
+	@echo "(gruppo is $(BIN)/gruppo here;  . $(BIN)/activate  puts it on the path)"
 
 test: lint ## all checks, then the tests; PYTEST_ARGS="-m slow" goes to pytest
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
@@ -69,7 +70,7 @@ $(VENV)/.made:
 	@touch $@
 
 # Each stamp stands for one set of extras. A set that is larger includes the plain one.
-$(VENV)/.train: EXTRAS :=
+$(VENV)/.train: EXTRAS := [tensorboard]
 $(VENV)/.dev: EXTRAS := [dev]
 $(VENV)/.docs: EXTRAS := [docs]
 

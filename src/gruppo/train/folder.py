@@ -75,11 +75,11 @@ class RunFolder:
     def _refuse_strange_code(self, names: Sequence[str]) -> None:
         known = self._stored_code()
         for name in names:
-            origin = Path(known.get(name, {}).get("from", name)).resolve()
-            inside = origin.is_relative_to(self.path.resolve())
+            origin = Path(known[name]["from"] if name in known else self.path).resolve()
+            inside = origin.is_relative_to(self.path.resolve())  # that says nothing about where it came from
             if inside or not origin.is_file() or _sha(origin) != _sha(self["code"] / name):
                 raise ValueError(
-                    f"the run brings its own code, code/{name}, and {origin.name} where it came from "
+                    f"the run brings its own code, code/{name}, and {name} where it came from "
                     "is gone or has changed: "
                     "running it would run code that you may not have seen. Read it, then add --trust-code."
                 )

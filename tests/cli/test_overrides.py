@@ -1,0 +1,228 @@
+"""`key=value` on the tree of a run."""
+
+import dataclasses
+import itertools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import tomli_w
+from cli_runs import rows, trained
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gruppo.cli import overrides
+from gruppo.cli.overrides import apply, from_toml, paths
+from gruppo.methods import all_methods, method
+from gruppo.stages import ROOMS, Ema, Method, Schedule, kind
+from gruppo.stages.credit import Gae, LeaveOneOut
+from gruppo.stages.penalties import EntropyBonus, ReferenceKL
+from gruppo.stages.record import to_table
+from gruppo.train.config import LOWEST, RunConfig
+
+DEFAULT = RunConfig()
+PATHS = tuple(paths(DEFAULT))
+
+
+def at(node: Any, path: str) -> Any:
+    """What stands at a path."""
+    for key in path.split("."):
+        if isinstance(node, tuple):
+            node = {kind(o): o for o in node}[key]
+        elif isinstance(node, Mapping):
+            node = node[key]
+        else:
+            node = getattr(node, key)
+    return node
+
+
+def hint(path: str) -> Any:
+    owner, _, name = path.rpartition(".")
+    return get_type_hints(type(at(DEFAULT, owner) if owner else DEFAULT))[name]
+
+
+def is_leaf(path: str) -> bool:
+    value = at(DEFAULT, path)
+    return path.rpartition(".")[2] not in ROOMS and not dataclasses.is_dataclass(value) and not isinstance(value, Mapping)
+
+
+LEAVES = tuple(p for p in PATHS if is_leaf(p))
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12).filter(lambda t: "(" not in t)
+WORD = st.text("abcdefgh_", min_size=1, max_size=6)
+
+
+def values(path: str) -> st.SearchStrategy[Any]:
+    """Values that the field takes."""
+    wanted, low = hint(path), LOWEST.get(path, 1 if path.startswith("method.update.") else None)
+    numbers = st.floats(low, 1.0 if path == "max_failures" else None, allow_nan=False, allow_infinity=False)
+    if path == "max_failures":
+        return st.floats(0, 1)
+    if get_origin(wanted) is Literal:
+        return st.sampled_from(get_args(wanted))
+    if Schedule in get_args(wanted):
+        return numbers | st.builds("linear({}, {}, steps={})".format, numbers, numbers, st.integers(1, 99)).map(Schedule)
+    if wanted is Any:
+        return st.floats(0, allow_infinity=False, exclude_min=True) | st.sampled_from(["token", "sequence", "group_sum"])
+    plain = {bool: st.booleans(), int: st.integers(low, 10**9), float: numbers, str: TEXT}
+    return plain[wanted] if wanted in plain else st.lists(WORD, max_size=3).map(tuple)
+
+
+def written(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def test_all_paths_are_here() -> None:
+    assert {"method", "method.credit.eps", "method.penalties.reference_kl.kl_coef", "optim.lr", "save.name"} <= set(PATHS)
+    assert {"steps", "accept", "method.cast.ref.train", "method.objective.mean", "policy.dtype"} <= set(LEAVES)
+    assert len(LEAVES) > 50
+
+
+@given(st.data(), st.sampled_from(LEAVES))
+def test_what_is_set_is_there(data: st.DataObject, path: str) -> None:
+    value = data.draw(values(path))
+    config = apply(DEFAULT, [f"{path}={written(value)}"])
+    assert at(config, path) == value and type(at(config, path)) is type(value)
+    others = [p for p in LEAVES if p != path]
+    assert [at(config, p) for p in others] == [at(DEFAULT, p) for p in others]
+
+
+@given(st.data(), st.lists(st.sampled_from(LEAVES), unique=True, min_size=2, max_size=5))
+def test_several_settings_in_any_order(data: st.DataObject, chosen: list[str]) -> None:
+    drawn = {path: data.draw(values(path)) for path in chosen}
+    config = apply(DEFAULT, [f"{path}={written(v)}" for path, v in drawn.items()])
+    assert {path: at(config, path) for path in chosen} == drawn
+    assert config == apply(DEFAULT, [f"{path}={written(v)}" for path, v in reversed(drawn.items())])
+
+
+@pytest.mark.parametrize("path", [p for p in PATHS if p not in LEAVES])
+def test_other_paths_take_a_name_or_say_so(path: str) -> None:
+    """A room, a task, a method: never a traceback, never a silent nothing."""
+    name = "rloo" if path == "method" or path.rpartition(".")[2] in ROOMS else "countdown"
+    if path.endswith(".refresh"):
+        name = "ema"
+    try:
+        config = apply(DEFAULT, [f"{path}={name}"])
+    except ValueError as error:
+        assert path in str(error) and len(str(error)) > 40
+    else:
+        same_by_nature = getattr(method("rloo"), path.rpartition(".")[2], None) == getattr(
+            DEFAULT.method, path.rpartition(".")[2], 0
+        )
+        assert same_by_nature or at(config, path) != at(DEFAULT, path)
+
+
+def test_whole_before_part_in_any_order() -> None:
+    settings = ["method=dapo", "method.credit=rloo", "method.credit.kl_coef=0.2", "method.objective.clip_high=0.4"]
+    made = {str(apply(DEFAULT, order)) for order in itertools.permutations(settings)}
+    assert len(made) == 1
+    config = apply(DEFAULT, settings)
+    assert config.method.credit == LeaveOneOut(kl_coef=0.2) and config.method.objective.clip_high == 0.4
+    assert config.method.select == method("dapo").select
+
+
+def test_chains() -> None:
+    plain = DEFAULT.method.penalties
+    assert apply(DEFAULT, ["method.penalties+=entropy_bonus"]).method.penalties == (*plain, EntropyBonus())
+    again = apply(DEFAULT, ["method.penalties+=entropy_bonus", "method.penalties+=entropy_bonus"])
+    assert len(again.method.penalties) == 2  # one of its own class takes its place
+    assert apply(DEFAULT, ["method.penalties-=reference_kl"]).method.penalties == ()
+    for nothing in ("none", ""):
+        assert apply(DEFAULT, [f"method.penalties={nothing}"]).method.penalties == ()
+    assert apply(DEFAULT, ["method.penalties=entropy_bonus"]).method.penalties == (EntropyBonus(),)
+    deep = apply(DEFAULT, ["method.penalties.entropy_bonus.entropy_coef=0.5", "method.penalties+=entropy_bonus"])
+    assert deep.method.penalties[1] == EntropyBonus(entropy_coef=0.5)
+    both = apply(DEFAULT, ["method.reward+=dapo", "method.select+=dapo", "method.select+=top_entropy"])
+    assert [kind(o) for o in both.method.select] == ["redraw_equal_groups", "top_entropy"]
+    assert [kind(o) for o in both.method.reward] == ["overlong_shaping"]
+    swapped = apply(DEFAULT, ["method.penalties-=reference_kl", "method.penalties+=entropy_bonus"])
+    assert swapped.method.penalties == (EntropyBonus(),)
+
+
+def test_a_room_of_another_method_brings_its_roles() -> None:
+    m = apply(DEFAULT, ["method=grpo", "method.credit=ppo", "method.objective=ppo"]).method
+    assert isinstance(m.credit, Gae) and set(m.objectives) == {"policy", "critic"}
+    assert m.cast["critic"].train and m.cast["critic"].as_ == "head" and m.name == "grpo"
+    assert isinstance(m.penalties[0], ReferenceKL)  # the rest is still GRPO's
+
+
+def test_it_trains_the_critic() -> None:
+    run = trained("a", "method=grpo", "method.credit=ppo", "method.objective=ppo", "policy=tiny")
+    assert all({"grad_norm_critic", "value", "kl_ref"} <= row.keys() and row["grad_norm_critic"] > 0 for row in rows(run)[1:])
+    assert (run / "checkpoints/step-000002/optimiser-critic.safetensors").is_file()
+
+
+def test_together_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = method("dapo").but(name="pair", credit=LeaveOneOut(kl_coef=0.5), together=("credit", "select"))
+    monkeypatch.setattr(overrides, "all_methods", lambda: {**all_methods(), "pair": pair})
+    for room in ("credit", "select"):
+        m = apply(DEFAULT, [f"method.{room}=pair"]).method
+        assert (m.credit, m.select) == (pair.credit, pair.select) and m.reward == DEFAULT.method.reward
+    m = apply(DEFAULT, ["method.reward=pair"]).method
+    assert m.reward == pair.reward and m.credit == DEFAULT.method.credit
+
+
+def test_refresh_of_a_role() -> None:
+    m = apply(DEFAULT, ["method.cast.ref.refresh.tau=0.3", "method.cast.ref.refresh=ema"]).method
+    assert m.cast["ref"].refresh == Ema(tau=0.3)
+
+
+def test_schedules_from_text() -> None:
+    lr = "linear(1e-3, 0, steps=10)"
+    assert apply(DEFAULT, [f"optim.lr={lr}"]).optim.lr == Schedule(lr)
+    run = trained("a", f"optim.lr={lr}", "method.penalties.reference_kl.kl_coef=switch(1, 0.5, 0.0)")
+    assert [row["lr"] for row in rows(run)[1:]] == pytest.approx([1e-3, 9e-4])
+
+
+def test_own_occupant_by_path() -> None:
+    Path("own.py").write_text(
+        "from dataclasses import dataclass\nfrom gruppo.stages.credit import GroupNormalised\n"
+        "@dataclass(frozen=True)\nclass Mine(GroupNormalised):\n    pass\n"
+    )
+    m = apply(DEFAULT, ["method.credit.eps=0.5", "method.credit=./own.py:Mine"]).method
+    assert type(m.credit).__name__ == "Mine" and m.credit.eps == 0.5
+
+
+# Run files
+
+
+def through_text(config: RunConfig) -> RunConfig:
+    return from_toml(tomllib.loads(tomli_w.dumps(to_table(config))), DEFAULT)
+
+
+@pytest.mark.parametrize("name", all_methods())
+def test_every_method_survives_its_run_file(name: str) -> None:
+    config = apply(DEFAULT, [f"method={name}", "optim.lr=cosine(1e-3, 1e-5, steps=7)", "accept=judged,ratio"])
+    back = through_text(config)
+    assert back == config and isinstance(back.method, Method) and to_table(back) == to_table(config)
+
+
+@given(st.data(), st.sampled_from([p for p in LEAVES if p not in ("method.together",)]))
+def test_every_value_survives_its_run_file(data: st.DataObject, path: str) -> None:
+    config = apply(DEFAULT, [f"{path}={written(data.draw(values(path)))}"])
+    assert through_text(config) == config
+
+
+def test_a_short_run_file_is_the_same_as_settings() -> None:
+    text = """
+steps = 7
+accept = ["judged"]
+
+[method]
+name = "dapo"
+credit = "rloo"
+
+[method.objective]
+clip_high = 0.3
+
+[optim]
+lr = "linear(1e-3, 0, steps=10)"
+
+[task]
+name = "countdown"
+level = "2"
+"""
+    settings = ["steps=7", "accept=judged", "method=dapo", "method.credit=rloo", "method.objective.clip_high=0.3"]
+    settings += ["optim.lr=linear(1e-3, 0, steps=10)", "task=countdown", "task.level=2"]
+    assert from_toml(tomllib.loads(text), DEFAULT) == apply(DEFAULT, settings)

@@ -1,0 +1,148 @@
+"""Methods and rewards outside the package: the files in examples/, by path and as an installed entry point."""
+
+import ast
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_runs import EXAMPLES, SMALL, refused, rows, strict_json, trained
+
+import gruppo.methods
+from gruppo.cli import main
+from gruppo.lab.world import World, random_episodes
+from gruppo.methods import method
+
+MEDIAN = "./examples/median_baseline.py:MEDIAN_BASELINE"
+
+
+@pytest.fixture(autouse=True)
+def examples(here: Path) -> None:
+    shutil.copytree(EXAMPLES, "examples", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def typed_in(file: str) -> list[list[str]]:
+    """The commands in the docstring of an example."""
+    doc = ast.get_docstring(ast.parse((EXAMPLES / file).read_text())) or ""
+    return [shlex.split(line)[1:] for line in doc.splitlines() if line.startswith("gruppo ")]
+
+
+def test_it_is_short_and_says_what_it_is() -> None:
+    text = (EXAMPLES / "median_baseline.py").read_text()
+    assert len(text.splitlines()) <= 40
+    assert "A_i = (R_i − median R) / (std R + ε)" in (ast.get_docstring(ast.parse(text)) or "")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_computes_the_median(seed: int) -> None:
+    """Against torch, group by group; failed episodes are in no group's median."""
+    world = World(method(MEDIAN), seed)
+    batch = world.packed(random_episodes(seed))
+    adv_E = batch.gather(world.method.credit(world.ctx, batch)["adv_N"], "N", "E", "max")
+    seen = 0
+    for g in range(batch.size("G")):
+        mine = (batch.group_E == g) & batch.judged_E
+        reward = batch.reward_E[mine]
+        if len(reward) > 1:
+            wanted = (reward - torch.quantile(reward, 0.5)) / (reward.std() + 1e-6)
+            assert torch.allclose(adv_E[mine], wanted, atol=1e-12)
+            seen += len(reward)
+    assert seen and not adv_E[~batch.judged_E].any()
+
+
+def test_the_commands_in_the_examples_work(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [c for file in ("median_baseline.py", "own_reward.py") for c in typed_in(file)]
+    assert [c[0] for c in commands] == ["methods", "train", "train"]
+    for command in commands:
+        assert main([*command, *(SMALL if command[0] == "train" else ())]) == 0
+    out = capsys.readouterr().out
+    assert out.count("ok   ") >= 18 and "FAIL" not in out
+
+
+def test_it_trains_and_is_stored_with_the_run() -> None:
+    run = trained("a", f"method={MEDIAN}", "policy=tiny", "prompts=8", "samples=8")
+    assert (run / "code/median_baseline.py").read_text() == (EXAMPLES / "median_baseline.py").read_text()
+    grpo = trained("b", "policy=tiny", "prompts=8", "samples=8")
+    assert rows(run)[1]["adv_std"] != rows(grpo)[1]["adv_std"] and rows(run)[1]["reward"] == rows(grpo)[1]["reward"]
+
+
+def test_it_is_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["methods", "list", MEDIAN], ["methods", MEDIAN]):
+        assert main(argv) == 0
+        line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("median_baseline"))
+        assert "GRPO with the group's median as the baseline" in line
+    assert main(["methods", "show", MEDIAN]) == 0
+    assert "credit: GroupNormalised(eps=1e-06) → MedianBaseline(eps=1e-06)" in capsys.readouterr().out
+    assert main(["methods", "diff", "grpo", MEDIAN, "--json"]) == 0
+    [change] = strict_json(capsys.readouterr().out)
+    assert change["where"] == "credit"
+
+
+def test_alone_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "median of a single answer" in refused(capsys, "train", *SMALL, f"method={MEDIAN}", "samples=1")
+
+
+def test_a_broken_method_fails_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mean over the whole batch depends on nothing that micro-batches change, but on failed episodes it does."""
+    text = (EXAMPLES / "median_baseline.py").read_text().replace("torch.where(judged_E, adv_E, 0.0)", "batch.reward_E")
+    Path("broken.py").write_text(text)
+    assert main(["methods", "check", "./broken.py:MEDIAN_BASELINE"]) == 1
+    assert "FAIL ./broken.py:MEDIAN_BASELINE: equal_rewards" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("function", ["near", "near_all"])
+def test_own_reward(function: str) -> None:
+    run = trained("a", f"task.reward=./examples/own_reward.py:{function}", "policy=tiny")
+    for row in rows(run)[1:]:
+        assert row["reward"] == pytest.approx(row["reward/task"] + row["reward/near"])
+        assert row["accuracy"] == row["reward/task"] and row["failed"] == 0
+
+
+# As an installed package
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """`installed("module:NAME")` pretends that a package offers it."""
+    offered: list[EntryPoint] = []
+    monkeypatch.setattr(gruppo.methods, "entry_points", lambda group: [e for e in offered if e.group == group])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path("examples").resolve())])
+
+    def install(value: str) -> None:
+        offered.append(EntryPoint("some_name", value, "gruppo.methods"))
+        gruppo.methods.plugged_in.cache_clear()
+
+    yield install
+    gruppo.methods.plugged_in.cache_clear()
+    sys.modules.pop("median_baseline", None)
+
+
+def test_entry_point(installed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    installed("median_baseline:MEDIAN_BASELINE")
+    assert main(["methods"]) == 0
+    assert "median_baseline  GRPO with the group's median" in capsys.readouterr().out
+    assert main(["methods", "show", "median_baseline"]) == 0
+    run = trained("a", "method=median_baseline")
+    assert not (run / "code").exists()  # a package has a version of its own
+    assert main(["train", "--resume", "runs/a", "steps=3", "--allow-changes"]) == 0
+    trained("b", "method=dapo", "method.credit=median_baseline")
+    assert "(nearest: median_baseline)" in refused(capsys, "train", *SMALL, "method=median_baselin")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    {
+        "not_installed_at_all:X": "cannot be loaded",
+        "median_baseline:MedianBaseline": "no Method",
+        "gruppo.methods.grpo:GRPO": "second method called 'grpo'",
+    }.items(),
+)
+def test_bad_entry_point(installed: Any, value: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    installed(value)
+    said = refused(capsys, "methods")
+    assert "some_name" in said and words in said
