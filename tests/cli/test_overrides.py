@@ -45,7 +45,9 @@ def hint(path: str) -> Any:
 
 def is_leaf(path: str) -> bool:
     value = at(DEFAULT, path)
-    return path.rpartition(".")[2] not in ROOMS and not dataclasses.is_dataclass(value) and not isinstance(value, Mapping)
+    return (
+        path.rpartition(".")[2] not in ROOMS and not dataclasses.is_dataclass(value) and not isinstance(value, Mapping)
+    )
 
 
 LEAVES = tuple(p for p in PATHS if is_leaf(p))
@@ -62,9 +64,13 @@ def values(path: str) -> st.SearchStrategy[Any]:
     if get_origin(wanted) is Literal:
         return st.sampled_from(get_args(wanted))
     if Schedule in get_args(wanted):
-        return numbers | st.builds("linear({}, {}, steps={})".format, numbers, numbers, st.integers(1, 99)).map(Schedule)
+        return numbers | st.builds("linear({}, {}, steps={})".format, numbers, numbers, st.integers(1, 99)).map(
+            Schedule
+        )
     if wanted is Any:
-        return st.floats(0, allow_infinity=False, exclude_min=True) | st.sampled_from(["token", "sequence", "group_sum"])
+        return st.floats(0, allow_infinity=False, exclude_min=True) | st.sampled_from(
+            ["token", "sequence", "group_sum"]
+        )
     plain = {bool: st.booleans(), int: st.integers(low, 10**9), float: numbers, str: TEXT}
     return plain[wanted] if wanted in plain else st.lists(WORD, max_size=3).map(tuple)
 
@@ -74,7 +80,9 @@ def written(value: Any) -> str:
 
 
 def test_all_paths_are_here() -> None:
-    assert {"method", "method.credit.eps", "method.penalties.reference_kl.kl_coef", "optim.lr", "save.name"} <= set(PATHS)
+    assert {"method", "method.credit.eps", "method.penalties.reference_kl.kl_coef", "optim.lr", "save.name"} <= set(
+        PATHS
+    )
     assert {"steps", "accept", "method.cast.ref.train", "method.objective.mean", "policy.dtype"} <= set(LEAVES)
     assert len(LEAVES) > 50
 
@@ -149,7 +157,9 @@ def test_a_room_of_another_method_brings_its_roles() -> None:
 
 def test_it_trains_the_critic() -> None:
     run = trained("a", "method=grpo", "method.credit=ppo", "method.objective=ppo", "policy=tiny")
-    assert all({"grad_norm_critic", "value", "kl_ref"} <= row.keys() and row["grad_norm_critic"] > 0 for row in rows(run)[1:])
+    assert all(
+        {"grad_norm_critic", "value", "kl_ref"} <= row.keys() and row["grad_norm_critic"] > 0 for row in rows(run)[1:]
+    )
     assert (run / "checkpoints/step-000002/optimiser-critic.safetensors").is_file()
 
 

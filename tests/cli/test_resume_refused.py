@@ -78,7 +78,9 @@ def test_changes_are_listed_and_refused(stopped: Any, capsys: pytest.CaptureFixt
     assert "steps = 3" in (run / "config.toml").read_text()
 
 
-def test_a_change_that_cannot_be_is_refused_and_changes_nothing(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_that_cannot_be_is_refused_and_changes_nothing(
+    stopped: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = stopped("a")
     before = (run / "config.toml").read_text()
     assert "no 'stepz'" in refused(capsys, "train", "--resume", "runs/a", "stepz=3", "--allow-changes")

@@ -32,7 +32,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_own_method_is_shown(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "show", mine]) == 0
     said = capsys.readouterr().out
-    assert "credit: GroupNormalised(eps=1e-06) → MedianBaseline(eps=1e-06)" in said
+    assert "credit: GroupNormalised(eps=1e-06) → HalfWay(eps=1e-06)" in said
 
 
 def test_own_method_keeps_the_laws(mine: str) -> None:

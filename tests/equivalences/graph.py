@@ -282,8 +282,9 @@ GRAPH: list[Equivalence] = [
         DAPO.but(
             name="dapo, dual clip 1e9",
             objective=ClippedSurrogate(clip_low=0.2, clip_high=0.28, clip_dual=1e9, mean="token"),
+            reward=(),
         ),
-        DAPO,
+        DAPO.but(name="dapo without shaping", reward=()),
         "A bound that never binds.",
     ),
     Equivalence(

@@ -7,8 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_runs import SLOW_REWARD, SLOWLY, SMALL, checkpoint, gruppo, resume_command, said, same_run, saved, start
-from train_runs import straight, train, wait_for
+from train_runs import (
+    SLOW_REWARD,
+    SLOWLY,
+    SMALL,
+    checkpoint,
+    gruppo,
+    resume_command,
+    said,
+    same_run,
+    saved,
+    start,
+    straight,
+    train,
+    wait_for,
+)
 
 from gruppo.train import checkpoint as writing
 from gruppo.train.folder import RunFolder

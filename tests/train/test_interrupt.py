@@ -3,8 +3,22 @@
 import signal
 
 import pytest
-from train_runs import SLOW_REWARD, SLOWLY, SMALL, checkpoint, gruppo, metrics, resume_command, said, same_run, saved
-from train_runs import start, straight, train, wait_for
+from train_runs import (
+    SLOW_REWARD,
+    SLOWLY,
+    SMALL,
+    checkpoint,
+    gruppo,
+    metrics,
+    resume_command,
+    said,
+    same_run,
+    saved,
+    start,
+    straight,
+    train,
+    wait_for,
+)
 
 SETTINGS = ("steps=6", "save.checkpoint_every=3", *SLOWLY)
 

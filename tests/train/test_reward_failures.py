@@ -93,7 +93,9 @@ def score(task, text):
     return float(text.strip() == task.answer)
 """
     Path("reward.py").write_text(unlucky)
-    assert train("b", "prompts=8", "samples=8", "steps=2", "task.reward=./reward.py:score", "save.episodes_every=1") == 0
+    assert (
+        train("b", "prompts=8", "samples=8", "steps=2", "task.reward=./reward.py:score", "save.episodes_every=1") == 0
+    )
     words = capsys.readouterr().out
     assert "episodes failed and were left out. First error:" in words and "no luck today" in words
     rows = metrics("b")[1:]
@@ -107,15 +109,24 @@ def score(task, text):
         assert row["accuracy"] == pytest.approx(sum(right) / len(right))
 
 
+HELD_OUT_FAILS = """
+from pathlib import Path
+from gruppo.tasks import load_task
+
+HELD_OUT = {task.uid for task in load_task("addition").held_out[:2]}
+
+def score(task, text):
+    if Path("broken").exists() and task.uid in HELD_OUT:
+        raise KeyError(task.uid)
+    return 1.0
+"""
+
+
 def test_evaluation_that_fails_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     """Held-out answers cannot be judged, those of training can: the first step has not even begun."""
-    held = "def score(task, text):\n    if Path('broken').exists() and task.uid in HELD: raise KeyError(task.uid)\n    return 1.0"
-    from gruppo.tasks import load_task
-
-    uids = [load_task("addition").held_out[i].uid for i in range(2)]
-    Path("reward.py").write_text(f"from pathlib import Path\nHELD = {uids!r}\n{held}")
+    Path("reward.py").write_text(HELD_OUT_FAILS)
     Path("broken").touch()
-    assert train("b", *SETTINGS, *OWN) == 2
+    assert train("b", *SETTINGS, *OWN, "task.seconds=5") == 2
     words = capsys.readouterr().err
     assert "none of 2 held-out answers could be judged" in words and "KeyError" in words
     assert "No step is saved yet, so it begins again: go on with" in words

@@ -18,7 +18,8 @@ from typing import Any
 
 from gruppo.cli import main
 
-SMALL = "prompts=4 samples=4 eval.prompts=8 eval.every=4 save.episodes_every=4 save.tensorboard=no threads=1".split()
+SMALL = ("prompts=4", "samples=4", "eval.prompts=8", "eval.every=4", "save.episodes_every=4")
+SMALL += ("save.tensorboard=no", "threads=1")
 SRC = str(Path(__file__).parents[2] / "src")
 
 # A reward that can take its time: then a step lasts long enough to be hit in its middle.

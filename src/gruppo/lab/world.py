@@ -93,7 +93,8 @@ def _episode(
     if number % 3 == 1:  # they add up to 0, so that right stays 1 and wrong 0
         size = float(rng.integers(1, 5)) / 4
         queues[0][0].reward, queues[0][1].reward = {"turn": size}, {"turn": -size}
-    turns = [queues[i].pop(0) for i in rng.permutation([i for i, q in enumerate(queues) for _ in q])]
+    places = [i for i, q in enumerate(queues) for _ in q]
+    turns = [queues[i].pop(0) for i in (places[::2] + places[1::2] if number % 4 == 0 else rng.permutation(places))]
     parts = {} if reward is None else {"task": reward}
     e = Episode(1000 + number, f"t-{group}", group, sequences, turns, parts, status, use, author, text="x", step=0)
     e.replayed = replayed

@@ -108,9 +108,9 @@ def _tokens(run: Run, episodes: list[Episode]) -> Check:
     bad = 0
     for e in episodes:
         s = e.sequences[0]
-        mine, given = s.ids[s.source == Source.POLICY], s.ids[s.source != Source.POLICY]
+        decided, given = s.ids[s.source != Source.ENV], s.ids[s.source != Source.POLICY]
         ok = s.ids[0] == run.tokenizer.bos and (given == run.tokenizer.bos).sum() == 1
-        bad += not (ok and run.tokenizer.decode(mine) == e.text)
+        bad += not (ok and run.tokenizer.decode(decided) == e.text)
     return Check("tokens", bad == 0, bad, 0, "Episodes whose ids and text do not belong together.")
 
 

@@ -160,7 +160,7 @@ class Learner:
         """Stand-ins with which additive terms give their masks: these depend on no statistic."""
         like = batch.weight_N
         rows = {"N": batch.size("N"), "K": batch.size("K"), "S": batch.size("S")}
-        shapes = {n.column: rows[n.at] for n in self.needs(role)}
+        shapes = {n.column: len(batch.views[n.view].ids_M) if n.at == "M" else rows[n.at] for n in self.needs(role)}
         stats = Stats(
             {name: torch.full((n,), -1.0, dtype=like.dtype, device=like.device) for name, n in shapes.items()}
         )
