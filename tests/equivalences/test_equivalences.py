@@ -7,7 +7,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gruppo.lab.laws import far
+from gruppo.lab.compare import far
 from gruppo.lab.world import World, random_cut, random_episodes
 from gruppo.stages import Method, difference
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gruppo.data import Batch
-from gruppo.lab.laws import far
+from gruppo.lab.compare import far
 from gruppo.lab.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.pieces import advantage

@@ -15,7 +15,7 @@ import torch
 from small_runs import batch_of, drawn, flat, running
 
 from gruppo.data import Batch
-from gruppo.lab.laws import far
+from gruppo.lab.compare import far
 from gruppo.lab.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.stages.select import TruncatedImportance

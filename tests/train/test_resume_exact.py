@@ -88,7 +88,9 @@ def test_registered_method(name: str, trouble: Any) -> None:
     stopped_crashed_and_resumed(name, trouble)
 
 
-@pytest.mark.parametrize("name", OWN_NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "REPLAY_NOW" else ()) for n in OWN_NAMES]
+)
 def test_own_method(name: str, trouble: Any) -> None:
     Path("own.py").write_text(OWN)
     stopped_crashed_and_resumed(f"./own.py:{name}", trouble)
@@ -103,7 +105,7 @@ def test_own_method(name: str, trouble: Any) -> None:
 
 def test_half_a_step_is_never_saved(trouble: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A refusal in the middle of an update (here by hand; three bad gradients in a row do it too)."""
-    settings = ("method=ppo", *STEPS)
+    settings = ("method.update.minibatches=2", *STEPS)
     assert train("a", *settings) == 0
     trouble(refuse_at=4)
     assert train("b", *settings) == 2

@@ -79,6 +79,7 @@ def test_killed_while_a_checkpoint_is_written() -> None:
     same_run("a", "b", keep=2)
 
 
+@pytest.mark.slow  # the same without a killed process: tests/cli/test_resume_refused.py
 def test_killed_before_the_first_checkpoint() -> None:
     """There is nothing to go on from; the same command begins again, and ends the same."""
     settings = ["steps=4", *SLOWLY]

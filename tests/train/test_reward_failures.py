@@ -36,7 +36,7 @@ def test_from_the_start(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in words and "judged is 0" in words
     assert "the same command starts it" in words and not Path("runs/b").exists()
     Path("reward.py").write_text(GOOD)
-    assert train("b", *SETTINGS, *OWN, "task.seconds=5") == 0
+    assert train("b", *SETTINGS, *OWN, "task.seconds=5", "steps=1") == 0
 
 
 @pytest.mark.parametrize("how", BROKEN)

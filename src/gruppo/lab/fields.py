@@ -1,0 +1,154 @@
+"""Laws about hyper-parameters: every field of every occupant changes something, and schedules are followed."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields, replace
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+
+from gruppo.data import Episode
+from gruppo.lab.compare import drifted
+from gruppo.lab.world import Desk, World, random_episodes
+from gruppo.stages import CHAINS, ROOMS, Method, Schedule, StepRecord, kind
+
+
+def fields_matter(method: Method, seed: int) -> str:
+    """Every field of every occupant changes something: no argument is ever ignored."""
+    plain = cache(lambda room, place, batch: _fingerprint(method, room, place, batch))
+
+    def shows(room: str, place: Any, new: Any) -> bool:
+        changed = _with(method, room, place, new)
+        return any(plain(room, place, n) != _fingerprint(changed, room, place, n) for n in range(4))
+
+    for room, place, occupant in _places(method):
+        for f in fields(occupant):
+            before = getattr(occupant, f.name)
+            named = occupant.witness.get(f.name, list(_others(before)))
+            tries = [*(named if isinstance(named, list) else [named]), *([] if f.default is MISSING else [f.default])]
+            tries = [v for v in tries if v != before]
+            if not any(shows(room, place, replace(occupant, **{f.name: v})) for v in tries):
+                return (
+                    f"{kind(occupant)}.{f.name} in {room}: none of {tries} changed anything; name a witness, or drop "
+                    "the field"
+                )
+    return ""
+
+
+def schedules(method: Method, seed: int) -> str:
+    """A field that takes a schedule reads it at the step: the same as the number that the schedule has there."""
+    for room, place, occupant in _places(method):
+        hints = get_type_hints(type(occupant))
+        for f in fields(occupant):
+            if Schedule not in get_args(hints[f.name]):
+                continue
+            number = 0.3 if occupant.witness.get(f.name) != 0.3 else 0.2
+            moving = Schedule(f"linear(0.0, {number!r}, steps=10)")
+            now = moving.value(World(method, seed).ctx.step, {})
+            left, right = (_with(method, room, place, replace(occupant, **{f.name: v})) for v in (moving, now))
+            if _fingerprint(left, room, place, seed) != _fingerprint(right, room, place, seed):
+                return f"{kind(occupant)}.{f.name} in {room}: {moving} is not {now:g} at its step"
+    return ""
+
+
+def _places(method: Method) -> Iterable[tuple[str, Any, Any]]:
+    for room in ROOMS:
+        held = getattr(method, room)
+        if isinstance(held, Mapping):
+            yield from ((room, role, o) for role, o in held.items())
+        elif isinstance(held, tuple):
+            yield from ((room, i, o) for i, o in enumerate(held))
+        else:
+            yield room, None, held
+
+
+def _others(value: Any) -> Iterable[Any]:
+    """Values to try for a field that names no witness."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (value + 1, value + 5, 0)
+    elif isinstance(value, float):
+        yield from (value * 0.1, value * 3 + 0.1, 0.0, 0.9)
+
+
+def _with(method: Method, room: str, place: Any, new: Any) -> Method:
+    held = getattr(method, room)
+    if room in CHAINS:
+        return method.but(**{room: tuple(new if i == place else o for i, o in enumerate(held))})
+    return method.but(**{room: new if place is None else {**held, place: new}})
+
+
+def _fingerprint(method: Method, room: str, place: Any, seed: int) -> str:
+    """What a room does on one batch, as text: so NaN is equal to NaN, and cannot pass for a change."""
+    world = World(method, seed)
+    held = getattr(method, room)
+    occupant = held if place is None else held[place]
+    episodes = random_episodes(seed, groups=4, mixed=seed % 2 == 0)
+    if room in ("curriculum", "prompting", "rollout"):
+        return repr(_before_the_batch(world, room, occupant, episodes))
+    if room == "replay":
+        return repr(_remembered(world, occupant, episodes))
+    if room == "reward":
+        judged = [e for e in episodes if e.status.judged]
+        return repr({k: np.asarray(v).tolist() for k, v in occupant(world.ctx, judged).items()})
+    if room == "update":
+        return repr(_after_update(world, episodes))
+    doors = _door(world, occupant, episodes) if hasattr(occupant, "episodes") else None
+    _observe_twice(world, episodes)
+    ready = [*drifted(world.prepared(world.packed(episodes)))][seed % 3]
+    return repr((doors, [world.grad(ready, role).tolist() for role in world.learner.trained]))
+
+
+def _observe_twice(world: World, episodes: list[Episode]) -> None:
+    """So that what depends on memory shows."""
+    batch = world.packed(episodes)
+    for step in range(2):
+        with world.ctx.memory.writing() as state:
+            for _, o in world.method.occupants():
+                o.observe(
+                    StepRecord(step, episodes, batch.with_columns(reward_E=batch.reward_E * (step + 1)), {}), state
+                )
+
+
+def _before_the_batch(world: World, room: str, occupant: Any, episodes: list[Episode]) -> Any:
+    desk = Desk(world)
+    _observe_twice(world, episodes)
+    if room == "curriculum":
+        out: list[Any] = []
+        for world.ctx.step in range(4):
+            out.append([(a.task.uid, a.samples, a.group, dict(a.how)) for a in desk.asks(occupant)])
+        return out
+    if room == "prompting":
+        made = desk.prompts([occupant])
+        return [
+            (list(p.ids), p.group, p.samples, p.given, None if p.train_as is None else list(p.train_as)) for p in made
+        ]
+    made = desk.episodes(occupant)
+    return [(e.group, e.status, [(list(s.ids), list(s.source), list(s.logp)) for s in e.sequences]) for e in made]
+
+
+def _remembered(world: World, replay: Any, episodes: list[Episode]) -> Any:
+    """What comes back over some steps, and what the loop reads beside it (see stages.replay.Replay)."""
+    store: list[Episode] = []
+    out: list[Any] = [replay.stores, replay.proximal]
+    for world.ctx.step in range(8):
+        out.append([e.uid for e in replay.get(world.ctx, store)])
+        made = [replace(e, uid=e.uid + 100 * world.ctx.step, step=world.ctx.step) for e in episodes[:8]]
+        store = replay.put(world.ctx, store, made)
+    return out
+
+
+def _door(world: World, occupant: Any, episodes: list[Episode]) -> Any:
+    world.ctx.fresh = lambda n: [n]  # type: ignore[assignment, return-value]
+    out: list[Any] = []
+    for world.ctx.round in range(5):
+        out.append([*occupant.episodes(world.ctx, episodes)])
+    world.ctx.fresh, world.ctx.round = lambda n: [], 0
+    return out
+
+
+def _after_update(world: World, episodes: list[Episode]) -> Any:
+    batch = world.prepared(world.packed(episodes))
+    world.method.update(world.ctx, world.learner, batch)
+    return [p.tolist() for role in world.learner.trained for p in world.models[role].parameters()]

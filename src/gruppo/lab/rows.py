@@ -1,0 +1,160 @@
+"""Laws about rows that must not speak: masked, failed, unused, dropped, weighing nothing."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, Source, Status, Use
+from gruppo.lab.compare import first, observe, same
+from gruppo.lab.world import World, random_episodes
+from gruppo.stages import Method, Stats
+
+
+def nan_mask(method: Method, seed: int) -> str:
+    """NaN and infinities change nothing on rows that nothing may read: those of failed and unused episodes, given
+    tokens that no occupant has a rule for, and for the objective tokens that selection dropped."""
+    return first((*_dead_rows(method, seed), *_dropped_rows(method.but(penalties=()), seed)))
+
+
+POISONS = (float("nan"), float("inf"), -float("inf"))
+_INPUTS = ("weight_N", "temperature_N")  # not statistics: nobody writes NaN there
+
+
+def _dead_rows(method: Method, seed: int) -> Iterable[str]:
+    world = World(method, seed)
+    batch = world.packed(random_episodes(seed))
+    plain = world.prepared(batch)
+    dead_E = ~(batch.alive_E | batch.judged_E)
+    known = {Source[s.upper()] for _, o in method.occupants() for s in o.handles} | {Source.POLICY}
+    given_N = ~torch.isin(batch.source_N, torch.tensor(sorted(known)))
+    dead = {"N": batch.spread(dead_E, "E", "N") | given_N}
+    dead |= {level: batch.spread(dead_E, "E", level) for level in ("K", "S", "E")}  # type: ignore[arg-type]
+    healthy = {role: world.grad(plain, role) for role in world.learner.trained}
+    for poison in POISONS:
+        sick = _poisoned(world.prepared(_poisoned(batch, dead, poison)), dead, poison)
+        for role in world.learner.trained:
+            yield same(healthy[role], world.grad(sick, role), f"{role} with {poison} on dead rows")
+
+
+def _dropped_rows(method: Method, seed: int) -> Iterable[str]:
+    world = World(method, seed)
+    batch = world.prepared(world.packed(random_episodes(seed)))
+    off = torch.rand(batch.size("N"), generator=torch.Generator().manual_seed(seed)) < 0.4
+    batch = batch.with_columns(keep_N=batch.keep_N & ~off)
+    healthy = world.grad(batch)
+    for poison in POISONS:
+        sick = world.grad(_poisoned(batch, {"N": off}, poison))
+        yield same(healthy, sick, f"policy with {poison} on dropped tokens")
+
+
+def _poisoned(batch: Batch, rows: Mapping[str, Tensor], value: float) -> Batch:
+    sick: dict[str, Tensor] = {}
+    for name, x in batch.columns.items():
+        where = rows.get(name.rpartition("_")[2][:1])
+        if where is not None and x.is_floating_point() and name not in _INPUTS:
+            sick[name] = torch.where(where.view(-1, *[1] * (x.dim() - 1)), torch.full_like(x, value), x)
+    return batch.with_columns(**sick)
+
+
+def failures(method: Method, seed: int) -> str:
+    """A failed episode leaves no trace: the same gradient as if it had never been drawn, also at the step after,
+    when memory has seen it. What an open one may have as reward is not read before it ends."""
+    episodes = random_episodes(seed)
+    still = [replace(e, reward={"task": -5.0}) if e.status == Status.OPEN else e for e in episodes]
+    without = [e for e in still if e.status.judged or e.status == Status.OPEN]
+    clean, world = World(method, seed), World(method, seed)
+
+    def check(when: str) -> Iterable[str]:
+        for role in world.learner.trained:
+            yield same(clean.gradient(without, role), world.gradient(episodes, role), f"{role}, failed episodes {when}")
+
+    now = first(check("in the batch"))
+    observe(clean, without)
+    observe(world, episodes)
+    return now or first(check("in the step before"))
+
+
+def unused(method: Method, seed: int) -> str:
+    """Episodes of use `none` leave no trace; of use `baseline`, no token of theirs is learned or counted; of use
+    `apart`, no reward of theirs is in anyone else's advantage."""
+    world = World(method, seed)
+    episodes = random_episodes(seed)
+    said = _apart(world, episodes)
+    if said:
+        return said
+    without = [e for e in episodes if e.use != Use.NONE]
+    batch = world.prepared(world.packed(episodes))
+    asleep = ~batch.spread((batch.use_E == Use.LEARN) | (batch.use_E == Use.APART), "E", "N")
+    for role in world.learner.trained:
+        slopes = world.slopes(batch, world.statistics(batch, role), role)
+        loud = sum(float(g[asleep].abs().sum()) for k, g in slopes.items() if k.endswith("_N"))
+        if loud != 0:
+            return f"{role}: gradient {loud:.2e} on unused episodes"
+        plain = world.grad(batch, role)
+        said = same(world.gradient(without, role), plain, f"{role} with unused episodes") or same(
+            world.grad(_never_written(batch, asleep), role), plain, f"{role}, tokens of unused episodes are counted"
+        )
+        if said:
+            return said
+    return ""
+
+
+def _apart(world: World, episodes: list[Episode]) -> str:
+    other = [replace(e, reward={"task": 1 - e.reward["task"]}) if e.use == Use.APART else e for e in episodes]
+    left, right = (world.packed(some) for some in (episodes, other))
+    one, two = (world.method.credit(world.ctx, batch) for batch in (left, right))
+
+    def others(name: str, x: Tensor) -> Tensor:
+        level: Any = name.rpartition("_")[2][:1]
+        return x if level == "G" else x[left.spread(left.use_E != Use.APART, "E", level)]
+
+    return first(same(others(k, one[k]), others(k, two[k]), f"{k} by rewards of episodes apart") for k in one)
+
+
+def _never_written(batch: Batch, rows: Tensor) -> Batch:
+    """As if the policy had not written these tokens."""
+    return batch.with_columns(source_N=torch.where(rows, torch.full_like(batch.source_N, Source.ENV), batch.source_N))
+
+
+def keep_and_weight(method: Method, seed: int) -> str:
+    """Dropped tokens leave the objective and its denominators, as if the policy had not written them. Weights leave
+    the denominators alone: a token that weighs 0 has no gradient, and twice all weights is twice the objective of
+    additive terms. Another role minds the selection of tokens wholly or not at all."""
+    world = World(method.but(penalties=()), seed)
+    batch = world.prepared(world.packed(random_episodes(seed)))
+    off = torch.rand(batch.size("N"), generator=torch.Generator().manual_seed(seed)) < 0.4
+    muted = {
+        "keep": batch.with_columns(keep_N=batch.keep_N & ~off),
+        "never written": _never_written(batch, off),
+        "weight": batch.with_columns(weight_N=torch.where(off, torch.zeros_like(batch.weight_N), batch.weight_N)),
+        "plain": batch,
+        "twice": batch.with_columns(weight_N=2 * batch.weight_N),
+    }
+    for role in world.learner.trained:
+        stats = world.statistics(batch, role)
+        all_slopes = {name: world.slopes(b, stats, role) for name, b in muted.items()}
+        slope = {name: torch.cat([g.flatten() for g in s.values()]) for name, s in all_slopes.items()}
+        if role != "policy":
+            wholly = not same(slope["keep"], slope["never written"], "")
+            if not wholly and same(slope["keep"], slope["plain"], ""):
+                return f"{role}: dropped tokens are neither learned nor left out of the count"
+            continue
+        said = _muted(all_slopes, off) or same(slope["keep"], slope["never written"], "dropped tokens still count")
+        if said:
+            return said
+        if all(t.additive for t in world.learner.terms(role, batch, Stats(stats))):
+            said = same(2 * slope["plain"], slope["twice"], "twice all weights")
+            if said:
+                return said
+    return ""
+
+
+def _muted(slopes: Mapping[str, Mapping[str, Tensor]], off: Tensor) -> str:
+    for name in ("keep", "weight"):
+        loud = sum(float(g[off].abs().sum()) for k, g in slopes[name].items() if k.endswith("_N"))
+        if loud != 0:
+            return f"gradient {loud:.2e} on tokens with {name} = 0"
+    return ""
