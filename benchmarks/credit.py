@@ -29,7 +29,8 @@ def big_batch(tokens: int, per_episode: int = 100, per_group: int = 8, seed: int
     zeros_E = torch.zeros(e, dtype=torch.int64)
     columns = {
         "turn_N": episode_N, "uid_N": rows_N, "token_N": torch.zeros(tokens, dtype=torch.int64),
-        "logp_gen_N": -rand(), "source_N": torch.full((tokens,), int(Source.POLICY)), "version_N": torch.zeros_like(rows_N),
+        "logp_gen_N": -rand(), "source_N": torch.full((tokens,), int(Source.POLICY)),
+        "version_N": torch.zeros_like(rows_N),
         "node_N": rows_N, "temperature_N": torch.ones(tokens), "keep_N": torch.ones(tokens, dtype=torch.bool),
         "weight_N": torch.ones(tokens), "logp_old_N": -rand(), "logp_ref_N": -rand(), "value_critic_N": rand(),
         "seq_K": rows_E, "turn_index_K": zeros_E, "state_K": zeros_E, "action_key_K": zeros_E, "agent_K": zeros_E,

@@ -78,7 +78,8 @@ def main() -> None:
             low, high = r["overhead_range"]
             parts = "  ".join(f"{r['seconds_' + p]:9.4f}" for p in PARTS)
             print(
-                f"{r['method']:<10} {r['tokens']:7.0f} {r['seconds']:7.3f}  {parts}   {r['overhead']:.1%} ({low:.1%} to {high:.1%})"
+                f"{r['method']:<10} {r['tokens']:7.0f} {r['seconds']:7.3f}  {parts}   "
+                f"{r['overhead']:.1%} ({low:.1%} to {high:.1%})"
             )
     if profiler is not None:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(35)

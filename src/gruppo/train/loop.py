@@ -19,7 +19,6 @@ from gruppo.train.learner import sampler_gap
 from gruppo.train.metrics import batch_metrics, episode_metrics, time_metrics
 from gruppo.train.run import Run
 
-
 NO_TASK = (
     "The scorer returned the components {} but none called `task`: what counts as solved is not known, and selection "
     "looks at it. Return {{'task': …}} among them."
