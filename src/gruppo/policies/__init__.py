@@ -33,9 +33,12 @@ def _folder(name: str | Path) -> Path:
         if (path / "config.json").is_file():
             return path
     near = difflib.get_close_matches(str(name), names(), 1, cutoff=0.4)
+    if (Path(name) / "policy" / "config.json").is_file():  # a run folder
+        near = [str(Path(name) / "policy")]
     raise ValueError(
         f"policy {str(name)!r} is no name in the package and no folder with a config.json: there is nothing "
-        "to load. " + (f"Did you mean {near[0]!r}? " if near else "") + f"Names: {', '.join(names())}."
+        "to load. " + (f"Did you mean {near[0]!r}? " if near else "") + f"Names: {', '.join(names())}; or a folder "
+        "that a run has saved, runs/NAME/policy. Other models cannot be loaded yet."
     )
 
 

@@ -5,6 +5,7 @@ scorer goes through here.
 """
 
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 from gruppo.tasks.base import Family, Task, TaskSet
@@ -56,6 +57,15 @@ def load_task(
 
 def _own(path: str, arguments: dict[str, Any], scorer: str | None) -> TaskSet:
     make = load_object(path)
+    if callable(make) and not isinstance(make, Family):
+        try:
+            signature(make).bind(**arguments)
+        except TypeError as error:
+            given = ", ".join(f"{k}={v!r}" for k, v in arguments.items()) or "nothing"
+            raise ValueError(
+                f"task={path!r} cannot be called with {given} ({error}), so there are no tasks. Give it these "
+                "parameters, or leave the settings out."
+            ) from None
     made = make(**arguments) if callable(make) else make
     if isinstance(made, Family):
         made = made.task_set(**arguments)

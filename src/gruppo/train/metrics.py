@@ -99,4 +99,7 @@ def time_metrics(parts: Mapping[str, float], total: float) -> dict[str, float]:
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:
-    return float(np.mean(values)) if len(values) else float("nan")
+    """NaN is what was not judged: it is left out."""
+    known = np.asarray(values, np.float64)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if len(known) else float("nan")
