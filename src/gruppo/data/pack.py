@@ -45,7 +45,7 @@ def _inputs(sequences: Seq[Sequence], name: str) -> Inputs:
         raise ValueError(f"view {name!r} is unknown: nothing can be scored under it. Use {', '.join(near)}.")
     parts = [VIEWS[name](s) for s in sequences]
     for i, (_, at) in enumerate(parts):
-        if len(at) and at.min() < 1:
+        if len(at) and at[0] < 1:  # rising
             raise ValueError(
                 f"view {name!r}: sequence {i} of the batch decides its very first token, which no position "
                 "predicts. Leave a token that is given before it, such as BOS."
@@ -112,33 +112,39 @@ def _changed(s: Sequence) -> bool:
 
 
 def _decisions(episodes: Seq[Episode], sequences: Seq[Sequence], dtype: torch.dtype) -> dict[str, Tensor]:
-    at = [np.flatnonzero(s.source != Source.ENV) for s in sequences]
-    nothing = [np.full(len(a), -1, np.int64) for a in at]
+    """Columns of level N, cut out of whole columns at once: no work a sequence but to join it."""
+    length = np.array([len(s.ids) for s in sequences], np.int64)
+    source = _join([s.source for s in sequences], np.int64)
+    here = np.flatnonzero(source != Source.ENV)
+    owner = np.repeat(np.arange(len(sequences)), length)[here]
+    count = np.bincount(owner, minlength=len(sequences))
+    rank = np.arange(len(here)) - np.repeat(np.cumsum(count) - count, count)
 
     def take(columns: Seq[np.ndarray], kind: type) -> Tensor:
-        return torch.from_numpy(_join([c[a] for c, a in zip(columns, at, strict=True)], kind))
+        return torch.from_numpy(_join(columns, kind)[here])
 
-    uid = torch.tensor([e.uid for e in episodes for _ in e.sequences], dtype=torch.int64)
-    which = torch.tensor([i for e in episodes for i in range(len(e.sequences))], dtype=torch.int64)
-    length = torch.tensor([len(a) for a in at], dtype=torch.int64)
-    rank = torch.from_numpy(_join([np.arange(len(a)) for a in at], np.int64))
-    uid_N = key_hash(uid.repeat_interleave(length), which.repeat_interleave(length), rank)
+    uid = np.array([e.uid for e in episodes for _ in e.sequences], np.int64)
+    which = np.array([i for e in episodes for i in range(len(e.sequences))], np.int64)
+    uid_N = key_hash(*(torch.from_numpy(x) for x in (uid[owner], which[owner], rank)))
     assert isinstance(uid_N, Tensor)
-    shared = [n if s.node is None else s.node[a] for s, a, n in zip(sequences, at, nothing, strict=True)]
-    node = torch.from_numpy(_join(shared, np.int64))
-    ones = torch.ones(len(uid_N), dtype=dtype)
-    warm = [np.ones(len(s.ids), np.float32) if s.temperature is None else s.temperature for s in sequences]
+    node, warm = uid_N, torch.ones(len(here), dtype=dtype)
+    if any(s.node is not None for s in sequences):
+        node = take([np.full(len(s.ids), -1) if s.node is None else s.node for s in sequences], np.int64)
+    if any(s.temperature is not None for s in sequences):
+        heat = [np.ones(len(s.ids), np.float32) if s.temperature is None else s.temperature for s in sequences]
+        warm = take(heat, np.float32).to(dtype)
+    at = here - (np.cumsum(length) - length)[owner]
     return {
-        "turn_N": torch.from_numpy(_join(_turn_of(episodes, at), np.int64)),
+        "turn_N": torch.from_numpy(_turn_of(episodes, at, count)),
         "uid_N": uid_N,
         "token_N": take([s.ids for s in sequences], np.int64),
         "logp_gen_N": take([s.logp for s in sequences], np.float32).to(dtype),
-        "source_N": take([s.source for s in sequences], np.int64),
+        "source_N": torch.from_numpy(source[here]),
         "version_N": take([s.version for s in sequences], np.int64),
         "node_N": torch.where(node < 0, uid_N, node),
-        "temperature_N": take(warm, np.float32).to(dtype),
-        "keep_N": torch.ones(len(uid_N), dtype=torch.bool),
-        "weight_N": ones,
+        "temperature_N": warm,
+        "keep_N": torch.ones(len(here), dtype=torch.bool),
+        "weight_N": torch.ones(len(here), dtype=dtype),
     }
 
 
@@ -162,17 +168,20 @@ def _by_sequence(e: Episode) -> list[list[tuple[int, Turn]]]:
     return turns
 
 
-def _turn_of(episodes: Seq[Episode], at: Seq[np.ndarray]) -> list[np.ndarray]:
+def _turn_of(episodes: Seq[Episode], at: np.ndarray, count: np.ndarray) -> np.ndarray:
     """The turn of each decision: the first of its sequence that ends after it (given tokens go to the next turn)."""
+    if all(len(e.turns) == len(e.sequences) == 1 for e in episodes):
+        return np.repeat(np.arange(len(count)), count)
     out: list[np.ndarray] = []
-    first, row = 0, 0
+    rows = iter(np.split(at, np.cumsum(count)[:-1]))
+    first = 0
     for e in episodes:
         for s, mine in zip(e.sequences, _by_sequence(e), strict=True):
             shift = 0 if s.train_as is None else len(s.train_as) - s.prompt_len
             stops = np.array([t.stop + shift for _, t in mine])
-            out.append(first + np.minimum(np.searchsorted(stops, at[row], side="right"), len(mine) - 1))
-            first, row = first + len(mine), row + 1
-    return out
+            out.append(first + np.minimum(np.searchsorted(stops, next(rows), side="right"), len(mine) - 1))
+            first += len(mine)
+    return _join(out, np.int64)
 
 
 def _state(e: Episode, i: int) -> int:

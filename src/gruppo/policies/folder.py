@@ -107,7 +107,7 @@ def _refuse_others(told: dict[str, Any], folder: Path) -> None:
         if told.get(key) not in (None, value):  # what is left out has the value of a Llama, and that is ours
             raise ValueError(
                 f"{folder}/config.json: {key}={told[key]!r}, but TinyTransformer computes {key}={value!r}: "
-                "the logits would differ. Use a Llama that has it, such as one that gruppo saved; others cannot be loaded yet."
+                "the logits would differ. Use a folder that a run has saved; other models cannot be loaded yet."
             )
 
 

@@ -58,10 +58,10 @@ class Memory(dict[str, Any]):
 class Sampling:
     """How tokens are drawn."""
 
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    max_tokens: int = 16  # of one answer; in a run 0: the task's own
+    temperature: float = 1.0  # 0: greedy, so that all answers of a group are the same
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0  # 1: all tokens
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Which tasks next, and how many samples for each?"""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from gruppo.data import permutation
@@ -10,6 +11,12 @@ from gruppo.stages.occupant import Occupant
 
 class Curriculum(Protocol):
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]: ...
+
+
+@lru_cache(maxsize=4)
+def _epoch(size: int, seed: int, epoch: int) -> list[int]:
+    """The order of an epoch: the same at every step of it."""
+    return permutation(size, seed, "epoch", epoch).tolist()
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,6 @@ class Uniform(Occupant):
             first = ctx.step * n
             picks = []
             for epoch in range(first // size, (first + n - 1) // size + 1):
-                order = permutation(size, ctx.seed, "epoch", epoch)
-                picks += order[max(first - epoch * size, 0) : first + n - epoch * size].tolist()
+                order = _epoch(size, ctx.seed, epoch)
+                picks += order[max(first - epoch * size, 0) : first + n - epoch * size]
         return [Ask(tasks[i], ctx.samples) for i in picks]

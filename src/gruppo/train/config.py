@@ -19,10 +19,10 @@ LOWEST: dict[str, float] = {
 class TaskConfig:
     """Which problems, and who judges the answers."""
 
-    name: str = "addition"
+    name: str = "addition"  # addition, chain, countdown, sorting, or ./file.py:make
     level: str = ""  # "2", or a mixture "1-3"; empty: the task's default
-    seed: int = 0
-    train_size: int = 20_000
+    seed: int = 0  # which problems come, and in which order; never which are held out
+    train_size: int = 20_000  # problems to train on
     reward: str = ""  # a reward function of your own, ./file.py:function, instead of the task's scorer
     seconds: float = 5.0  # time limit of one judgement
 
@@ -30,8 +30,8 @@ class TaskConfig:
 @dataclass(frozen=True)
 class PolicyConfig:
     name: str = "tiny"  # built in, or a folder
-    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    device: str = "auto"
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"  # of weights and gradients
+    device: str = "auto"  # auto: cuda if there is one, else cpu
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ class EvalConfig:
     """Held-out evaluation: `prompts` answers, one each, sampled at `temperature`, always under the same keys."""
 
     every: int = 10  # steps; 0: only before and after
-    prompts: int = 500
-    temperature: float = 1.0
+    prompts: int = 500  # held-out problems, one answer each
+    temperature: float = 1.0  # 0: greedy
 
 
 @dataclass(frozen=True)
 class SaveConfig:
-    folder: str = "runs"
+    folder: str = "runs"  # where run folders are made
     name: str = ""  # empty: method-task-seed-time
     checkpoint_every: int = 20  # steps; 0: only at the end
-    keep: int = 2
+    keep: int = 2  # checkpoints; older ones are removed
     episodes_every: int = 10  # steps; 0: none
-    tensorboard: Literal["auto", "yes", "no"] = "auto"
+    tensorboard: Literal["auto", "yes", "no"] = "auto"  # auto: if it is installed
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class RunConfig:
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     save: SaveConfig = SaveConfig()
-    steps: int = 60
+    steps: int = 60  # walks of the data; each is one batch of episodes
     prompts: int = 64  # tasks a step
     samples: int = 8  # answers a task
-    seed: int = 0
+    seed: int = 0  # of everything that is drawn
     budget_tokens: int = 0  # sampled tokens a step, draws again included; 0: no limit
     max_failures: float = 0.5  # share of episodes that may fail in a step before the run stops
     accept: tuple[str, ...] = ()  # checks of step zero that may fail, by name; recorded with the run

@@ -29,11 +29,11 @@ _AS_STORED = frozenset({"logp_gen_N", "temperature_N", "row_N"})  # NaN in logp_
 class OptimConfig:
     """AdamW and its surroundings."""
 
-    lr: Sched = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
+    lr: Sched = 1e-4  # a number or a schedule
+    beta1: float = 0.9  # AdamW's
+    beta2: float = 0.95  # AdamW's
+    weight_decay: float = 0.0  # AdamW's
+    clip_norm: float = 1.0  # largest norm of a gradient
     micro_tokens: int = 16384  # input tokens of one forward and backward
 
 

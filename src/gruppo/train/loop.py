@@ -89,8 +89,7 @@ async def draw_until_selected(run: Run, ctx: Context) -> tuple[list[Episode], li
         fresh = await draw(run, ctx, asks)
         drawn += fresh
         kept, again = through_first_door(ctx, run.method.select, [*kept, *fresh])
-        spent = sum(e.tokens for e in drawn)
-        if run.config.budget_tokens and spent >= run.config.budget_tokens:
+        if run.config.budget_tokens and sum(e.tokens for e in drawn) >= run.config.budget_tokens:
             break
         asks = again
         if asks:

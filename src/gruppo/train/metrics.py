@@ -61,12 +61,13 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     """Metrics of everything that was drawn, before selection."""
     drawn = [e for e in drawn if e.use in (Use.LEARN, Use.BASELINE) and e.source == Source.POLICY]
     judged = [e for e in drawn if e.status.judged]
+    tokens = [e.tokens for e in drawn]
     out = {
         "failed": _mean([not e.status.judged and e.status != Status.OPEN for e in drawn]),
         "timed_out": _mean([e.status == Status.TIMEOUT for e in drawn]),
         "truncated": _mean([e.status == Status.TRUNCATED for e in drawn]),
-        "length": _mean([e.tokens for e in drawn]),
-        "tokens": float(sum(e.tokens for e in drawn)),
+        "length": _mean(tokens),
+        "tokens": float(sum(tokens)),
         "reward": _mean([e.total for e in judged]),
         "accuracy": _mean([e.reward["task"] for e in judged if "task" in e.reward]),
         "entropy": -_mean(

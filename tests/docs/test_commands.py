@@ -1,0 +1,60 @@
+"""Commands and settings that the pages show exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from doc_blocks import DOCS, ROOT
+
+from gruppo.cli import arguments, overrides
+from gruppo.methods import method
+from gruppo.train.config import RunConfig
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md"), *DOCS.glob("methods/*.md")]
+
+
+def commands() -> list[str]:
+    """Every `gruppo …` line of a shell block, and every one that stands in backticks."""
+    found: list[str] = []
+    for page in PAGES:
+        text = page.read_text()
+        for block in re.findall(r"^```(?:sh|bash)\n(.*?)^```$", text, re.M | re.S):
+            found += re.findall(r"^gruppo .*$", block, re.M)
+        found += re.findall(r"`(gruppo [a-z][^`…]*)`", text)
+    return sorted(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("line", commands())
+def test_command_is_understood(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    if "[" in line or words[0] not in ("train", "eval", "doctor", "methods"):
+        return
+    args = arguments(words)
+    known = [s for s in getattr(args, "settings", []) if "./" not in s]
+    overrides.apply(RunConfig(), known)
+
+
+def test_names_of_other_libraries_lead_to_settings_that_exist() -> None:
+    section = (DOCS / "configuration.md").read_text().split("\n## Coming from")[1].split("\n## ")[0]
+    rows = [row.split(" | ")[2] for row in section.splitlines() if row.startswith("| `")]
+    assert len(rows) > 10
+    for row in rows:
+        path = re.match(r"`([\w.]+)(\+=)?(\w+)?", row)
+        assert path is not None
+        if path[2]:
+            overrides.apply(RunConfig(), [f"{path[1]}+={path[3]}"])
+        else:
+            assert path[1] in set(overrides.paths(RunConfig())), row
+
+
+def test_listed_methods_exist() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    for name in re.findall(r"^- `([a-z_0-9]+)@1`", changes, re.M):
+        assert method(f"{name}@1").name == name
+
+
+def test_make_targets_exist() -> None:
+    rules = set(re.findall(r"^([a-z]+):", Path(ROOT / "Makefile").read_text(), re.M))
+    told = {t for page in PAGES for t in re.findall(r"^\| `make ([a-z]+)|^make ([a-z]+)", page.read_text(), re.M)}
+    assert {a or b for a, b in told} <= rules
