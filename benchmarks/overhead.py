@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py [--method grpo] [--steps 12] [--profile] [--json]
 
-The built-in policy at about 4,096 sampled tokens a step (sorting, 64 prompts x 8 answers of about 8 tokens), steady
+The built-in policy at about 4,096 sampled tokens a step (sorting, 43 prompts x 8 answers of about 12 tokens), steady
 steps only. `--profile` lists the functions behind the rest.
 """
 
@@ -26,7 +26,7 @@ PARTS = ("sampling", "scoring", "forward", "backward", "optimiser", "rest")
 
 def measure(name: str, steps: int, profiler: cProfile.Profile | None = None) -> dict[str, Any]:
     """Median seconds of each part over the steady steps (the first two warm up)."""
-    run = Run(RunConfig(method=method(name), task=TaskConfig(name="sorting", level="2")))
+    run = Run(RunConfig(method=method(name), task=TaskConfig(name="sorting", level="2"), prompts=43))
     try:
         steady = asyncio.run(_steps(run, steps, profiler))
     finally:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from making_episodes import LAW
 from torch import Tensor
 
-from gruppo.data import Key, centre, gather, key_of, lag, scan
+from gruppo.data import Key, centre, gather, key_of, lag, scan, segment
 from gruppo.data.segment import ranges
 
 HOWS = ["sum", "mean", "var", "std", "max", "min", "logsumexp", "logmeanexp"]
@@ -303,3 +303,13 @@ def test_lag_passes_gradients_to_the_row_it_came_from():
 def test_ranges_is_a_chain_of_ranges(pairs):
     start, length = (torch.tensor([p[i] for p in pairs], dtype=torch.int64) for i in range(2))
     assert ranges(start, length).tolist() == [i for a, n in pairs for i in range(a, a + n)]
+
+
+@pytest.mark.parametrize("block", [1, 3, 7])
+def test_scan_in_blocks_is_scan_at_once(block, monkeypatch):
+    part = torch.repeat_interleave(torch.arange(6), torch.tensor([1, 4, 2, 9, 1, 5]))
+    generator = torch.Generator().manual_seed(0)
+    b, c = torch.rand(2, len(part), generator=generator, dtype=torch.float64)
+    whole = segment.scan(b, c, part)
+    monkeypatch.setattr(segment, "SCAN_BLOCK", block)
+    assert torch.allclose(segment.scan(b, c, part), whole, rtol=1e-14)

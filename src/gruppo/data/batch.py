@@ -130,7 +130,10 @@ class Batch(Columns):
         if name in columns:
             return columns[name]
         near = difflib.get_close_matches(name, list(columns), 3)
-        raise AttributeError(f"this batch has no column {name!r}; nearest: {', '.join(near) or 'none'}")
+        raise AttributeError(
+            f"this batch has no column {name!r}; nearest: {', '.join(near) or 'none'}. What a model knows, such as "
+            "logp_ref_N, is there if the occupant declares it in needs(ctx)."
+        )
 
     # sizes and levels
 

@@ -5,6 +5,7 @@ Degenerate parts are defined here once: an empty part, or one smaller than `min_
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -139,24 +140,36 @@ def offsets(key: Key) -> tuple[Tensor, Tensor]:
     return torch.cumsum(length, 0) - length, length
 
 
+SCAN_BLOCK = 1 << 16  # rows whose five temporaries stay in the cache
+
+
 def scan(b: Tensor, c: Tensor | float, part: Tensor) -> Tensor:
     """y_t = b_t + c_t y_{t+1} inside each part, rows in time order and parts contiguous; y = b at a part's end.
 
     A part knows nothing of another, also when that holds NaN or infinities.
 
     Doubling: after k rounds a row holds the sum over 2^k steps, so it costs N log2(longest part) and no loop over
-    rows or episodes. A loop over time steps (work N, one small kernel a step) was slower on two cores: 26 against
-    17 ms for 10^4 parts of 100 rows, 755 against 1 ms for one part of 30,000.
+    rows or episodes; blocks of whole parts keep it in the cache. A loop over time steps (work N, one small kernel a
+    step) was slower; the figures are in benchmarks/LOG.md.
     """
     b = _as_float(b)
+    c_t = torch.as_tensor(c, dtype=b.dtype, device=b.device)
+    c_t = c_t if c_t.dim() == b.dim() else _beside(c_t.expand(len(b)), b)
+    if len(b) <= SCAN_BLOCK:
+        return _scan_block(b, c_t, part)
+    begin = torch.nonzero(part[1:] != part[:-1])[:, 0] + 1
+    cut = torch.searchsorted(begin, torch.arange(SCAN_BLOCK, len(b), SCAN_BLOCK, device=b.device))
+    edges = [0, *dict.fromkeys(begin[cut[cut < len(begin)]].tolist()), len(b)]
+    return torch.cat([_scan_block(b[i:j], c_t[i:j], part[i:j]) for i, j in pairwise(edges)])
+
+
+def _scan_block(b: Tensor, c: Tensor, part: Tensor) -> Tensor:
     if len(b) == 0:
         return b
     longest = int(torch.bincount(part - part.min()).max())
     zero = torch.zeros((), dtype=b.dtype, device=b.device)
     follows = torch.cat([part[1:] == part[:-1], part.new_zeros(1, dtype=torch.bool)])
-    c_t = torch.as_tensor(c, dtype=b.dtype, device=b.device)
-    c_t = c_t if c_t.dim() == b.dim() else _beside(c_t.expand(len(b)), b)
-    y, c_t = b.clone(), torch.where(_beside(follows, b), c_t, zero)
+    y, c_t = b.clone(), torch.where(_beside(follows, b), c, zero)
     step = 1
     while step < longest:
         # where, not a coefficient of 0: 0 · NaN of the next part is NaN, forwards and backwards.
