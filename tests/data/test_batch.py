@@ -167,10 +167,19 @@ def test_a_column_of_the_wrong_length_is_refused():
         batch.with_columns(reward_EC=torch.zeros(3, 1))
 
 
-@pytest.mark.parametrize("name", ["adv", "adv_", "adv_n", "NK", "adv_M"])
+@pytest.mark.parametrize("name", ["adv", "adv_", "adv_n", "NK", "adv_Q"])
 def test_a_column_without_a_level_is_refused(name):
     with pytest.raises(ValueError, match="does not end in its level"):
         pack([answer(1)]).with_columns(**{name: torch.zeros(3)})
+
+
+def test_columns_of_input_positions_are_cut_with_the_batch():
+    batch = pack([answer(1), answer(2), answer(3)])
+    batch = batch.with_columns(here_M=batch.inputs.ids_M)
+    for part in (batch.micro(torch.tensor([2, 0])), batch.minibatch(torch.tensor([1]))):
+        assert torch.equal(part.here_M, part.inputs.ids_M)
+    with pytest.raises(ValueError, match="level M has"):
+        batch.with_columns(here_M=torch.zeros(1))
 
 
 def test_an_unknown_column_names_the_nearest():

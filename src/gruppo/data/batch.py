@@ -315,14 +315,15 @@ class Batch(Columns):
         """The same rows with columns added or replaced."""
         for name, x in columns.items():
             level = _level(name)
-            if level not in _LEVELS:
+            if level not in (*_LEVELS, "M"):
                 raise ValueError(
                     f"column {name!r} does not end in its level, so its rows cannot be cut with the batch. "
                     f"Call it {name}_N, or another of {', '.join(_LEVELS)}."
                 )
-            if len(x) != self.size(level):  # type: ignore[arg-type]
+            size = len(self.inputs.ids_M) if level == "M" else self.size(level)  # type: ignore[arg-type]
+            if len(x) != size:
                 raise ValueError(
-                    f"column {name} has {len(x)} rows, level {level} has {self.size(level)}: rows would slip. "  # type: ignore[arg-type]
+                    f"column {name} has {len(x)} rows, level {level} has {size}: rows would slip. "
                     f"Give one value per row of {level}."
                 )
         return replace(self, columns={**self.columns, **columns}, _cache={})
@@ -355,7 +356,7 @@ class Batch(Columns):
         """
         starts = {name: (start[rows_S], length[rows_S]) for name, (start, length) in self._starts().items()}
         rows_N, rows_K = segment.ranges(*starts["N"]), segment.ranges(*starts["K"])
-        rows = {"N": rows_N, "K": rows_K, "S": rows_S}
+        rows = {"N": rows_N, "K": rows_K, "S": rows_S, "M": segment.ranges(*starts["as_trained"])}
         columns = {n: x[rows[_level(n)]] if _level(n) in rows else x for n, x in self.columns.items()}
         columns["seq_K"], seq_N = _count_up(starts["K"][1]), _count_up(starts["N"][1])
         moved_S = torch.cumsum(starts["K"][1], 0) - starts["K"][1] - starts["K"][0]

@@ -5,7 +5,7 @@ purpose says so in `breaks`, with the reason; the declaration is in its document
 """
 
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -265,12 +265,14 @@ def verdict(law: str, method: Method, seed: int = 0) -> str:
 
 def check_laws(method: Method, seeds: Iterable[int] = range(3)) -> dict[str, str]:
     """{law: "" or how it is broken}. A law that the method breaks on purpose must really be broken."""
-    out: dict[str, str] = {}
+    return dict(law_by_law(method, seeds))
+
+
+def law_by_law(method: Method, seeds: Iterable[int] = range(3)) -> Iterator[tuple[str, str]]:
+    """`check_laws`, one law at a time."""
     for name in LAWS:
         said = first(verdict(name, method, seed) for seed in (seeds if name not in ONCE else (0,)))
         if name in method.breaks and not said.startswith("raised "):
-            said = (
-                "" if said else f"declared as broken ({method.breaks[name]}), but it holds: take the declaration away"
-            )
-        out[name] = said
-    return out
+            holds = f"declared as broken ({method.breaks[name]}), but it holds: take the declaration away"
+            said = "" if said else holds
+        yield name, said

@@ -41,7 +41,7 @@ class RunFolder:
     # configuration and the user's code
 
     def write_config(self, config: RunConfig) -> None:
-        """config.toml, environment.json, and a copy of every file of the user's that the run is made of."""
+        """config.toml, environment.json, and a copy of every file of the user's that the method is made of."""
         self.path.mkdir(parents=True, exist_ok=True)
         table, code = to_table(config), dict[str, str]()
         text = tomli_w.dumps(_with_own_code(table, code))

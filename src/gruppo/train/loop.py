@@ -46,6 +46,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
     past = [from_the_past(e) for e in method.replay.get(ctx, run.replay)]
     facts = episode_metrics(drawn) | {"rounds": ctx.round + 1.0}
     run.stop_if_failing(facts["failed"], drawn)
+    run.note_dead(facts["dead_groups"])
 
     batch = None
     used = [e for e in (*episodes, *past) if e.use != Use.NONE]

@@ -40,6 +40,7 @@ class Run:
         self.version, self.checked = 0, False
         self.whole = True  # not from the first optimiser step to the end of a step: that state is nobody's
         self.known_tasks: dict[str, Any] = {}
+        self.dead_steps = 0
         self.scored: set[int] = set()  # episodes of this step that have been through the reward room
         check(self.method, self.bare_context(0), samples=config.samples, can=NativeEngine.can)
         policy = load_policy(config.policy.name, self.dtype, self.device, seed=config.seed)
@@ -83,6 +84,15 @@ class Run:
     def warn(self, *sentences: str) -> None:
         for sentence in sentences:
             self.say(f"warning: {sentence}")
+
+    def note_dead(self, share: float) -> None:
+        """Three steps in a row in which every group was equal: most methods learn nothing from them."""
+        self.dead_steps = self.dead_steps + 1 if share == 1.0 else 0
+        if self.dead_steps == 3:
+            self.warn(
+                "every group of the last three steps has equal task rewards, so there is nothing to compare. Use an easier "
+                "or harder task.level, more samples, or sampling.temperature=1."
+            )
 
     def stop_if_failing(self, failed: float, drawn: Sequence[Episode]) -> None:
         """Too many failures: the reward function or environment is broken, and learning on would hide it."""
