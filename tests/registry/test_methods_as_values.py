@@ -95,6 +95,7 @@ def test_difference_of_dapo_is_what_its_file_says() -> None:
         "objective.clipped_surrogate.clip_high": (0.2, 0.28),
         "objective.clipped_surrogate.mean": ("sequence", "token"),
         "penalties": (ReferenceKL(kl_coef=0.04, mean="sequence"), "nothing"),
+        "update.passes.minibatches": (1, 4),
     }
 
 

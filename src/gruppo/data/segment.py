@@ -167,17 +167,25 @@ def _scan_block(b: Tensor, c: Tensor, part: Tensor) -> Tensor:
     if len(b) == 0:
         return b
     longest = int(torch.bincount(part - part.min()).max())
-    zero = torch.zeros((), dtype=b.dtype, device=b.device)
     follows = torch.cat([part[1:] == part[:-1], part.new_zeros(1, dtype=torch.bool)])
-    y, c_t = b.clone(), torch.where(_beside(follows, b), c, zero)
-    step = 1
+    c = torch.where(_beside(follows, b), c, torch.zeros((), dtype=b.dtype, device=b.device))
+    y = _doubled(b, c, longest, None)
+    # A coefficient of 0 keeps parts apart, but 0 · NaN is NaN: only then is the guard worth its price.
+    return y if bool(torch.isfinite(y).all()) else _doubled(b, c, longest, part)
+
+
+def _doubled(b: Tensor, c: Tensor, longest: int, guard: Tensor | None) -> Tensor:
+    """After the round of `step`, y_t holds the sum over the next 2 · step rows; `guard` lets no part into another."""
+    y, zero, step = b, torch.zeros((), dtype=b.dtype, device=b.device), 1
     while step < longest:
-        # where, not a coefficient of 0: 0 · NaN of the next part is NaN, forwards and backwards.
-        inside = _beside(part[step:] == part[:-step], b)
-        y = torch.cat([y[:-step] + c_t[:-step] * torch.where(inside, y[step:], zero), y[-step:]])
-        c_t = torch.cat([c_t[:-step] * torch.where(inside, c_t[step:], zero), torch.zeros_like(c_t[-step:])])
+        y_later, c_later = y[step:], c[step:]
+        if guard is not None:
+            inside = _beside(guard[step:] == guard[:-step], b)
+            y_later, c_later = torch.where(inside, y_later, zero), torch.where(inside, c_later, zero)
+        y = torch.cat([torch.addcmul(y[:-step], c[:-step], y_later), y[-step:]])
+        c = torch.cat([c[:-step] * c_later, torch.zeros_like(c[-step:])])
         step *= 2
-    return y
+    return y.clone() if y is b else y
 
 
 def lag(x: Tensor, k: int, part: Tensor, fill: int | float = 0) -> Tensor:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
+import torch
+
 from gruppo.data import permutation
 from gruppo.stages.context import Ask, Context
 from gruppo.stages.occupant import Occupant
@@ -19,6 +21,13 @@ def _epoch(size: int, seed: int, epoch: int) -> list[int]:
     return permutation(size, seed, "epoch", epoch).tolist()
 
 
+def _out_of_turn(ctx: Context, size: int, n: int) -> list[int]:
+    """n different keyed picks; a small set is shuffled whole."""
+    drawn = ctx.uniform("again", ctx.round, torch.arange(4 * n)) * size
+    picks = list(dict.fromkeys(drawn.long().tolist()))[:n]
+    return picks if len(picks) == n else permutation(size, ctx.seed, "again", ctx.step, ctx.round)[:n].tolist()
+
+
 @dataclass(frozen=True)
 class Uniform(Occupant):
     """Every task once an epoch, in an order keyed by the epoch; a draw again takes keyed tasks out of turn.
@@ -29,7 +38,7 @@ class Uniform(Occupant):
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
         n, size = ctx.prompts, len(tasks)
         if ctx.round > 0:
-            picks = permutation(size, ctx.seed, "again", ctx.step, ctx.round)[:n].tolist()
+            picks = _out_of_turn(ctx, size, n)
         else:
             first = ctx.step * n
             picks = []

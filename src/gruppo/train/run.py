@@ -90,8 +90,8 @@ class Run:
         self.dead_steps = self.dead_steps + 1 if share == 1.0 else 0
         if self.dead_steps == 3:
             self.warn(
-                "every group of the last three steps has equal task rewards, so there is nothing to compare. Use an easier "
-                "or harder task.level, more samples, or sampling.temperature=1."
+                "every group of the last three steps has equal task rewards, so there is nothing to compare. Use an "
+                "easier or harder task.level, more samples, or sampling.temperature=1."
             )
 
     def stop_if_failing(self, failed: float, drawn: Sequence[Episode]) -> None:

@@ -121,7 +121,6 @@ class Trainer:
         self.config, self.folder, self.changes = config, folder, changes
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
-        self.display.say(f"{title}: loading policy {config.policy.name}, then step zero")
         self.run = Run(config, self.display.say)
         self.board: Any = None
         self.before: float | None = None
