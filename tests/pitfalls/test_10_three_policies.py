@@ -21,7 +21,9 @@ from gruppo.methods import method
 from gruppo.stages.select import TruncatedImportance
 from gruppo.stages.update import Passes
 
-BARE = method("dapo").but(reward=(), select=())  # the clipped surrogate, mean over tokens, no penalty
+BARE = method("dapo").but(
+    reward=(), select=()
+)  # the clipped surrogate, mean over tokens, no penalty.but(update=Passes())
 
 
 def without_old(batch: Batch) -> Batch:

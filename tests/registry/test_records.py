@@ -111,7 +111,9 @@ def test_a_changed_base_shows_in_its_descendants() -> None:
 
     def dapo_from(base: Method) -> Method:
         d = method("dapo")
-        return base.but(name="dapo", reward=d.reward, select=d.select, objective=d.objective, penalties=d.penalties, update=d.update)
+        return base.but(
+            name="dapo", reward=d.reward, select=d.select, objective=d.objective, penalties=d.penalties, update=d.update
+        )
 
     assert record_hash(dapo_from(method("grpo"))) == record_hash(method("dapo"))
     changed = method("grpo").but(credit=GroupNormalised(eps=1e-4))

@@ -6,7 +6,7 @@ Differs from GRPO: higher upper clip, mean over tokens, no KL, groups without va
 are shaped, several updates a batch. Checked against verl docs/algo/dapo.md and reward_manager/dapo.py: the filter
 looks at the task's reward, not at the shaped one. The budget of the shaping is the run's (the paper's: 20480 with a
 buffer of 4096); verl's dual clip (10) is not in the paper's equation and is off; set clip_dual=10 for it. The paper
-takes 16 updates a batch of 512 prompts; 4 here, of the run's prompts: with a single one the ratio is 1 and no clip acts.
+takes 16 updates a batch of 512 prompts; 4 here, of the run's prompts: with a single one the ratio is 1: no clip.
 """
 
 from gruppo.methods.grpo import GRPO
