@@ -21,7 +21,8 @@ from gruppo.methods import method
 from gruppo.stages.select import TruncatedImportance
 from gruppo.stages.update import Passes
 
-BARE = method("dapo").but(
+# the clipped surrogate, mean over tokens, no penalty, one step a batch
+BARE = method("dapo").but(reward=(), select=(), update=Passes())
     reward=(), select=()
 )  # the clipped surrogate, mean over tokens, no penalty.but(update=Passes())
 
