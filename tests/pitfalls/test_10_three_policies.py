@@ -23,8 +23,6 @@ from gruppo.stages.update import Passes
 
 # the clipped surrogate, mean over tokens, no penalty, one step a batch
 BARE = method("dapo").but(reward=(), select=(), update=Passes())
-    reward=(), select=()
-)  # the clipped surrogate, mean over tokens, no penalty.but(update=Passes())
 
 
 def without_old(batch: Batch) -> Batch:
