@@ -280,11 +280,6 @@ class Batch(Columns):
             return self.gather(self.turn_index_K, "K", "S", "min").to(torch.int64)
         return torch.zeros(self.size(low), dtype=torch.int64, device=self.device)
 
-    def in_time(self, low: Level, within: Level = "E") -> Tensor:
-        """The place of each row of `low` in time, counted over the batch: rows of one `within` follow each other."""
-        order, place = self._order(low, within), torch.arange(self.size(low), device=self.device)
-        return place if order is None else torch.empty_like(place).index_copy(0, order, place)
-
     def time_order(self, low: Level, within: Level = "E") -> Tensor:
         """The rows of `low` in time, one `within` after the other."""
         order = self._order(low, within)

@@ -11,7 +11,6 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +228,3 @@ def _flat(table: Any, at: str = "") -> Any:
             yield from _flat(v, f"{at}[{i}]")
     else:
         yield at, table
-
-
-def field_names(config: RunConfig) -> list[str]:
-    return [f.name for f in fields(config)]
