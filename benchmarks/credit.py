@@ -1,15 +1,18 @@
 """Credit on large batches: 10^6 tokens in 10^4 episodes, and the factor from 10^5 tokens.
 
-    python benchmarks/credit.py [--json]
+    python benchmarks/credit.py [--threads 2] [--json]
 
-Only `credit` itself is timed: needs are columns of random numbers. Best of 25, caches of the batch cold. The last
-column is the factor without the fixed cost of the kernels, taken at 10^3 tokens.
+Only `credit` itself is timed: needs are columns of random numbers, caches of the batch are cold. The three sizes take
+turns, so that a slow second of the machine hits them alike: a round is 100 calls at 10^3 tokens, 10 at 10^5 and 1 at
+10^6. `factor` is t(10^6) / t(10^5); `growing` is the same without the fixed cost of the kernels, t(10^3), so 10 is
+linear. Both are medians over 41 rounds; times are medians, `worst` is the slowest call.
 """
 
 import argparse
 import json
 import time
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ import torch
 from gruppo.data import Batch, Inputs, Source
 from gruppo.methods import all_methods
 from gruppo.stages import Context, Method
+from gruppo.train.allocator import keep_freed_memory
 
 
 def big_batch(tokens: int, per_episode: int = 100, per_group: int = 8, seed: int = 0) -> Batch:
@@ -48,29 +52,35 @@ def big_batch(tokens: int, per_episode: int = 100, per_group: int = 8, seed: int
     return Batch(columns, {"as_trained": inputs}, ("task",), ("policy",), groups)
 
 
-def seconds(method: Method, tokens: int, repeats: int = 25) -> float:
-    """The best of `repeats`, each with the caches of the batch cold."""
-    ctx, batch, times = Context(), big_batch(tokens), []
-    for _ in range(repeats):
-        cold = replace(batch, _cache={})
-        start = time.perf_counter()
-        method.credit(ctx, cold)
-        times.append(time.perf_counter() - start)
-    return min(times)
+SIZES = {10**3: 100, 10**5: 10, 10**6: 1}  # tokens: calls a round
 
 
-def measure() -> list[dict[str, Any]]:
-    rows = []
+def seconds(method: Method, batch: Batch, calls: int) -> float:
+    """Mean of `calls` calls, each with the caches of the batch cold."""
+    ctx = Context()
+    cold = [replace(batch, _cache={}) for _ in range(calls)]
+    start = time.perf_counter()
+    for b in cold:
+        method.credit(ctx, b)
+    return (time.perf_counter() - start) / calls
+
+
+def measure(rounds: int) -> list[dict[str, Any]]:
+    batches, rows = {n: big_batch(n) for n in SIZES}, []
     for name, method in all_methods().items():
-        fixed, small, large = (seconds(method, n) for n in (10**3, 10**5, 10**6))
+        for batch in batches.values():
+            seconds(method, batch, 3)
+        times = [[seconds(method, batches[n], calls) for n, calls in SIZES.items()] for _ in range(rounds)]
+        fixed, small, large = (median(t) * 1e3 for t in zip(*times, strict=True))
         rows.append(
             {
                 "method": name,
-                "ms_1e3": fixed * 1e3,
-                "ms_1e5": small * 1e3,
-                "ms_1e6": large * 1e3,
-                "factor": large / small,
-                "factor_less_fixed": (large - fixed) / (small - fixed),
+                "ms_1e3": fixed,
+                "ms_1e5": small,
+                "ms_1e6": large,
+                "worst_ms": max(t[2] for t in times) * 1e3,
+                "factor": median(c / b for _, b, c in times),
+                "growing": median((c - a) / (b - a) for a, b, c in times),
             }
         )
     return rows
@@ -78,17 +88,20 @@ def measure() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--json", action="store_true")
-    as_json = parser.parse_args().json
-    rows = measure()
-    if as_json:
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    keep_freed_memory()  # as a run does
+    rows = measure(args.rounds)
+    if args.json:
         print(json.dumps(rows))
         return
-    print(f"threads {torch.get_num_threads()}")
-    print(f"{'method':<10} {'10^3 (ms)':>10} {'10^5 (ms)':>10} {'10^6 (ms)':>10} {'factor':>7} {'less 10^3':>10}")
+    heads = ("10^3 (ms)", "10^5 (ms)", "10^6 (ms)", "worst", "factor", "growing")
+    print(f"{'method':<22}" + "".join(f"{h:>11}" for h in heads))
     for r in rows:
-        times = f"{r['ms_1e3']:10.2f} {r['ms_1e5']:10.2f} {r['ms_1e6']:10.2f}"
-        print(f"{r['method']:<10} {times} {r['factor']:7.1f} {r['factor_less_fixed']:10.1f}")
+        print(f"{r['method']:<22}" + "".join(f"{x:11.2f}" for x in list(r.values())[1:]))
 
 
 if __name__ == "__main__":

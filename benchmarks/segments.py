@@ -16,6 +16,7 @@ import torch
 
 from gruppo.data import Batch, Episode, Turn, micro_batches, pack, uniform
 from gruppo.data import Sequence as Context
+from gruppo.train.allocator import keep_freed_memory
 
 TOKENS, TURNS, GROUP = 100, 5, 8
 SIZES = (1_000, 10_000)
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    keep_freed_memory()  # as a run does
     table = measure(args.repeat)
     if args.json:
         print(json.dumps({"threads": args.threads, "torch": torch.__version__, "unit": "ms", "times": table}))

@@ -8,7 +8,7 @@ import pytest
 
 from gruppo.cli import main
 
-SMALL = ("policy=tiny-random", "prompts=2", "samples=4", "steps=2", "eval.prompts=2", "save.tensorboard=no")
+SMALL = ("model=tiny-random", "prompts=2", "samples=4", "steps=2", "eval.prompts=2", "save.tensorboard=no")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -83,7 +83,7 @@ def test_all_paths_are_here() -> None:
     assert {"method", "method.credit.eps", "method.penalties.reference_kl.kl_coef", "optim.lr", "save.name"} <= set(
         PATHS
     )
-    assert {"steps", "accept", "method.cast.ref.train", "method.objective.mean", "policy.dtype"} <= set(LEAVES)
+    assert {"steps", "accept", "method.cast.ref.train", "method.objective.mean", "model.dtype"} <= set(LEAVES)
     assert len(LEAVES) > 50
 
 
@@ -156,7 +156,7 @@ def test_a_room_of_another_method_brings_its_roles() -> None:
 
 
 def test_it_trains_the_critic() -> None:
-    run = trained("a", "method=grpo", "method.credit=ppo", "method.objective=ppo", "policy=tiny")
+    run = trained("a", "method=grpo", "method.credit=ppo", "method.objective=ppo", "model=tiny")
     assert all(
         {"grad_norm_critic", "value", "kl_ref"} <= row.keys() and row["grad_norm_critic"] > 0 for row in rows(run)[1:]
     )

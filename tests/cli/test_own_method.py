@@ -65,9 +65,9 @@ def test_the_commands_in_the_examples_work(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_it_trains_and_is_stored_with_the_run() -> None:
-    run = trained("a", f"method={MEDIAN}", "policy=tiny", "prompts=8", "samples=8")
+    run = trained("a", f"method={MEDIAN}", "model=tiny", "prompts=8", "samples=8")
     assert (run / "code/median_baseline.py").read_text() == (EXAMPLES / "median_baseline.py").read_text()
-    grpo = trained("b", "policy=tiny", "prompts=8", "samples=8")
+    grpo = trained("b", "model=tiny", "prompts=8", "samples=8")
     assert rows(run)[1]["adv_std"] != rows(grpo)[1]["adv_std"] and rows(run)[1]["reward"] == rows(grpo)[1]["reward"]
 
 
@@ -97,7 +97,7 @@ def test_a_broken_method_fails_the_check(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize("function", ["near", "near_all"])
 def test_own_reward(function: str) -> None:
-    run = trained("a", f"task.reward=./examples/own_reward.py:{function}", "policy=tiny")
+    run = trained("a", f"task.reward=./examples/own_reward.py:{function}", "model=tiny")
     for row in rows(run)[1:]:
         assert row["reward"] == pytest.approx(row["reward/task"] + row["reward/near"])
         assert row["accuracy"] == row["reward/task"] and row["failed"] == 0

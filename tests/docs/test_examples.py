@@ -10,7 +10,7 @@ from gruppo.cli import main
 from gruppo.methods import method
 from gruppo.train.metrics import known
 
-SMALL = ("policy=tiny-random", "steps=2", "prompts=2", "samples=4", "eval.prompts=4", "save.tensorboard=no")
+SMALL = ("model=tiny-random", "steps=2", "prompts=2", "samples=4", "eval.prompts=4", "save.tensorboard=no")
 
 
 @pytest.mark.parametrize("page", ["index.md", "tour.md"])

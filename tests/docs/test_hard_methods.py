@@ -113,7 +113,7 @@ def test_it_trains(page: dict[str, Any], name: str) -> None:
         "poise": {"credit": page["StateProbe"](layer=3)},  # the built-in policy has four
     }
     m = page[name.upper()].but(**fit.get(name, {}))
-    small = ("task=chain", "task.level=1", "steps=2", "prompts=2", "samples=4", "policy=tiny", "save.tensorboard=no")
+    small = ("task=chain", "task.level=1", "steps=2", "prompts=2", "samples=4", "model=tiny", "save.tensorboard=no")
     run = Run(replace(overrides.apply(RunConfig(), small), method=m), say=lambda said: None)
     try:
         assert [c.name for c in asyncio.run(step_zero(run)) if not c.ok] == []

@@ -12,7 +12,7 @@ P = torch.tensor([[0.4, 0.1, 0.3, 0.15, 0.05]], dtype=torch.float64)
 
 
 def settings(**how):
-    return settings_of([Request(np.array([1]), 1, 0, **how)], None, CPU)
+    return settings_of([Request(np.array([1]), 1, 0, **how)], (), CPU)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_ties_with_the_kth_are_kept_and_greedy_takes_the_first():
 def test_a_draw_has_probability_and_its_logp(key, logits, temperature, top_k, top_p):
     request = Request(np.array([1]), 1, key, temperature, top_k, top_p)
     z = torch.tensor([logits], dtype=torch.float32)
-    d = draw(z, settings_of([request], None, CPU), torch.tensor([1]))
+    d = draw(z, settings_of([request], (), CPU), torch.tensor([1]))
     token = int(d.token_B)
     assert d.logp_B.isfinite().all()
     keep = torch.ones(len(logits), dtype=torch.bool) if d.keep_BV is None else d.keep_BV[0]

@@ -85,13 +85,45 @@ def test_masked_tokens_and_empty_units_leave_the_count(mean: str) -> None:
     assert total(ragged(), mean, SOME) == pytest.approx(MASKED[mean], abs=1e-12)
 
 
+@pytest.mark.parametrize("unit", ["sequence", "episode", "group", "drawn_group"])
+def test_a_sum_over_a_constant(unit: str) -> None:
+    """Dr.GRPO's: the sum inside each unit over a constant, whatever its length; then the mean over the units."""
+    assert total(ragged(), f"{unit}_sum/20", ALL) == pytest.approx(FULL[f"{unit}_sum"] / 20, abs=1e-12)
+    assert total(ragged(), f"{unit}_sum/2.5", SOME) == pytest.approx(MASKED[f"{unit}_sum"] / 2.5, abs=1e-12)
+
+
+@pytest.mark.parametrize("mean", ["sequence_sum/0", "sequence_sum/", "sequence_sum/-3", "sequence_sum/nan", "token/4"])
+def test_a_constant_that_is_none(mean: str) -> None:
+    with pytest.raises(ValueError, match=r"divides by no constant. Write a sum, a slash and a number"):
+        total(ragged(), mean, ALL)
+    with pytest.raises(ValueError, match="mean='answer_sum' is no way to average. Use one of"):
+        total(ragged(), "answer_sum/4", ALL)
+
+
+def test_the_five_that_others_name() -> None:
+    """verl agg_loss and its names, as the card has them, by hand on the table above; C = 20, four sequences.
+
+    verl's seq-mean-token-sum-norm divides by C only, so it is the number; over the answers too it is sequence_sum/20.
+    """
+    per_sequence = [(1 + 2, 2), (4, 1), (8 + 16 + 32, 3), (64, 1)]
+    named = {
+        "token": sum(s for s, _ in per_sequence) / 7,  # token-mean
+        "sequence": sum(s / n for s, n in per_sequence) / 4,  # seq-mean-token-mean
+        "sequence_sum": sum(s for s, _ in per_sequence) / 4,  # seq-mean-token-sum
+        "sequence_sum/20": sum(s / 20 for s, _ in per_sequence) / 4,  # seq-mean-token-sum-norm, over the answers
+        20: sum(s for s, _ in per_sequence) / 20,  # seq-mean-token-sum-norm, verl's
+    }
+    for mean, expected in named.items():
+        assert total(ragged(), mean, ALL) == pytest.approx(expected, abs=1e-12), mean
+
+
 def test_a_number_divides() -> None:
     """seq-mean-token-sum-norm: a constant of your own, whatever the batch (pitfall 14)."""
     assert total(ragged(), 20.0, ALL) == pytest.approx(127 / 20)
     assert total(ragged(), 20, SOME) == pytest.approx((1 + 8 + 16 + 32) / 20)
 
 
-@pytest.mark.parametrize("mean", [*FULL, 20.0])
+@pytest.mark.parametrize("mean", [*FULL, 20.0, "episode_sum/20"])
 def test_an_empty_mask_gives_zero_with_a_graph(mean: str | float) -> None:
     """Never NaN, and a gradient of 0."""
     value = torch.tensor([float("nan")] * 7, dtype=torch.float64, requires_grad=True)

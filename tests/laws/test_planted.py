@@ -1,9 +1,21 @@
-"""The laws can fail: each planted mistake is caught by the law that is meant for it, at every seed."""
+"""The laws can fail: each planted mistake is caught by the law that is meant for it, at every seed.
+
+The mistakes are those of every file `planted*.py` here: `SPOILED`, {what is wrong: (the law, the method)}, and
+`RAISES`, the names of those that must raise.
+"""
+
+from importlib import import_module
+from pathlib import Path
 
 import pytest
-from planted import RAISES, SOUND, SPOILED
+from planted import SOUND
 
 from gruppo.lab.laws import LAWS, ONCE, verdict
+from gruppo.stages import Method
+
+FILES = [import_module(path.stem) for path in sorted(Path(__file__).parent.glob("planted*.py"))]
+SPOILED: dict[str, tuple[str, Method]] = {name: what for file in FILES for name, what in file.SPOILED.items()}
+RAISES: set[str] = {name for file in FILES for name in getattr(file, "RAISES", ())}
 
 
 @pytest.mark.parametrize("mistake", SPOILED)
@@ -13,6 +25,11 @@ def test_the_law_meant_for_it_catches_it(mistake: str) -> None:
         said = verdict(law, method, seed)
         assert said, f"{law} did not see it at seed {seed}"
         assert said.startswith("raised ") == (mistake in RAISES), said
+
+
+def test_no_mistake_hides_another() -> None:
+    assert len(SPOILED) == sum(len(file.SPOILED) for file in FILES)
+    assert set(SPOILED) >= RAISES
 
 
 def test_every_law_is_shown_a_mistake() -> None:

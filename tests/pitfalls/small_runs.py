@@ -17,7 +17,7 @@ from gruppo.policies import TinyConfig, TinyTransformer
 from gruppo.stages import Method, Sampling, Stats
 from gruppo.stages.select import through_second_door
 from gruppo.train import loop
-from gruppo.train.config import EvalConfig, PolicyConfig, RunConfig, SaveConfig, TaskConfig
+from gruppo.train.config import EvalConfig, ModelConfig, RunConfig, SaveConfig, TaskConfig
 from gruppo.train.learner import OptimConfig
 from gruppo.train.run import Run
 
@@ -43,7 +43,7 @@ def config(folder: Path, furniture: Method | str = "grpo", scorer: str = "luck",
     plain = RunConfig(
         method=chosen,
         task=TaskConfig(reward=f"{SCORERS}:{scorer}", seconds=1.0),
-        policy=PolicyConfig(str(folder), device="cpu"),
+        model=ModelConfig(str(folder), device="cpu"),
         sampling=Sampling(max_tokens=8),
         optim=OptimConfig(lr=0.01),
         eval=EvalConfig(every=0, prompts=4),

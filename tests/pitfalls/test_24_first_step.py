@@ -22,7 +22,7 @@ from gruppo.pieces.aggregate import weights
 from gruppo.policies import TinyTransformer, load_policy, packed
 from gruppo.stages import Sampling, need
 from gruppo.stages.readouts import _log_probabilities
-from gruppo.train.config import PolicyConfig
+from gruppo.train.config import ModelConfig
 from gruppo.train.doctor import step_zero
 from gruppo.train.forward import serve
 from gruppo.train.learner import OptimConfig
@@ -35,7 +35,7 @@ def failing(run: Any) -> set[str]:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_step_zero_holds(policy: Path, dtype: str) -> None:
     sampling = Sampling(8, temperature=0.7, top_p=0.9)
-    with running(policy, policy=PolicyConfig(str(policy), dtype, "cpu"), sampling=sampling) as run:  # type: ignore[arg-type]
+    with running(policy, model=ModelConfig(str(policy), dtype, "cpu"), sampling=sampling) as run:  # type: ignore[arg-type]
         assert failing(run) == set()
 
 

@@ -1,4 +1,4 @@
-"""The command line: `gruppo train | eval | methods | doctor`."""
+"""The command line: `gruppo train | eval | compare | lab | methods | doctor`."""
 
 import argparse
 import re
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from gruppo import __version__
+from gruppo.cli import lab
 
 SETTING = re.compile(r"[A-Za-z_][\w.]*(\+|-)?=")
 
@@ -15,7 +16,7 @@ def parser() -> argparse.ArgumentParser:
         prog="gruppo", description="Policy optimisation for language models, one page a method."
     )
     top.add_argument("--version", action="version", version=f"gruppo {__version__}")
-    sub = top.add_subparsers(dest="command", required=True, metavar="train | eval | methods | doctor")
+    sub = top.add_subparsers(dest="command", required=True, metavar="train | eval | compare | lab | methods | doctor")
     train = sub.add_parser("train", help="train a policy: gruppo train method=dapo task=countdown steps=60")
     _settings(train)
     train.add_argument("--resume", metavar="RUN", help="go on with a run from its newest checkpoint")
@@ -23,8 +24,10 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--trust-code", action="store_true", help="resume a run that brings its own code")
     train.add_argument("--dry-run", action="store_true", help="resolve and check everything, train nothing")
     evaluate = sub.add_parser("eval", help="evaluate a policy: gruppo eval runs/x/policy task=addition")
-    evaluate.add_argument("policy", nargs="?", default="tiny", help="a folder, or the name of a built-in policy")
+    evaluate.add_argument("policies", nargs="*", help="folders, or names of built-in policies; of several, differences")
     _settings(evaluate)
+    _compare(sub.add_parser("compare", help="methods side by side: gruppo compare grpo rloo --seeds 5"))
+    lab.add(sub)
     methods = sub.add_parser("methods", help="list, show, diff, check")
     methods.add_argument("what", nargs="?", default="list", help="list | show NAME | diff A B | check NAME")
     methods.add_argument("names", nargs="*", help="methods by name or file: ./mine.py:MINE")
@@ -42,6 +45,19 @@ def _settings(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
 
 
+def _compare(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "entrants", nargs="+", help='methods (grpo, ./mine.py:MINE, "grpo optim.lr=1e-3"), or folders of finished runs'
+    )
+    command.add_argument("--task", metavar="NAME", help="the same as task=NAME")
+    command.add_argument("--seeds", default="5", help="how many, from seed= on, or a list such as 0,1,2 (default 5)")
+    command.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, a process each (default 1)")
+    command.add_argument("--metric", default="held_out", help="what is compared, at the last step (default held_out)")
+    command.add_argument("--config", metavar="FILE", help="a run file in TOML; settings come after it")
+    command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
+    command.set_defaults(settings=[])
+
+
 def arguments(argv: list[str]) -> argparse.Namespace:
     """Settings may stand anywhere between the flags, which argparse alone does not allow in a subcommand."""
     settings = [a for a in argv if SETTING.match(a)]
@@ -50,6 +66,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         parser().error(f"{args.command} takes no settings such as {settings[0]}")
     if settings:
         args.settings = [*args.settings, *settings]
+    args.typed = argv
     return args
 
 

@@ -5,7 +5,6 @@ import asyncio
 import dataclasses
 import json
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,35 +97,21 @@ def dry_run(config: RunConfig, as_json: bool) -> int:
 
 
 def eval(args: argparse.Namespace) -> int:
-    from gruppo.engines.native import NativeEngine
-    from gruppo.policies import load_policy, load_tokenizer
-    from gruppo.tasks.judge import Judge
-    from gruppo.train.evaluate import evaluate
-    from gruppo.train.run import tasks_of
+    from gruppo.cli import evaluate
 
-    config = configured(args)
-    tasks = tasks_of(config)
-    policy, tokenizer = load_policy(args.policy), load_tokenizer(args.policy)
-    longest = config.sampling.max_tokens or tasks.max_tokens
-    sampling = replace(config.sampling, max_tokens=longest, temperature=config.eval.temperature)
-    judge = Judge(tasks.scorer, seconds=config.task.seconds).start()
-    try:
-        engine = NativeEngine({"policy": policy}, eos=tokenizer.eos)
-        result = asyncio.run(evaluate(engine, tokenizer, judge, tasks, sampling, config.eval.prompts))
-    finally:
-        judge.close()
-    table = {"policy": args.policy, "task": tasks.name, "temperature": sampling.temperature, **result.table()}
-    if args.json:
-        print_json(table)
-        return 0
-    print(
-        f"{tasks.name}: accuracy {result.accuracy:.3f} ± {result.error:.3f} on {result.prompts} "
-        f"held-out prompts, T={sampling.temperature:g}"
-    )
-    for level, value in result.by_level.items():
-        print(f"  level {level}: {value:.3f}")
-    print(f"  length {result.length:.1f} tokens, truncated {result.truncated:.1%}, failed {result.failed}")
-    return 0
+    return evaluate.eval(args)
+
+
+def compare(args: argparse.Namespace) -> int:
+    from gruppo.cli import compare
+
+    return compare.compare(args)
+
+
+def lab(args: argparse.Namespace) -> int:
+    from gruppo.cli import lab
+
+    return lab.lab(args)
 
 
 def doctor(args: argparse.Namespace) -> int:

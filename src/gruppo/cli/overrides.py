@@ -7,7 +7,9 @@ turns text into the type of a field and says what is wrong with it.
 
 import dataclasses
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
@@ -97,13 +99,37 @@ def _put(node: Any, path: list[str], op: str, value: Any, whole: str) -> Any:
     if key not in names:
         raise ValueError(_unknown(key, names, whole, node))
     before = getattr(node, key)
-    if rest:
+    if isinstance(before, Mapping) and not isinstance(node, Method):
+        after = _put_in_table(before, rest, op, value, whole)
+    elif rest:
         after = _put(before, rest, op, value, whole)
     elif isinstance(node, Method) and key in ROOMS:
         return _refurnish(node, key, op, value, whole)
     else:
         after = _leaf(node, key, op, value, whole)
     return dataclasses.replace(node, **{key: after})  # type: ignore[type-var]
+
+
+def _put_in_table(table: Mapping[str, Any], path: list[str], op: str, value: Any, whole: str) -> dict[str, Any]:
+    """A table of plain values, whose names are not ours: task.args.tolerance=0.01."""
+    if not path or op != "=" or path[0] == "kind":
+        raise ValueError(
+            f"{whole}{op}{value}: {whole} is a table of values, so nothing was started. Set one of them: "
+            f"{whole if not path else whole.rpartition('.')[0]}.NAME=VALUE, with any NAME but kind."
+        )
+    key, rest = path[0], path[1:]
+    inner = table.get(key, {})
+    if rest:
+        return {**table, key: _put_in_table(inner if isinstance(inner, Mapping) else {}, rest, op, value, whole)}
+    return {**table, key: plain_value(value) if isinstance(value, str) else value}
+
+
+def plain_value(text: str) -> Any:
+    """Numbers, true, false, lists and quoted texts as TOML writes them; anything else is the text itself."""
+    if re.fullmatch(r"true|false|[-+]?[0-9][0-9_]*(\.[0-9]+)?([eE][-+]?[0-9]+)?|\[.*\]|\".*\"", text, re.S):
+        with suppress(tomllib.TOMLDecodeError):
+            return tomllib.loads(f"v = {text}")["v"]
+    return text
 
 
 def _put_in_chain(

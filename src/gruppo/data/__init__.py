@@ -1,10 +1,13 @@
 """Episodes, batches, keys and segment operations. Imports nothing else of the package."""
 
-from gruppo.data.batch import Batch, Inputs, Level, Ragged
+from gruppo.data.batch import Batch, Level
 from gruppo.data.episode import Episode, Note, Sequence, Source, Status, ToolCall, Turn, Use, single_turn
+from gruppo.data.inputs import Inputs, Ragged
 from gruppo.data.keyed import key_hash, name_hash, permutation, uniform
-from gruppo.data.pack import VIEWS, micro_batches, minibatches, pack
+from gruppo.data.pack import micro_batches, minibatches, pack
+from gruppo.data.pairs import Pairs
 from gruppo.data.segment import Key, centre, gather, key_of, lag, scan
+from gruppo.data.views import VIEWS
 
 __all__ = [
     "VIEWS",
@@ -14,6 +17,7 @@ __all__ = [
     "Key",
     "Level",
     "Note",
+    "Pairs",
     "Ragged",
     "Sequence",
     "Source",

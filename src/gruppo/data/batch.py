@@ -1,6 +1,7 @@
 """The packed, padding-free view that learning uses: five levels and the tables of model inputs.
 
     N decisions ⊂ K turns ⊂ S sequences ⊂ E episodes ⊂ G groups            at_N → M, the input positions of a view
+    P pairs of episodes, beside them
 
 A column is a tensor whose name ends in its level (`adv_N`, `reward_E`, `reward_EC`). Rows of a lower level are
 neighbours inside their row of the level above, down to S ⊂ E; groups may lie scattered.
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from gruppo.data import segment
 from gruppo.data.episode import Source, Status, Use
+from gruppo.data.inputs import Inputs, Ragged, count_up
+from gruppo.data.pairs import Pairs, renumbered
 from gruppo.data.segment import How, Key
 
-Level = Literal["N", "K", "S", "E", "G"]
+Level = Literal["N", "K", "S", "E", "G", "P"]
 _UP = {"N": ("turn_N", "K"), "K": ("seq_K", "S"), "S": ("episode_S", "E"), "E": ("group_E", "G")}
 _LEVELS: tuple[Level, ...] = ("N", "K", "S", "E", "G")
 
@@ -25,57 +28,6 @@ _LEVELS: tuple[Level, ...] = ("N", "K", "S", "E", "G")
 def _level(name: str) -> str:
     """The level that a column's name ends in: N of `adv_N`, E of `reward_EC`."""
     return name.rpartition("_")[2][:1] if "_" in name else name
-
-
-def _count_up(length: Tensor) -> Tensor:
-    """0 length_0 times, 1 length_1 times, and so on."""
-    return torch.repeat_interleave(torch.arange(len(length), device=length.device), length)
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """A list of ids for each row: values of row i are values[start_i : start_i + length_i]."""
-
-    length: Tensor
-    values: Tensor
-
-    def take(self, rows: Tensor) -> "Ragged":
-        start = torch.cumsum(self.length, 0) - self.length
-        return Ragged(self.length[rows], self.values[segment.ranges(start[rows], self.length[rows])])
-
-    def to(self, device: torch.device | str) -> "Ragged":
-        return Ragged(self.length.to(device), self.values.to(device))
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """One view's model inputs. `parent_M` points to the position before; -1 starts a sequence."""
-
-    ids_M: Tensor
-    pos_M: Tensor
-    seq_M: Tensor
-    parent_M: Tensor
-    at_N: Tensor  # where each decision stands; it is predicted from parent_M[at_N]
-    row_M: Tensor | None = None  # of a micro-batch: its positions in the whole batch
-
-    def take(self, rows_N: Tensor, seq_N: Tensor, start_S: Tensor, length_S: Tensor) -> "Inputs":
-        """The sequences that begin at `start_S`, one after the other, and their decisions."""
-        rows_M = segment.ranges(start_S, length_S)
-        seq_M = _count_up(length_S)
-        moved_S = torch.cumsum(length_S, 0) - length_S - start_S
-        parent = self.parent_M[rows_M]
-        return Inputs(
-            ids_M=self.ids_M[rows_M],
-            pos_M=self.pos_M[rows_M],
-            seq_M=seq_M,
-            parent_M=torch.where(parent >= 0, parent + moved_S[seq_M], parent),
-            at_N=self.at_N[rows_N] + moved_S[seq_N],
-            row_M=rows_M,
-        )
-
-    def to(self, device: torch.device | str) -> "Inputs":
-        moved: dict[str, Any] = {k: None if v is None else v.to(device) for k, v in vars(self).items()}
-        return Inputs(**moved)
 
 
 class Columns:
@@ -113,6 +65,9 @@ class Columns:
     final_state_E: Tensor
     uid_G: Tensor
     drawn_G: Tensor
+    win_P: Tensor
+    lose_P: Tensor
+    margin_P: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,11 +93,16 @@ class Batch(Columns):
     # sizes and levels
 
     def size(self, level: Level) -> int:
-        probe = {"N": "turn_N", "K": "seq_K", "S": "episode_S", "E": "group_E", "G": "drawn_G"}[level]
-        return len(self.columns[probe])
+        probe = {"N": "turn_N", "K": "seq_K", "S": "episode_S", "E": "group_E", "G": "drawn_G", "P": "win_P"}[level]
+        return len(self.columns[probe]) if level != "P" or probe in self.columns else 0
 
     def up(self, low: Level, high: Level) -> Tensor:
         """For each row of `low`, its row of `high`."""
+        if "P" in (low, high):
+            raise ValueError(
+                "a pair has two episodes, so it lies in no level above it. Use batch.pairs.gap(x_E), and mean='token' "
+                "for terms of level P."
+            )
         if _LEVELS.index(low) > _LEVELS.index(high):
             raise ValueError(
                 f"level {high} lies below {low}, so a row of {low} has many rows of {high} and no single one. "
@@ -155,7 +115,7 @@ class Batch(Columns):
             else:
                 column, above = _UP[low]
                 index = self.columns[column]
-                index = index if above == high else self.up(above, high)[index]  # type: ignore[arg-type]
+                index = index if above == high else self.up(above, high).index_select(0, index)  # type: ignore[arg-type]
             self._cache[name] = index
         return self._cache[name]
 
@@ -178,6 +138,13 @@ class Batch(Columns):
     @property
     def group_K(self) -> Tensor:
         return self.up("K", "G")
+
+    @property
+    def pairs(self) -> Pairs:
+        """Which episode is better than which, as credit said (see `data.pairs`)."""
+        if "win_P" not in self.columns:
+            raise ValueError("this batch has no pairs. Use a credit that gives them, such as method.credit=pair_up.")
+        return Pairs(self.win_P, self.lose_P, self.margin_P)
 
     # masks, one for each purpose
 
@@ -249,7 +216,7 @@ class Batch(Columns):
 
     def spread(self, x: Tensor, high: Level, low: Level) -> Tensor:
         """Values of `high`, down to the rows of `low`."""
-        return x[self.up(low, high)]
+        return x.index_select(0, self.up(low, high))
 
     def gather(self, x: Tensor, low: Level, by: Level | Key, how: How = "sum", **options: Any) -> Tensor:
         """Rows of `low`, up to the rows of a level or the parts of a key (see `segment.gather`)."""
@@ -280,10 +247,13 @@ class Batch(Columns):
             return self.gather(self.turn_index_K, "K", "S", "min").to(torch.int64)
         return torch.zeros(self.size(low), dtype=torch.int64, device=self.device)
 
-    def time_order(self, low: Level, within: Level = "E") -> Tensor:
-        """The rows of `low` in time, one `within` after the other."""
+    def time_order(self, low: Level, within: Level = "E", where: Tensor | None = None) -> Tensor:
+        """The rows of `low` (those in `where`) in time, one `within` after the other."""
         order = self._order(low, within)
-        return torch.arange(self.size(low), device=self.device) if order is None else order
+        if order is None:
+            everything = torch.arange(self.size(low), device=self.device)
+            return everything if where is None else torch.nonzero(where)[:, 0]
+        return order if where is None else order[where[order]]
 
     def scan(self, b: Tensor, c: Tensor | float, low: Level, within: Level = "E") -> Tensor:
         """y_t = b_t + c_t y_{t+1} over the rows of `low` in time order, inside `within`."""
@@ -310,12 +280,13 @@ class Batch(Columns):
         """The same rows with columns added or replaced."""
         for name, x in columns.items():
             level = _level(name)
-            if level not in (*_LEVELS, "M"):
+            if level not in (*_LEVELS, "M", "P"):
                 raise ValueError(
                     f"column {name!r} does not end in its level, so its rows cannot be cut with the batch. "
                     f"Call it {name}_N, or another of {', '.join(_LEVELS)}."
                 )
             size = len(self.inputs.ids_M) if level == "M" else self.size(level)  # type: ignore[arg-type]
+            size = len(columns["win_P"]) if level == "P" and "win_P" in columns else size
             if len(x) != size:
                 raise ValueError(
                     f"column {name} has {len(x)} rows, level {level} has {size}: rows would slip. "
@@ -340,7 +311,8 @@ class Batch(Columns):
             if level in "EG":
                 columns[name] = columns[name][rows_E if level == "E" else rows_G]
         columns["group_E"] = index_G[groups]
-        columns["episode_S"] = _count_up(length[rows_E])
+        columns["episode_S"] = count_up(length[rows_E])
+        columns |= renumbered(self.columns, rows_E, self.size("E"))
         share = self.drawn * len(rows_G) / max(self.size("G"), 1)
         return replace(part, columns=columns, drawn=max(share, len(rows_G)), _cache={})
 
@@ -353,7 +325,7 @@ class Batch(Columns):
         rows_N, rows_K = segment.ranges(*starts["N"]), segment.ranges(*starts["K"])
         rows = {"N": rows_N, "K": rows_K, "S": rows_S, "M": segment.ranges(*starts["as_trained"])}
         columns = {n: x[rows[_level(n)]] if _level(n) in rows else x for n, x in self.columns.items()}
-        columns["seq_K"], seq_N = _count_up(starts["K"][1]), _count_up(starts["N"][1])
+        columns["seq_K"], seq_N = count_up(starts["K"][1]), count_up(starts["N"][1])
         moved_S = torch.cumsum(starts["K"][1], 0) - starts["K"][1] - starts["K"][0]
         columns["turn_N"] = self.turn_N[rows_N] + moved_S[seq_N]
         return replace(

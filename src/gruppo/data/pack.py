@@ -1,7 +1,7 @@
 """From episodes to a batch, and from a batch to minibatches and micro-batches."""
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 
@@ -9,41 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gruppo.data.batch import Batch, Inputs, Ragged
+from gruppo.data.batch import Batch
 from gruppo.data.episode import FLAGS, Episode, Sequence, Source, Turn
+from gruppo.data.inputs import Inputs, Ragged
 from gruppo.data.keyed import key_hash, name_hash, uniform
-
-# A view derives another input from a sequence: (ids, position of each decision in them).
-View = Callable[[Sequence], tuple[np.ndarray, np.ndarray]]
-
-
-def as_sampled(sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """What the sampler saw. Tokens given in a prompt that `train_as` replaces are no decisions."""
-    at = np.flatnonzero(sequence.source != Source.ENV)
-    return sequence.ids, at if sequence.train_as is None else at[at >= sequence.prompt_len]
+from gruppo.data.prefix import WORTH, common_with_previous, prefix_nodes
+from gruppo.data.views import VIEWS, as_sampled
 
 
-def as_trained(sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    return as_sampled(sequence.trained())
-
-
-def without_hints(sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """Hints leave the context; the decisions that were hints are scored at the position after it."""
-    s = sequence.trained()
-    keep = s.source != Source.HINT
-    place = np.cumsum(keep) - 1
-    at = np.flatnonzero(s.source != Source.ENV)
-    return s.ids[keep], np.where(keep[at], place[at], np.minimum(place[at] + 1, keep.sum() - 1))
-
-
-VIEWS: dict[str, View] = {"as_trained": as_trained, "as_sampled": as_sampled, "without_hints": without_hints}
-
-
-def _inputs(sequences: Seq[Sequence], name: str) -> Inputs:
+def _inputs(episodes: Seq[Episode], name: str, share: float) -> Inputs:
     if name not in VIEWS:
         near = difflib.get_close_matches(name, list(VIEWS), 3) or list(VIEWS)
         raise ValueError(f"view {name!r} is unknown: nothing can be scored under it. Use {', '.join(near)}.")
-    parts = [VIEWS[name](s) for s in sequences]
+    parts = VIEWS[name](episodes)
     for i, (_, at) in enumerate(parts):
         if len(at) and at[0] < 1:  # rising
             raise ValueError(
@@ -55,12 +33,15 @@ def _inputs(sequences: Seq[Sequence], name: str) -> Inputs:
     pos = np.arange(int(length.sum())) - np.repeat(start, length)
     parent = np.where(pos > 0, np.arange(len(pos)) - 1, -1)
     at = [at + s for (_, at), s in zip(parts, start, strict=True)]
+    ids = _join([ids for ids, _ in parts], np.int64)
+    node = prefix_nodes(ids, length, share) if share <= 1 else None
     return Inputs(
-        ids_M=torch.from_numpy(_join([ids for ids, _ in parts], np.int64)),
+        ids_M=torch.from_numpy(ids),
         pos_M=torch.from_numpy(pos),
         seq_M=torch.from_numpy(np.repeat(np.arange(len(parts)), length)),
         parent_M=torch.from_numpy(parent),
         at_N=torch.from_numpy(_join(at, np.int64)),
+        node_M=None if node is None else torch.from_numpy(node),
     )
 
 
@@ -74,8 +55,13 @@ def pack(
     drawn: Mapping[str, int] | None = None,
     views: Seq[str] = ("as_trained",),
     dtype: torch.dtype = torch.float32,
+    share: float = WORTH,
 ) -> Batch:
-    """Pack episodes without padding. `drawn` counts the episodes of every group before selection."""
+    """Pack episodes without padding. `drawn` counts the episodes of every group before selection.
+
+    A prefix that sequences have in common is computed once in a forward where it is at least the part `share` of
+    them; more than 1: never. No level and no row changes by it.
+    """
     group_names = list(dict.fromkeys(e.group for e in episodes))
     drawn = drawn or {}
     components = tuple(
@@ -98,7 +84,7 @@ def pack(
     columns.update(_notes(episodes, columns, dtype))
     return Batch(
         columns=columns,
-        views={name: _inputs(originals, name) for name in dict.fromkeys(("as_trained", *views))},
+        views={name: _inputs(episodes, name, share) for name in dict.fromkeys(("as_trained", *views))},
         components=components,
         agents=agents,
         drawn=len(set(drawn) | set(group_names)),
@@ -310,23 +296,54 @@ def minibatches(batch: Batch, count: int, *key: int | str) -> list[Batch]:
     assert isinstance(draw_G, Tensor)
     place_G = torch.argsort(torch.argsort(draw_G))
     part_E = (place_G * count // max(len(place_G), 1))[batch.group_E]
+    if batch.size("P") and bool((part_E[batch.pairs.win_P] != part_E[batch.pairs.lose_P]).any()):
+        raise ValueError(
+            f"minibatches={count} would part episodes of different groups that are a pair, and the pair would be "
+            "lost. Use one minibatch, or pairs inside a group."
+        )
     rows = [torch.nonzero(part_E == i)[:, 0] for i in range(count)]
     return [batch.minibatch(r) for r in rows if len(r)]
 
 
 def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
-    """Cut into forwards of at most `tokens` inputs in any view (at least one sequence), longest first."""
-    size = batch.size("S")
-    lengths = [torch.bincount(v.seq_M, minlength=size) for v in batch.views.values()]
-    length = torch.stack(lengths).amax(0).cpu()
-    order = torch.argsort(length, descending=True, stable=True)
+    """Cut into forwards of at most `tokens` rows in any view (at least one sequence), longest first.
+
+    What a forward shares it counts once. Sequences with a common prefix follow each other, so that few cuts part them;
+    where one does, each side computes the prefix.
+    """
+    order, length, fresh = _walk(batch)
     cut, used, start = [0], 0, 0
-    for i, n in enumerate(length[order].tolist()):
-        if used + n > tokens and i > start:
+    for i, (n, new) in enumerate(zip(length, fresh, strict=True)):
+        if used + new > tokens and i > start:
             cut.append(i)
             used, start = 0, i
-        used += n
-    cut.append(size)
+        used += n if i == start else new
+    cut.append(len(order))
     for a, b in pairwise(cut):
         # Inside a forward the order of the rows is free: the batch's own order keeps sums repeatable.
-        yield batch.micro(torch.sort(order[a:b])[0].to(batch.device))
+        yield batch.micro(torch.from_numpy(np.sort(order[a:b])).to(batch.device))
+
+
+def _walk(batch: Batch) -> tuple[np.ndarray, list[int], list[int]]:
+    """Sequences in the order of their forwards, the rows of each, and those that the one before does not have.
+
+    Trees with the longest sequence come first, their sequences depth first; a sequence that shares nothing is a tree.
+    """
+    size = batch.size("S")
+    counts = {name: torch.bincount(v.seq_M, minlength=size).cpu().numpy() for name, v in batch.views.items()}
+    longest = np.stack(list(counts.values())).max(0)
+    starts = {name: np.cumsum(n) - n for name, n in counts.items()}
+    nodes = {name: v.node_M.cpu().numpy() for name, v in batch.views.items() if v.node_M is not None}
+    order = np.argsort(-longest, kind="stable")
+    if "as_trained" in nodes and size:
+        start, length, node = starts["as_trained"], counts["as_trained"], nodes["as_trained"]
+        walk = np.argsort(node[start + length - 1], kind="stable")
+        alone = common_with_previous(node, start[walk], length[walk]) == 0
+        tree, heads = np.cumsum(alone) - 1, np.flatnonzero(alone)
+        most, first = np.maximum.reduceat(longest[walk], heads)[tree], np.minimum.reduceat(walk, heads)[tree]
+        order = walk[np.lexsort((np.arange(size), first, -most))]
+    fresh = [
+        n[order] - (common_with_previous(nodes[v], starts[v][order], n[order]) if v in nodes else 0)
+        for v, n in counts.items()
+    ]
+    return order, longest[order].tolist(), np.stack(fresh).max(0).tolist()

@@ -20,8 +20,8 @@ class Key:
     size: int
 
     def spread(self, x: Tensor) -> Tensor:
-        """Values of the parts, down to the rows."""
-        return x[self.index]
+        """Values of the parts, down to the rows. (`index_select` takes half the time of `x[index]`.)"""
+        return x.index_select(0, self.index)
 
 
 def key_of(*columns: Tensor) -> Key:
@@ -77,6 +77,8 @@ def gather(
     offsets do not cancel; a part with at most `ddof` rows gathers to `fill`. The gradient of std at 0 is 0.
     count, any, all: no `fill`; of no rows they are 0, False and True.
     """
+    if how == "sum" and where is None and min_size <= 1 and fill == 0.0:
+        return _add(_as_float(x), key)  # the plainest case needs no count
     keep = torch.ones(len(key.index), dtype=torch.bool, device=key.index.device) if where is None else where
     count = _add(keep.to(torch.int64), key)
     if how == "count":
@@ -99,31 +101,54 @@ def _reduce(x: Tensor, key: Key, how: How, keep: Tensor, count: Tensor, ddof: in
     if how == "mean":
         return _add(x, key) / count.clamp(min=1)
     if how in ("var", "std"):
-        centred = centre(x, key, where=keep.view(-1))
-        var = _add(centred * centred, key) / (count - ddof).clamp(min=1)
-        flat, one = var == 0, torch.ones_like(var)  # sqrt has no slope at 0, and 0 · inf would be NaN
-        return var if how == "var" else torch.where(flat, var, torch.where(flat, one, var).sqrt())
+        var = _variance(_centred(x, key, keep, count), key, count, ddof)
+        return var if how == "var" else _root(var)
     dead = float("inf") if how == "min" else float("-inf")
     y = torch.where(keep, x, torch.full((), dead, dtype=x.dtype, device=x.device))
     if how in ("max", "min"):
         return _extreme(y, key, "amax" if how == "max" else "amin")
     top = _extreme(y.detach(), key, "amax")
     top = torch.where(torch.isfinite(top), top, torch.zeros_like(top))  # an empty part: exp(-inf) = 0 below
-    total = _add(torch.where(keep, torch.exp(x - top[key.index]), torch.zeros_like(x)), key)
+    total = _add(torch.where(keep, torch.exp(x - key.spread(top)), torch.zeros_like(x)), key)
     total = torch.where(count > 0, total, torch.ones_like(total))
     return total.log() + top - (count.clamp(min=1).to(x.dtype).log() if how == "logmeanexp" else 0.0)
 
 
 def centre(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:
     """Rows minus the mean of their part; 0 outside `where`. Equal rows give exactly 0 (pitfall 16)."""
+    return deviations(x, key, where=where)[0]
+
+
+def deviations(x: Tensor, key: Key, *, where: Tensor | None = None, ddof: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """(rows minus the mean of their part, std and number of rows of each part): one pass for who wants all three.
+
+    Std is 0 for a part with at most `ddof` rows.
+    """
     keep = torch.ones(len(key.index), dtype=torch.bool, device=key.index.device) if where is None else where
-    x, keep = _as_float(x), _beside(keep, x)
-    x = torch.where(keep, x, torch.zeros_like(x))
-    low = _extreme(torch.where(keep, x.detach(), torch.full_like(x, float("inf"))), key, "amin")
-    x = torch.where(keep, x - low[key.index], torch.zeros_like(x))
-    count = _add(keep.to(x.dtype), key)
+    count = _add(keep.to(torch.int64), key)
+    x = _as_float(x)
+    keep, rows = _beside(keep, x), _beside(count, x)
+    x = _centred(torch.where(keep, x, torch.zeros((), dtype=x.dtype, device=x.device)), key, keep, rows)
+    return x, _root(_variance(x, key, rows, ddof)), count
+
+
+def _centred(x: Tensor, key: Key, keep: Tensor, count: Tensor) -> Tensor:
+    """Around the part's minimum first, so that equal rows give exactly 0 and large offsets do not cancel."""
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    low = _extreme(torch.where(keep, x.detach(), torch.full_like(zero, float("inf"))), key, "amin")
+    x = torch.where(keep, x - key.spread(low), zero)
     mean = _add(x, key) / count.clamp(min=1)
-    return torch.where(keep, x - mean[key.index], torch.zeros_like(x))
+    return torch.where(keep, x - key.spread(mean), zero)
+
+
+def _variance(centred: Tensor, key: Key, count: Tensor, ddof: int) -> Tensor:
+    return _add(centred * centred, key) / (count - ddof).clamp(min=1)
+
+
+def _root(var: Tensor) -> Tensor:
+    """sqrt has no slope at 0, and 0 · inf would be NaN."""
+    flat = var == 0
+    return torch.where(flat, var, torch.where(flat, torch.ones_like(var), var).sqrt())
 
 
 def ranges(start: Tensor, length: Tensor) -> Tensor:

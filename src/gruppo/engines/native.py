@@ -1,7 +1,7 @@
 """The engine in the trainer's own process: it samples from the very weights that are trained."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 
@@ -12,6 +12,7 @@ from gruppo.engines.base import Completion, Ints, Reals, Request, check, check_i
 from gruppo.engines.stream import Stream
 from gruppo.policies.base import Incremental, Policy
 from gruppo.policies.layout import cuts, packed
+from gruppo.policies.memory import free_memory, out_of_memory
 
 HEAD_CELLS = 1 << 24  # logits that score holds at once
 
@@ -30,8 +31,9 @@ class NativeEngine:
         self,
         models: Mapping[str, Policy],
         max_rows: int = 1024,
-        eos: int | None = 2,
+        eos: int | tuple[int, ...] | None = 2,
         prefill_tokens: int = 16384,
+        say: Callable[[str], None] = print,
     ) -> None:
         for role, model in models.items():
             if not isinstance(model, Incremental):
@@ -42,7 +44,8 @@ class NativeEngine:
         if max_rows < 1:
             raise ValueError(f"max_rows={max_rows}: nothing could be sampled. Use 1 or more.")
         self.models = dict(models)
-        self.max_rows, self.eos, self.prefill_tokens = max_rows, eos, prefill_tokens
+        self.eos = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        self.max_rows, self.prefill_tokens, self.say = max_rows, prefill_tokens, say
         self.version = 0
         self.prefilled = self.decoded = 0
 
@@ -64,20 +67,53 @@ class NativeEngine:
     async def _generate(self, requests: list[Request]) -> AsyncIterator[tuple[int, Completion]]:
         version = self.version
         for role in dict.fromkeys(r.role for r in requests):
-            index = [i for i, r in enumerate(requests) if r.role == role]
-            model = self._model(role)
-            stream = Stream(model, [requests[i] for i in index], self.max_rows, self.eos, version, self.prefill_tokens)
-            while stream.busy:
-                self._same(version)
-                prefilled, decoded = stream.prefilled, stream.decoded
-                # Not around the yield: the consumer must not find itself without gradients.
+            waiting = {i: r for i, r in enumerate(requests) if r.role == role}
+            while waiting:  # again only after memory ran out
+                async for i, completion in self._stream(role, dict(waiting), version):
+                    del waiting[i]
+                    yield i, completion
+
+    async def _stream(
+        self, role: str, requests: dict[int, Request], version: int
+    ) -> AsyncIterator[tuple[int, Completion]]:
+        """(index, completion) of requests; ends early, with fewer rows from then on, when memory runs out."""
+        model, index = self._model(role), list(requests)
+        stream = Stream(model, list(requests.values()), self.max_rows, self.eos, version, self.prefill_tokens)
+        while stream.busy:
+            self._same(version)
+            prefilled, decoded = stream.prefilled, stream.decoded
+            ended = None
+            # Not around the yield: the consumer must not find itself without gradients.
+            try:
                 with torch.inference_mode(), _evaluating(model):
                     ended = stream.step()
-                self.prefilled += stream.prefilled - prefilled
-                self.decoded += stream.decoded - decoded
-                for i, completion in ended:
-                    yield index[i], completion
-                await asyncio.sleep(0)  # environments and tools run between two tokens
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+            self.prefilled += stream.prefilled - prefilled
+            self.decoded += stream.decoded - decoded
+            if ended is None:
+                del stream
+                self._smaller(len(index))
+                return
+            for i, completion in ended:
+                yield index[i], completion
+            await asyncio.sleep(0)  # environments and tools run between two tokens
+
+    def _smaller(self, rows: int) -> None:
+        """Half the rows and half the prompt tokens at once. The luck of a row is its own, so what is drawn stays."""
+        rows = min(rows, self.max_rows)
+        if rows == 1:
+            raise ValueError(
+                "out of memory with a single row in flight: this model and this length do not fit here. Use fewer "
+                "sampling.max_tokens, a smaller model, or model.dtype=bfloat16 on a GPU."
+            )
+        self.max_rows, self.prefill_tokens = rows // 2, max(self.prefill_tokens // 2, 1)
+        free_memory()
+        self.say(
+            f"out of memory while sampling: {self.max_rows} rows at once instead of {rows} from here on. The answers "
+            "are drawn as before, only more slowly."
+        )
 
     def _same(self, version: int) -> None:
         if self.version != version:
@@ -97,11 +133,18 @@ class NativeEngine:
         check([Request(p, len(t), 0) for p, t in pairs if len(t)], model.vocab, model.context)
         check_ids(continuations, model.vocab)
         sequences = [np.concatenate(pair) for pair in pairs]
-        out: list[Reals] = []
-        with torch.inference_mode(), _evaluating(model):
-            for a, b in cuts([len(s) for s in sequences], self.prefill_tokens):
-                out += _score(model, sequences[a:b], [len(t) for t in continuations[a:b]], temperature)
-        return out
+        while True:
+            out: list[Reals] = []
+            try:
+                with torch.inference_mode(), _evaluating(model):
+                    for a, b in cuts([len(s) for s in sequences], self.prefill_tokens):
+                        out += _score(model, sequences[a:b], [len(t) for t in continuations[a:b]], temperature)
+                return out
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error) or self.prefill_tokens == 1:
+                    raise
+            self.prefill_tokens = min(self.prefill_tokens, sum(map(len, sequences))) // 2 or 1
+            free_memory()
 
 
 def _score(model: Policy, sequences: list[Ints], tails: list[int], temperature: float) -> list[Reals]:

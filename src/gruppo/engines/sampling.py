@@ -40,8 +40,8 @@ class Settings:
         return Settings(**{**vars(self), **columns})
 
 
-def settings_of(requests: list[Request], eos: int | None, device: torch.device) -> Settings:
-    stops = [tuple(r.stop) + (() if eos is None else (eos,)) for r in requests]
+def settings_of(requests: list[Request], eos: tuple[int, ...], device: torch.device) -> Settings:
+    stops = [(*r.stop, *eos) for r in requests]
     stop = np.full((len(requests), max(map(len, stops), default=0)), -1, np.int64)
     for i, s in enumerate(stops):
         stop[i, : len(s)] = s

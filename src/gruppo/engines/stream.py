@@ -46,7 +46,7 @@ class Stream:
         model: Incremental,
         requests: list[Request],
         max_rows: int,
-        eos: int | None,
+        eos: tuple[int, ...],
         version: int,
         tokens: int,
     ) -> None:

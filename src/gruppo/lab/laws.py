@@ -18,6 +18,7 @@ from torch import Tensor
 from gruppo.data import Batch, Use
 from gruppo.lab.compare import EXACT, drifted, first, observe, same
 from gruppo.lab.fields import fields_matter, schedules
+from gruppo.lab.prefixes import shared_prefixes
 from gruppo.lab.rows import failures, keep_and_weight, nan_mask, unused
 from gruppo.lab.world import World, bare, random_cut, random_episodes, with_rewards
 from gruppo.pieces.stop import freeze
@@ -247,9 +248,9 @@ def record(method: Method, seed: int) -> str:
 LAWS: dict[str, Law] = {
     f.__name__: f
     for f in (
-        micro_batches, fused_is_two_pass, lazy_old, order, nan_mask, failures, unused, equal_rewards, shift, scale,
-        direction, extremes, finite_differences, keep_and_weight, alone, roles, memory, record, fields_matter,
-        schedules,
+        micro_batches, shared_prefixes, fused_is_two_pass, lazy_old, order, nan_mask, failures, unused, equal_rewards,
+        shift, scale, direction, extremes, finite_differences, keep_and_weight, alone, roles, memory, record,
+        fields_matter, schedules,
     )
 }  # fmt: skip
 ONCE = frozenset({"record", "fields_matter", "schedules"})  # these do not depend on the seed

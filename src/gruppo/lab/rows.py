@@ -109,8 +109,12 @@ def _apart(world: World, episodes: list[Episode]) -> str:
 
     def others(name: str, x: Tensor) -> Tensor:
         level: Any = name.rpartition("_")[2][:1]
-        return x if level == "G" else x[left.spread(left.use_E != Use.APART, "E", level)]
+        mine = x if level in "GP" else x[left.spread(left.use_E != Use.APART, "E", level)]
+        return mine.double()  # which episodes are a pair is a number, too
 
+    for k in one:
+        if one[k].shape != two[k].shape:
+            return f"{k} has another number of rows by rewards of episodes apart"
     return first(same(others(k, one[k]), others(k, two[k]), f"{k} by rewards of episodes apart") for k in one)
 
 

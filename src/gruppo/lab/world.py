@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Sequence, Source, Status, Turn, Use, pack
+from gruppo.data.prefix import WORTH
 from gruppo.engines.native import NativeEngine
 from gruppo.pieces.stop import stop
 from gruppo.policies import CharTokenizer, Critic, TinyConfig, TinyTransformer
@@ -175,14 +176,14 @@ class World:
         add_components(self.ctx, self.method.reward, mine)
         return through_first_door(self.ctx, self.method.select, mine)[0]
 
-    def packed(self, episodes: Seq[Episode], **columns: Tensor) -> Batch:
-        """The batch with its needs, before credit."""
+    def packed(self, episodes: Seq[Episode], share: float = WORTH, **columns: Tensor) -> Batch:
+        """The batch with its needs, before credit. `share` as in `pack`."""
         drawn = {e.group: sum(o.group == e.group for o in episodes) for e in episodes}
         needs = [n for _, _, n in self.method.needs(self.ctx)]
         views = [n.view for n in needs]
-        batch = pack(self.selected(episodes), drawn=drawn | {"lost": 2}, views=views, dtype=torch.float64)
+        batch = pack(self.selected(episodes), drawn=drawn | {"lost": 2}, views=views, dtype=torch.float64, share=share)
         for n in dict.fromkeys(n for n in needs if n.when == "batch"):
-            batch = batch.with_columns(**serve(self.before[n.role], batch, [n]))
+            batch = batch.with_columns(**serve(self.before[n.role], batch, [n], cast=self.models))
         return batch.with_columns(**columns)
 
     def prepared(self, batch: Batch) -> Batch:

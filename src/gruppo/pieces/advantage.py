@@ -7,32 +7,73 @@ or unused episodes) have 0 and are in no statistic.
 import torch
 from torch import Tensor
 
-from gruppo.data import Key, centre, gather, segment
+from gruppo.data import Key, gather, segment
 
 
 def z_score(x: Tensor, key: Key, *, where: Tensor | None = None, eps: float = 1e-6, ddof: int = 1) -> Tensor:
     """(x − mean) / (std + eps) inside each part; 0 where the part has at most `ddof` rows, or equal ones."""
-    std = gather(x, key, "std", where=where, ddof=ddof)  # 0 for at most ddof rows
-    varied = std > 0
-    scale = torch.where(varied, std + eps, torch.ones_like(std))  # so that eps = 0 is no 0/0
-    z = centre(x, key, where=where) / scale[key.index]
-    return torch.where(varied[key.index], z, torch.zeros_like(z))
+    centred, std, n = segment.deviations(x, key, where=where, ddof=ddof)
+    varied = (std > 0) & (n > ddof)
+    # An infinite scale gives 0, also for eps = 0.
+    return centred / key.spread(torch.where(varied, std + eps, torch.full_like(std, float("inf"))))
 
 
 def leave_one_out(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:
     """x_i − mean of the others = n/(n−1) (x_i − mean); 0 in a part of one row."""
-    n = gather(x, key, "count", where=where)[key.index].to(x.dtype)
-    return torch.where(n > 1, n / (n - 1).clamp(min=1), torch.zeros_like(n)) * centre(x, key, where=where)
+    centred, _, count = segment.deviations(x, key, where=where)
+    n = count.to(centred.dtype)
+    return centred * key.spread(torch.where(n > 1, n / (n - 1).clamp(min=1), torch.zeros_like(n)))
+
+
+def weighted_centre(x: Tensor, weight: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:
+    """x − Σ w x / Σ w inside each part; 0 outside `where`, and in a part that weighs nothing or has equal rows."""
+    low = key.spread(gather(x, key, "min", where=where))
+    above = x - low  # so that equal rows are exactly 0
+    total = gather(weight, key, "sum", where=where)
+    mean = gather(weight * above, key, "sum", where=where) / torch.where(total > 0, total, torch.ones_like(total))
+    known = key.spread(total > 0) if where is None else where & key.spread(total > 0)
+    return torch.where(known, above - key.spread(mean), torch.zeros_like(above))
+
+
+def lead(x: Tensor, key: Key, k: int, *, where: Tensor | None = None) -> Tensor:
+    """What a row adds to the best of k of its part: max with it less max without it, mean over its k − 1 companions.
+
+    Σ over the steps of the sorted part up to the row, (x_(m) − x_(m−1)) C(m, k−1) / C(n−1, k−1), m = 0 … n−1: a step
+    counts with the chance that all companions lie below it. A part of less than k rows counts as a whole; one row
+    alone has 0.
+    """
+    rows = torch.arange(len(x), device=x.device) if where is None else torch.nonzero(where)[:, 0]
+    rows = rows[torch.argsort(x[rows], descending=True, stable=True)]
+    rows = rows[torch.argsort(key.index[rows], stable=True)]
+    part = key.index[rows]
+    start, size = segment.offsets(Key(part, key.size))
+    below = (start + size)[part] - 1 - torch.arange(len(rows), device=x.device)
+    others = size[part] - 1
+    companions = others.clamp(max=k - 1)
+    chance = torch.where((below >= companions) & (others > 0), _choices(below, companions, others), 0.0)
+    sorted_x = x[rows]
+    step = (sorted_x - segment.lag(sorted_x, -1, part)) * chance.to(x.dtype)  # the lowest has no chance, so no step
+    return torch.zeros_like(x).index_copy(0, rows, segment.scan(step, 1.0, part))
+
+
+def _choices(a: Tensor, k: Tensor, b: Tensor) -> Tensor:
+    """C(a, k) / C(b, k), for a ≥ k."""
+
+    def log_falling(n: Tensor) -> Tensor:
+        return torch.lgamma(n.double() + 1) - torch.lgamma((n - k).clamp(min=0).double() + 1)
+
+    return torch.exp(log_falling(a) - log_falling(b))
 
 
 def whiten(x: Tensor, where: Tensor, eps: float = 1e-8) -> Tensor:
     """(x − mean) / sqrt(var + eps) over the rows in `where`, var with n − 1; fewer than two rows stay as they are."""
-    rows = x[where]
-    if len(rows) >= 2:
-        rows = rows - rows.min()  # equal rows are then exactly 0, and large offsets do not cancel
-        rows = rows - rows.mean()
-        rows = rows * torch.rsqrt((rows * rows).sum() / (len(rows) - 1) + eps)
-    return torch.zeros_like(x).masked_scatter(where, rows)
+    zero, n = torch.zeros((), dtype=x.dtype, device=x.device), int(where.sum())
+    if n < 2:
+        return torch.where(where, x, zero)
+    low = torch.where(where, x, torch.full_like(zero, float("inf"))).min()
+    x = torch.where(where, x - low, zero)  # equal rows are then exactly 0, and large offsets do not cancel
+    x = torch.where(where, x - x.sum() / n, zero)
+    return x * torch.rsqrt((x * x).sum() / (n - 1) + eps)
 
 
 def ends(part_N: Tensor) -> Tensor:

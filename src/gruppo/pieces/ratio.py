@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Key, gather
+from gruppo.pieces.stop import stop
 
 
 def log_ratio(logp: Tensor, logp_other: Tensor, bound: float = 20.0) -> Tensor:
@@ -24,3 +25,19 @@ def sequence_ratio(logp_N: Tensor, logp_other_N: Tensor, key: Key, where: Tensor
 def product_ratio(logp_N: Tensor, logp_other_N: Tensor, key: Key, where: Tensor | None = None) -> Tensor:
     """exp of the SUM of log-ratios of each part: the importance weight of the whole sequence."""
     return torch.exp(torch.clamp(gather(log_ratio(logp_N, logp_other_N), key, "sum", where=where), -20.0, 20.0))
+
+
+def geometric_by_token(log_N: Tensor, key: Key, where: Tensor | None = None) -> Tensor:
+    """The geometric mean s of each part, s = exp(mean l), on every row: sg(s) · exp(l_t − sg(l_t)).
+
+    The mean over the rows of a part has the value s and the gradient of s, ds/dl_t = s / rows; and a weight of a row
+    is a weight of its own gradient (GSPO-token, arXiv:2507.18071).
+    """
+    log_S = gather(log_N, key, "mean", where=where)
+    return stop(torch.exp(log_S))[key.index] * torch.exp(log_N - stop(log_N))
+
+
+def effective_share(weight: Tensor, where: Tensor) -> Tensor:
+    """(Σ w)² / (n Σ w²) over the rows in `where`: 1 when all weigh the same, 1/n when one outweighs the rest."""
+    w = torch.where(where, weight, torch.zeros_like(weight))
+    return w.sum() ** 2 / (where.sum() * (w * w).sum()).clamp(min=torch.finfo(w.dtype).tiny)

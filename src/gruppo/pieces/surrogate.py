@@ -21,6 +21,21 @@ def clip_fraction(ratio: Tensor, adv: Tensor, clip_low: float, clip_high: float)
     return (high | low).to(ratio.dtype)
 
 
+def clipped_log(log_ratio: Tensor, adv: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """The same clip on the log-ratio l: min(l, clip_high) where A > 0, max(l, −clip_low) where not (GMPO,
+    arXiv:2507.20673)."""
+    return torch.where(adv > 0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low))
+
+
+def soft_gated(ratio: Tensor, adv: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
+    """4/τ · σ(τ (r − 1)) · A, τ by the sign of A (SAPO, arXiv:2511.20347).
+
+    Its slope by r is 4σ(1 − σ) A: A at r = 1, and it fades on both sides, the faster the larger τ.
+    """
+    tau = torch.where(adv > 0, torch.full_like(adv, tau_pos), torch.full_like(adv, tau_neg))
+    return 4.0 / tau * torch.sigmoid(tau * (ratio - 1.0)) * adv
+
+
 def clipped_value_error(value: Tensor, value_old: Tensor, target: Tensor, clip_value: float) -> Tensor:
     """½ max((V − R)², (clip(V, V_old ± clip_value) − R)²)."""
     near = value_old + torch.clamp(value - value_old, -clip_value, clip_value)

@@ -1,7 +1,7 @@
 """What the rest of the package asks of a policy: an `nn.Module` with these parts."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -60,8 +60,37 @@ P = TypeVar("P", bound=nn.Module)
 
 
 def clone(policy: P, train: bool = False) -> P:
-    """An independent copy without gradients: frozen (a reference, a target), or to be trained on its own."""
-    other = copy.deepcopy(policy)
+    """An independent copy without gradients: frozen (a reference, a target), or to be trained on its own.
+
+    Weights under an adapter never change, so copies share them.
+    """
+    fixed = {id(p): p for p in policy.parameters() if _fixed(p)}
+    other = copy.deepcopy(policy, {**fixed})
     other.zero_grad(set_to_none=True)
-    other.requires_grad_(train)
+    for p in other.parameters():
+        if not _fixed(p):
+            p.requires_grad_(train)
     return other.train(train)
+
+
+def _fixed(p: nn.Parameter) -> bool:
+    return getattr(p, "under_adapter", False)
+
+
+def learned_state(model: nn.Module) -> dict[str, Tensor]:
+    """What training can change, by name: all weights (tied ones once), or the adapter alone."""
+    return {name: p for name, p in model.named_parameters() if not _fixed(p)}
+
+
+def load_learned(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Put back what `learned_state` gave."""
+    mine = learned_state(model)
+    if mine.keys() != state.keys():
+        odd = sorted(mine.keys() ^ state.keys())
+        raise ValueError(
+            f"the saved weights are of another model ({len(odd)} names differ, the first is {odd[0]!r}), so they cannot "
+            "be put back. Load the model that they were saved from, with the same model.lora."
+        )
+    with torch.no_grad():
+        for name, p in mine.items():
+            p.copy_(state[name])

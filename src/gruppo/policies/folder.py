@@ -80,11 +80,9 @@ def read(folder: str | Path) -> tuple[TinyConfig, dict[str, Tensor]]:
     """Configuration and weights, in the precision in which they were stored."""
     folder = Path(folder)
     told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if odd := differs(told):
+        raise ValueError(f"{folder}/config.json: {odd}: the logits would differ. load_policy finds the model for it.")
     rope = told.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        told["rope_scaling"] = rope["rope_type"]
-    told.setdefault("tie_word_embeddings", False)  # the only default of a Llama that is not ours
-    _refuse_others(told, folder)
     config = TinyConfig(
         vocab=told["vocab_size"],
         dim=told["hidden_size"],
@@ -101,14 +99,19 @@ def read(folder: str | Path) -> tuple[TinyConfig, dict[str, Tensor]]:
     return config, weights
 
 
-def _refuse_others(told: dict[str, Any], folder: Path) -> None:
+def differs(told: dict[str, Any]) -> str:
+    """Empty if our Llama computes what a config.json describes, else what it says otherwise."""
+    told = {"tie_word_embeddings": False} | told  # the only default of a Llama that is not ours
+    rope = told.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        told["rope_scaling"] = rope["rope_type"]
+    if told.get("model_type") != "llama":
+        return f"model_type={told.get('model_type')!r}, but TinyTransformer computes a Llama"
     expected = {**_FIXED, "head_dim": told["hidden_size"] // told["num_attention_heads"]}
     for key, value in expected.items():
         if told.get(key) not in (None, value):  # what is left out has the value of a Llama, and that is ours
-            raise ValueError(
-                f"{folder}/config.json: {key}={told[key]!r}, but TinyTransformer computes {key}={value!r}: "
-                "the logits would differ. Use a folder that a run has saved; other models cannot be loaded yet."
-            )
+            return f"{key}={told[key]!r}, but TinyTransformer computes {key}={value!r}"
+    return ""
 
 
 def cast(weights: dict[str, Tensor], dtype: torch.dtype, device: torch.device | str) -> dict[str, Tensor]:

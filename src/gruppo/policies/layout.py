@@ -10,22 +10,54 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Inputs
+from gruppo.data.prefix import ranges
 
 WASTE = 2  # cells allowed for each real token
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Buckets of (sequences, longest), one after the other in a flat table of C cells.
+    """Buckets of (lines, longest), one after the other in a flat table of C cells.
 
-    A sequence stands at the left of its line. With causal attention the cells to its right cannot reach it,
-    so no mask exists; they repeat its last position, are computed and dropped, and their gradient is 0.
+    A line holds rows of M that follow each other: a sequence, or of one that begins like others the rest. It stands
+    at the left; the cells to its right repeat its last position, are computed and dropped, and their gradient is 0. A
+    line attends to its path, the shared beginning and itself, in a second table of cells. Lines that share nothing are
+    causal: they need neither a mask nor a second table.
+
+    Of three ways to attend over a tree (paths, one dense row a tree, prefix and rest in two products) paths have the
+    least work at 44 + 16 tokens x 8 and at 200 + 32 x 8, see benchmarks/LOG.md. They take any tree, and each query
+    meets the keys of the copied sequence in the same order.
     """
 
     row_C: Tensor  # the position of M that a cell holds
     cell_M: Tensor  # the cell that holds a position
     buckets: tuple[tuple[int, int], ...]
     even: bool  # cells are positions: nothing to move
+    key_C: Tensor | None = None  # the position of M that a cell of the paths holds; None: paths are lines
+    spans: tuple[int, ...] = ()  # the longest path of each bucket
+    masks: tuple[Tensor | None, ...] = ()  # of each bucket, added to scores; None: causal
+
+    def lines(self, x_M: Tensor) -> list[Tensor]:
+        """(lines, longest, …) of every bucket."""
+        return _padded(x_M if self.even else x_M.index_select(0, self.row_C), self.buckets)
+
+    def paths(self, x_M: Tensor) -> list[Tensor]:
+        """(lines, longest path, …) of every bucket."""
+        if self.key_C is None:
+            return self.lines(x_M)
+        shapes = [(lines, span) for (lines, _), span in zip(self.buckets, self.spans, strict=True)]
+        return _padded(x_M.index_select(0, self.key_C), shapes)
+
+    def positions(self, lines: Seq[Tensor]) -> Tensor:
+        """Back from the lines of all buckets, at least one, to packed positions."""
+        x_C = torch.cat([x.flatten(0, 1) for x in lines]) if len(lines) > 1 else lines[0].flatten(0, 1)
+        return x_C if self.even else x_C.index_select(0, self.cell_M)
+
+
+def _padded(x_C: Tensor, shapes: Seq[tuple[int, int]]) -> list[Tensor]:
+    # split, not slices: their gradients would each be padded with zeros to the whole table.
+    parts = x_C.split([rows * size for rows, size in shapes]) if len(shapes) > 1 else [x_C][: len(shapes)]
+    return [x.view(*shape, *x.shape[1:]) for x, shape in zip(parts, shapes, strict=True)]
 
 
 def packed(sequences: Seq[np.ndarray], device: torch.device | str = "cpu") -> Inputs:
@@ -54,60 +86,112 @@ def cuts(lengths: list[int], tokens: int) -> Iterator[tuple[int, int]]:
         yield start, len(lengths)
 
 
-def layout_of(inputs: Inputs, context: int) -> Layout:
-    """The layout of one view; made once a forward and used by all its layers."""
-    length_S = _lengths(inputs, context)
-    device = inputs.seq_M.device
-    total = int(length_S.sum())
-    if total == 0 or length_S.min() == length_S.max():
+@dataclass(frozen=True)
+class Lines:
+    """The rows of M as lines: each follows the row before it, up to the end of a sequence.
+
+    A tree is written depth first, so the line of a first child goes on in its parent's line.
+    """
+
+    first: np.ndarray  # row where the line begins
+    length: np.ndarray
+    offset: np.ndarray  # how many rows of other lines stand before it on its path
+    above: np.ndarray  # the line that it branches from, -1: none
+
+    @property
+    def reach(self) -> np.ndarray:
+        return self.offset + self.length
+
+    def path(self, line: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """The row of M that stands at a place of a line's path."""
+        line = line.copy()
+        while True:
+            before = place < self.offset[line]
+            if not before.any():
+                return self.first[line] + place - self.offset[line]
+            line[before] = self.above[line[before]]
+
+
+def layout_of(inputs: Inputs, context: int, dtype: torch.dtype = torch.float32) -> Layout:
+    """The layout of one view; made once a forward and used by all its layers. `dtype` is that of the masks."""
+    lines, device = lines_of(inputs, context), inputs.seq_M.device
+    total, length, reach = len(inputs.ids_M), lines.length, lines.reach
+    shared = bool((lines.offset > 0).any())
+    if total == 0 or (not shared and length.min() == length.max()):
         rows = torch.arange(total, device=device)
-        return Layout(rows, rows, ((len(length_S), total // len(length_S)),) if total else (), even=True)
-    order = np.argsort(-length_S, kind="stable")
-    start, length = (np.cumsum(length_S) - length_S)[order], length_S[order]
-    buckets = _buckets(length)
-    wide = np.repeat([size for _, size in buckets], [rows for rows, _ in buckets])
-    inside = _ranges(np.zeros_like(wide), wide)
-    row_C = np.repeat(start, wide) + np.minimum(inside, np.repeat(length - 1, wide))
+        shapes = ((len(length), total // len(length)),) if total else ()
+        return Layout(rows, rows, shapes, even=True, spans=tuple(n for _, n in shapes), masks=(None,) * len(shapes))
+    order, cut = buckets_of(length, reach, lines.offset > 0)
+    buckets = tuple((b - a, int(length[order[a:b]].max())) for a, b in pairwise(cut))
+    spans = tuple(int(reach[order[a:b]].max()) for a, b in pairwise(cut))
+    wide, far = (np.repeat(x, np.diff(cut)) for x in ([size for _, size in buckets], spans))
+    inside = ranges(np.zeros_like(wide), wide)
+    row_C = np.repeat(lines.first[order], wide) + np.minimum(inside, np.repeat(length[order] - 1, wide))
     cell_M = np.empty(total, np.int64)
-    cell_M[_ranges(start, length)] = _ranges(np.cumsum(wide) - wide, length)
-    return Layout(torch.from_numpy(row_C).to(device), torch.from_numpy(cell_M).to(device), buckets, even=False)
+    cell_M[ranges(lines.first[order], length[order])] = ranges(np.cumsum(wide) - wide, length[order])
+    row_C, cell_M = (torch.from_numpy(x).to(device) for x in (row_C, cell_M))
+    if not shared:
+        return Layout(row_C, cell_M, buckets, even=False, spans=spans, masks=(None,) * len(buckets))
+    place = np.minimum(ranges(np.zeros_like(far), far), np.repeat(reach[order] - 1, far))
+    key_C = torch.from_numpy(lines.path(np.repeat(order, far), place)).to(device)
+    masks = tuple(
+        _mask(lines.offset[order[a:b]], size, span, dtype, device)
+        for (a, b), (_, size), span in zip(pairwise(cut), buckets, spans, strict=True)
+    )
+    return Layout(row_C, cell_M, buckets, even=False, key_C=key_C, spans=spans, masks=masks)
 
 
-def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """The concatenation of start[i] .. start[i] + length[i] - 1."""
-    return np.arange(int(length.sum())) + np.repeat(start - (np.cumsum(length) - length), length)
+def _mask(offset: np.ndarray, size: int, span: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """(lines or 1, 1, size, span): query i of a line sees the first offset + i + 1 places of its path."""
+    if not offset.any():
+        return None
+    offset_B = torch.from_numpy(offset if np.ptp(offset) else offset[:1]).to(device)
+    last = offset_B[:, None] + torch.arange(size, device=device)
+    return additive(torch.arange(span, device=device) <= last[:, None, :, None], dtype)
 
 
-def _lengths(inputs: Inputs, context: int) -> np.ndarray:
-    seq, m = inputs.seq_M, len(inputs.seq_M)
-    if m == 0:
-        return np.zeros(0, np.int64)
-    first = torch.ones(m, dtype=torch.bool, device=seq.device)
-    first[1:] = seq[1:] != seq[:-1]
-    straight = inputs.parent_M == torch.where(first, -1, torch.arange(m, device=seq.device) - 1)
-    ordered, reach = (straight.all() & (seq[1:] >= seq[:-1]).all()).long(), inputs.pos_M.max()
-    ok, last = torch.stack([ordered, reach]).tolist()
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key is seen, -inf elsewhere."""
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
+
+
+def lines_of(inputs: Inputs, context: int) -> Lines:
+    parent, seq, here = inputs.parent_M, inputs.seq_M, torch.arange(len(inputs.ids_M), device=inputs.ids_M.device)
+    if len(here) == 0:
+        return Lines(*np.zeros((4, 0), np.int64))
+    ordered = (parent < here).all() & ((parent < 0) | (seq[parent] == seq)).all()
+    ok, last = torch.stack([ordered.long(), inputs.pos_M.max()]).tolist()
     if not ok:
         raise ValueError(
-            "parent_M: a position does not follow the row before it, so attention over rows would read "
-            "a wrong past. Pack each branch of a tree as a sequence, its rows as neighbours."
+            "parent_M: a position follows one that stands behind it or in another tree, so attention would read a "
+            "wrong past. Write trees depth first, and give all rows of one the same seq_M."
         )
     if last >= context:
         raise ValueError(
             f"pos_M reaches {last}, the policy's context is {context}: rotary positions end there. "
             "Shorten the sequence or load a policy with a longer context."
         )
-    return np.diff(np.flatnonzero(first.cpu().numpy()), append=m)
+    begins = (parent < 0) | (parent != here - 1)
+    first, before, line_M = (x.cpu().numpy() for x in (begins.nonzero()[:, 0], parent[begins], begins.cumsum(0) - 1))
+    above = np.where(before < 0, -1, line_M[before])
+    step = np.where(before < 0, 0, before - first[above] + 1)
+    offset, at = step, above
+    while (at >= 0).any():
+        offset, at = offset + np.where(at < 0, 0, step[at]), np.where(at < 0, -1, above[at])
+    return Lines(first, np.diff(first, append=len(here)), offset, above)
 
 
-def _buckets(length: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """Lengths in falling order, cut so that at most WASTE cells stand for each token.
+def buckets_of(length: np.ndarray, reach: np.ndarray, shared: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """An order of the lines and where to cut it, so that at most WASTE cells stand for each token.
 
-    One bucket where that already holds: a second call of attention costs more than a few empty cells. Else
-    one for each of (L/2, L], (L/4, L/2], … below the longest L.
+    Lines that share a prefix and lines that do not apart, then one bucket where the limit already holds: a second call
+    of attention costs more than a few empty cells. Else one for each of (L/2, L], (L/4, L/2], … below the longest
+    length and the longest path.
     """
-    if len(length) * length[0] <= WASTE * length.sum():
-        return ((len(length), int(length[0])),)
-    octave = np.frexp(length[0] // length)[1]
-    cut = [0, *(np.flatnonzero(np.diff(octave)) + 1).tolist(), len(length)]
-    return tuple((b - a, int(length[a])) for a, b in pairwise(cut))
+    code = np.where(shared, 1 << 16, 0)
+    for kind in (~shared, shared):
+        if any(kind.sum() * x[kind].max(initial=0) > WASTE * x[kind].sum() for x in (length, reach)):
+            far, wide = (np.frexp(x[kind].max() // x[kind])[1] for x in (reach, length))
+            code[kind] += (far << 8) + wide
+    order = np.lexsort((-length, -reach, code))
+    return order, [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]

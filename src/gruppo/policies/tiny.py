@@ -86,15 +86,10 @@ class Attention(nn.Module):
         return y.transpose(1, 2).flatten(2)
 
     def packed(self, q_M: Tensor, k_M: Tensor, v_M: Tensor, layout: Layout) -> Tensor:
-        """Causal attention inside each sequence."""
-        cells = [x if layout.even else x.index_select(0, layout.row_C) for x in (q_M, k_M, v_M)]
-        out, start = [], 0
-        for rows, size in layout.buckets:
-            q, k, v = (x[start : start + rows * size].view(rows, size, -1) for x in cells)
-            out.append(self._sdpa(q, k, v).flatten(0, 1))
-            start += rows * size
-        y = out[0] if len(out) == 1 else torch.cat([*out, q_M[:0]])
-        return self.o_proj(y if layout.even else y.index_select(0, layout.cell_M))
+        """Every position attends to its own past."""
+        lines = zip(layout.lines(q_M), layout.paths(k_M), layout.paths(v_M), layout.masks, strict=True)
+        y = [self._sdpa(*line) for line in lines]
+        return self.o_proj(layout.positions(y) if y else q_M)
 
     def step(self, q_B: Tensor, k_BTD: Tensor, v_BTD: Tensor, mask: Tensor) -> Tensor:
         """One query a row over the row's cached keys."""
@@ -184,8 +179,8 @@ class TinyTransformer(nn.Module):
         return self.model.norm(states[self.layers]), torch.stack(kv).unflatten(0, (-1, 2))
 
     def _forward(self, inputs: Inputs, collect: tuple[int, ...], keep: bool) -> tuple[dict[int, Tensor], list[Tensor]]:
-        layout, rotary = layout_of(inputs, self.context), self._rotary(inputs.pos_M)
         x_MD = self.model.embed_tokens(inputs.ids_M)
+        layout, rotary = layout_of(inputs, self.context, x_MD.dtype), self._rotary(inputs.pos_M)
         states, kv = {0: x_MD} if 0 in collect else {}, []
         for layer, block in enumerate(self._blocks, 1):
             q, k, v = block.self_attn.qkv(block.input_layernorm(x_MD), rotary)

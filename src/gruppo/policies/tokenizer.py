@@ -1,7 +1,7 @@
 """A tokenizer of single characters: three specials, newline and printable ASCII."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,8 @@ class CharTokenizer:
     """
 
     pad, bos, eos = 0, 1, 2
+    stops = (eos,)  # ids that end an answer
+    rewrites = ""  # there is no chat template that could
     vocab = len(SPECIALS) + len(CHARACTERS)
 
     def __init__(self) -> None:
@@ -44,6 +46,15 @@ class CharTokenizer:
                     "Decode ids of this tokenizer only."
                 )
         return "".join(self.tokens[i] for i in numbers if i >= len(SPECIALS))
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int64]:
+        """`<bos>` and the contents, a blank line between them: there is no chat template."""
+        text = "\n\n".join(m["content"] for m in messages)
+        return np.concatenate([np.array([self.bos], np.int64), self.encode(text)])
+
+    def words(self) -> Mapping[str, int]:
+        """Every token and its id."""
+        return self._id
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, as Hugging Face's `AutoTokenizer` reads them."""
@@ -72,10 +83,15 @@ class CharTokenizer:
             (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: str | Path) -> "CharTokenizer":
+    def fits(cls, folder: str | Path) -> bool:
+        """Whether the folder's tokenizer is this one."""
         path = Path(folder) / "tokenizer.json"
-        own = cls()
-        if json.loads(path.read_text(encoding="utf-8")).get("model", {}).get("vocab") != own._id:
+        return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["model"].get("vocab") == cls()._id
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "CharTokenizer":
+        path, own = Path(folder) / "tokenizer.json", cls()
+        if not cls.fits(folder):
             raise ValueError(
                 f"{path} has another vocabulary than CharTokenizer: ids would stand for other characters. "
                 "Load it with the tokenizer that wrote it."

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable
 
 import torch
+from torch import Tensor
 
-from gruppo.data import VIEWS, Batch
+from gruppo.data import VIEWS, Batch, Source, Use
 from gruppo.stages.context import Context
 from gruppo.stages.method import Method, kind
 from gruppo.stages.names import nearest
@@ -51,6 +52,12 @@ def _needs(method: Method, ctx: Context) -> Iterable[str]:
             )
         elif (READOUTS[n.readout].head == "value") != (roles[n.role] == "head"):
             yield f"{where}, but role {n.role!r} has no such head. Use as_='head' for values, 'full' for tokens."
+        if n.against and (n.against not in method.cast or roles[n.against] != "full"):
+            full = [r for r, as_ in roles.items() if as_ == "full" and r != "old"]
+            yield (
+                f"{where}, but {n.against!r} is no language model of the cast{nearest(n.against, full)}: there is "
+                f"nothing to compare with. Use against=… with one of {', '.join(full)}."
+            )
         if n.when == "step" and n.role != mine:
             yield (
                 f"{where} at every optimiser step, but only the role that is trained there ({mine}) is read with "
@@ -143,11 +150,51 @@ def _binary_reward(batch: Batch) -> str:
     return ""
 
 
+def _pairs(batch: Batch) -> str:
+    """Sampled groups may all be equal at first; recorded answers stay as they are."""
+    if batch.size("P") or not bool((batch.source_E == Source.EXPERT).all()):
+        return ""
+    return (
+        "no task has two recorded answers of different reward, so there is nothing to compare. Use a preference file, "
+        "task=preference, or pairs of sampled answers with method.rollout=group"
+    )
+
+
 def _several_groups(batch: Batch) -> str:
     return "" if batch.size("G") > 1 else "there is one group only; it compares groups. Use more prompts"
 
 
-PREDICATES: dict[str, Callable[[Batch], str]] = {"binary_reward": _binary_reward, "several_groups": _several_groups}
+def _baseline_episodes(batch: Batch) -> str:
+    if bool((batch.judged_E & (batch.use_E == Use.BASELINE)).any()):
+        return ""
+    return (
+        "no episode is one, or none was judged, so every advantage would be 0. Use a rollout that makes them, such as "
+        "method.rollout=with_greedy"
+    )
+
+
+PREDICATES: dict[str, Callable[[Batch], str]] = {
+    "binary_reward": _binary_reward,
+    "several_groups": _several_groups,
+    "pairs": _pairs,
+    "baseline_episodes": _baseline_episodes,
+}
+
+
+def compares(method: Method) -> bool:
+    """Whether it learns from differences between the answers to one prompt: then equal rewards say nothing."""
+    return any(o.min_samples > 1 for _, o in method.occupants())
+
+
+def readable_N(method: Method, batch: Batch) -> Tensor:
+    """Tokens of the policy, and given ones that some occupant has a rule for."""
+    known = {Source[s.upper()] for _, o in method.occupants() for s in o.handles} | {Source.POLICY}
+    return torch.isin(batch.source_N, torch.tensor(sorted(known), device=batch.device))
+
+
+def learnable_N(method: Method, batch: Batch) -> Tensor:
+    """Tokens that can be learned from: readable, in episodes to learn from, and kept by selection."""
+    return readable_N(method, batch) & batch.spread(batch.learn_E, "E", "N") & batch.keep_N
 
 
 def check_first_batch(method: Method, batch: Batch) -> list[str]:
@@ -163,12 +210,12 @@ def check_first_batch(method: Method, batch: Batch) -> list[str]:
         raise ValueError(
             "no episode of the first batch was judged: there is nothing to learn from. Look at the episodes' errors."
         )
-    if not bool(batch.learn_N.any()):
+    if not bool(learnable_N(method, batch).any()):
         raise ValueError(
             "the first batch has no token to learn from: every mask is empty. Look at select and at "
             "the status of episodes."
         )
     rewards = batch.reward_E[judged]
-    if bool((rewards == rewards[0]).all()):
+    if compares(method) and bool((rewards == rewards[0]).all()):
         warnings.append(f"every reward of the first batch is {float(rewards[0]):g}: nothing can be compared yet.")
     return warnings

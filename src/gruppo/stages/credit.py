@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Source, Status
+from gruppo.data import Batch, Source, Status, centre, segment
 from gruppo.pieces import advantage
 from gruppo.pieces.divergence import k1
 from gruppo.stages.context import Context, Memory, StepRecord
@@ -25,6 +25,18 @@ def to_tokens(batch: Batch, adv_E: Tensor) -> dict[str, Tensor]:
     return {"adv_N": batch.spread(adv_E, "E", "N")}
 
 
+def judged_N(batch: Batch) -> Tensor:
+    """Tokens that the policy sampled in episodes that are in statistics, baseline ones included."""
+    return (batch.source_N == Source.POLICY) & batch.spread(batch.judged_E, "E", "N")
+
+
+def whitened(batch: Batch, mine: Tensor, x: Tensor) -> dict[str, Tensor]:
+    """Values of these tokens, whitened over them; 0 for others, and for one alone: it has nothing to compare with."""
+    every = torch.ones_like(x, dtype=torch.bool)
+    adv = advantage.whiten(x, every) if len(x) > 1 else torch.zeros_like(x)
+    return {"adv_N": torch.zeros_like(batch.weight_N).index_copy(0, mine, adv)}
+
+
 @dataclass(frozen=True)
 class GroupNormalised(Occupant):
     """A_i = (R_i − mean) / (std + eps) inside the group, std with n − 1 (GRPO, arXiv:2402.03300)."""
@@ -39,6 +51,19 @@ class GroupNormalised(Occupant):
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups = batch.level("E", "G")
         return to_tokens(batch, advantage.z_score(batch.reward_E, groups, where=batch.judged_E, eps=self.eps))
+
+
+@dataclass(frozen=True)
+class GroupCentred(Occupant):
+    """A_i = R_i − mean of the group, not divided by its deviation (Dr.GRPO, arXiv:2503.20783)."""
+
+    gives = ("adv_N",)
+    ignores = ("shift",)
+    min_samples = 2
+    alone = COMPARES
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        return to_tokens(batch, centre(batch.reward_E, batch.level("E", "G"), where=batch.judged_E))
 
 
 @dataclass(frozen=True)
@@ -59,8 +84,7 @@ class LeaveOneOut(Occupant):
         reward_E = batch.reward_E
         if self.kl_coef:
             kl_N = k1(batch.logp_old_N, batch.logp_ref_N)
-            mine_N = (batch.source_N == Source.POLICY) & batch.spread(batch.judged_E, "E", "N")  # baseline episodes too
-            reward_E = reward_E - self.kl_coef * batch.gather(kl_N, "N", "E", "sum", where=mine_N)
+            reward_E = reward_E - self.kl_coef * batch.gather(kl_N, "N", "E", "sum", where=judged_N(batch))
         groups = batch.level("E", "G")
         return to_tokens(batch, advantage.leave_one_out(reward_E, groups, where=batch.judged_E))
 
@@ -112,14 +136,13 @@ class Gae(Occupant):
         return (need("value", "critic"), *kl)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        rows = batch.time_order("N")
-        mine = rows[batch.sampled_N[rows]]  # the policy's decisions in time: given tokens are no steps
-        episode, value = batch.episode_N[mine], batch.value_critic_N[mine]
+        mine = batch.time_order("N", where=batch.sampled_N)  # the policy's decisions: given tokens are no steps
+        episode, value = batch.episode_N.index_select(0, mine), batch.value_critic_N.index_select(0, mine)
         reward = token_reward(batch, mine, self.kl_coef)
         open_E = batch.status_E == Status.OPEN
         tail = value * open_E.to(value.dtype)[episode] if bool(open_E.any()) else None
         adv, ret = advantage.gae(reward, value, episode, self.gamma, self.lam, tail)
-        known = (batch.judged_E | open_E)[episode]
+        known = (batch.judged_E | open_E).index_select(0, episode)
         zero = torch.zeros_like(batch.value_critic_N)
         return {
             "adv_N": zero.index_copy(0, mine, advantage.whiten(adv, known)),
@@ -127,12 +150,24 @@ class Gae(Occupant):
         }
 
 
+def judged_in_time(batch: Batch) -> Tensor:
+    """The rows of `judged_N`, one episode after the other, in time."""
+    rows = batch.time_order("N")
+    return rows[judged_N(batch)[rows]]
+
+
+def return_to_go(batch: Batch, mine: Tensor, gamma: float = 1.0, kl_coef: float = 0.0) -> Tensor:
+    """G_t = r_t + gamma G_{t+1} for these decisions in time, r_t their `token_reward`."""
+    return segment.scan(token_reward(batch, mine, kl_coef), gamma, batch.episode_N[mine])
+
+
 def token_reward(batch: Batch, mine: Tensor, kl_coef: float) -> Tensor:
     """For these decisions in time: rewards of episodes and turns on the last of each, less the KL of every one."""
-    episode, turn = batch.episode_N[mine], batch.turn_N[mine]
+    episode = batch.episode_N.index_select(0, mine)
     own_E = torch.nan_to_num(batch.reward_EC).sum(-1)  # without the turns' rewards, which lie on their own turns
     own_E = torch.where(batch.judged_E, own_E, torch.zeros_like(own_E))
-    reward = advantage.ends(episode) * own_E[episode]
+    reward = advantage.ends(episode) * own_E.index_select(0, episode)
     if bool(batch.reward_K.any()):
+        turn = batch.turn_N.index_select(0, mine)
         reward = reward + advantage.ends(turn) * batch.reward_K[turn]
     return reward - kl_coef * k1(batch.logp_old_N[mine], batch.logp_ref_N[mine]) if kl_coef else reward

@@ -1,9 +1,18 @@
 """Occupants: what stands in a room. A small frozen dataclass whose fields are its hyper-parameters."""
 
+from dataclasses import field
 from typing import Any, ClassVar
 
 from gruppo.stages.context import Context, Memory, StepRecord
 from gruppo.stages.readouts import Need
+
+
+def added(neutral: Any) -> Any:
+    """A field that came after the first release, with the value that changes nothing.
+
+    Records that hold this value keep their hash: what they compute is what they computed without the field.
+    """
+    return field(default=neutral, metadata={"neutral": neutral})
 
 
 class Occupant:

@@ -14,8 +14,9 @@ class Prompting(Protocol):
 
 
 def plain(ctx: Context, ask: Ask) -> list[Prompt]:
-    """The task's own prompt. Stands at the start of every chain."""
-    ids = np.concatenate([[ctx.tokenizer.bos], ctx.tokenizer.encode(ask.task.prompt)]).astype(np.int64)
+    """The task's own prompt, through the model's chat template if it has one. Stands at the start of every chain."""
+    system = [{"role": "system", "content": ask.task.system}] if ask.task.system else []
+    ids = ctx.tokenizer.chat([*system, {"role": "user", "content": ask.task.prompt}])
     return [Prompt(ids, ask, ask.group, ask.samples)]
 
 

@@ -5,13 +5,14 @@ eight) each; all readouts of one (role, view) share one forward, and tokens × v
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gruppo.data import Ragged
+from gruppo.pieces.divergence import full
 from gruppo.stages.names import nearest
 
 When = Literal["batch", "step"]  # rooms before the batch call ctx.score
@@ -23,6 +24,8 @@ class Need:
 
     role  "policy" with when="step" is the model being trained; "old" is the policy at the start of the step
     when  "batch": once, when the batch is packed; "step": at every optimiser step, with gradient
+    against  a second role, for readouts that compare two distributions: `Need("kl", against="ref", when="step")` is
+             served as `kl_ref_N`. Both heads run on the same chunk; the second role has no gradient
     """
 
     readout: str
@@ -31,6 +34,7 @@ class Need:
     at: Literal["N", "K", "S", "M"] = "N"
     when: When = "batch"
     params: tuple[tuple[str, float], ...] = ()
+    against: str = ""
 
     def __post_init__(self) -> None:
         if self.readout not in READOUTS:
@@ -38,18 +42,25 @@ class Need:
                 f"need {self.readout!r}: no such readout{nearest(self.readout, READOUTS)}. Known: "
                 f"{', '.join(READOUTS)}."
             )
+        if READOUTS[self.readout].pair != bool(self.against):
+            raise ValueError(
+                f"need {self.readout!r} with against={self.against!r}: it reads "
+                + ("one role. Leave against out." if self.against else "two, so name the second: against='ref'.")
+            )
 
     @property
     def column(self) -> str:
         tail = "".join(f"_{k}{v:g}" for k, v in self.params)
         view = "" if self.view == "as_trained" else f"_{self.view}"
         role = "" if self.when == "step" else f"_{self.role}"
-        return f"{self.readout}{role}{view}{tail}_{self.at}"
+        other = f"_{self.against}" if self.against else ""
+        return f"{self.readout}{role}{other}{view}{tail}_{self.at}"
 
     def __str__(self) -> str:
         params = ", ".join(f"{k}={v:g}" for k, v in self.params)
         view = "" if self.view == "as_trained" else f"[{self.view}]"
-        return f"{self.readout}@{self.role}{view}" + (f"({params})" if params else "")
+        roles = f"{self.role}‖{self.against}" if self.against else self.role
+        return f"{self.readout}@{roles}{view}" + (f"({params})" if params else "")
 
 
 def need(
@@ -59,21 +70,26 @@ def need(
     at: Any = "N",
     when: When = "batch",
     view: str = "as_trained",
+    against: str = "",
     **params: float,
 ) -> Need:
     """A `Need` with its parameters as keywords: `need("logp", "old", T=1.2)`."""
-    return Need(readout, role, view, at, when, tuple(sorted(params.items())))
+    return Need(readout, role, view, at, when, tuple(sorted(params.items())), against)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A slice of positions: hidden states, scores over the vocabulary (or values), and what was decided there."""
+    """A slice of positions: hidden states, scores over the vocabulary (or values), and what was decided there.
+
+    `other_CV` are the scores of a second role at the same positions, for readouts that compare two.
+    """
 
     hidden_CD: Tensor
     scores_CV: Tensor
     token_C: Tensor
     temperature_C: Tensor
     allowed: Ragged | None
+    other_CV: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +98,7 @@ class Readout:
     read: Callable[..., Tensor]
     synthetic: Callable[[torch.Generator, int, torch.dtype], Tensor]  # so that laws can run without a model
     head: Literal["policy", "value"] = "policy"
+    pair: bool = False  # compares two roles: a need must name the second
 
 
 READOUTS: dict[str, Readout] = {}
@@ -91,9 +108,10 @@ def readout(
     name: str,
     synthetic: Callable[[torch.Generator, int, torch.dtype], Tensor],
     head: Literal["policy", "value"] = "policy",
+    pair: bool = False,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     def register(read: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        READOUTS[name] = Readout(name, read, synthetic, head)
+        READOUTS[name] = Readout(name, read, synthetic, head, pair)
         return read
 
     return register
@@ -124,6 +142,16 @@ def entropy(chunk: Chunk, T: float | None = None) -> Tensor:
     """H(π(· | s)) = −Σ p log p, in nats."""
     log_p = _log_probabilities(chunk, T)
     return -(log_p.exp() * torch.where(torch.isfinite(log_p), log_p, torch.zeros_like(log_p))).sum(-1)
+
+
+@readout("kl", synthetic=lambda g, n, dtype: torch.rand(n, generator=g, dtype=dtype) + 0.01, pair=True)
+def kl(chunk: Chunk, T: float | None = None) -> Tensor:
+    """KL(π(· | s) ‖ π_other(· | s)), exactly: the sum over the vocabulary, at the sampler's temperature and truncation.
+
+    The scores of both roles exist for one chunk at a time, so tokens × vocabulary never does.
+    """
+    assert chunk.other_CV is not None
+    return full(_log_probabilities(chunk, T), _log_probabilities(replace(chunk, scores_CV=chunk.other_CV), T))
 
 
 @readout("value", synthetic=lambda g, n, dtype: torch.randn(n, generator=g, dtype=dtype) * 0.5, head="value")

@@ -17,23 +17,31 @@ from gruppo.tasks.imports import load_object
 TALK = ("doc", "paper", "base")  # what is said about a method; not part of what it does
 
 
-def to_table(x: Any) -> Any:
-    """An occupant, role or method as nested tables of TOML values, tagged with `kind = "module:Class@version"`."""
+def to_table(x: Any, *, brief: bool = False) -> Any:
+    """An occupant, role or method as nested tables of TOML values, tagged with `kind = "module:Class@version"`.
+
+    `brief` leaves out fields that were added later and have the value that changes nothing (stages.occupant.added).
+    """
     if isinstance(x, Schedule):
         return x.text
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
-        fields = {f.name: to_table(getattr(x, f.name)) for f in dataclasses.fields(x)}
+        told = [f for f in dataclasses.fields(x) if not (brief and _changes_nothing(f, getattr(x, f.name)))]
+        fields = {f.name: to_table(getattr(x, f.name), brief=brief) for f in told}
         return {"kind": tag(type(x)), **{k: v for k, v in fields.items() if v is not None}}
     if isinstance(x, Mapping):
-        return {str(k): to_table(v) for k, v in x.items()}
+        return {str(k): to_table(v, brief=brief) for k, v in x.items()}
     if isinstance(x, tuple | list):
-        return [to_table(v) for v in x]
+        return [to_table(v, brief=brief) for v in x]
     if isinstance(x, bool | int | float | str):
         return x
     raise ValueError(
         f"{x!r} cannot be written to a run file, so the run could not be repeated. Fields hold numbers, texts, lists, "
         "tables, occupants and schedules."
     )
+
+
+def _changes_nothing(f: dataclasses.Field[Any], value: Any) -> bool:
+    return "neutral" in f.metadata and value == f.metadata["neutral"]
 
 
 def tag(cls: type) -> str:
@@ -87,7 +95,7 @@ def _class(text: str) -> type:
 
 def record_hash(method: Method) -> str:
     """Changes with anything a method does, not with what is said about it."""
-    table = to_table(method)
+    table = to_table(method, brief=True)
     for name in TALK:
         table.pop(name, None)
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]

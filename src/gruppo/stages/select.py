@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Status
+from gruppo.pieces.ratio import product_ratio, ratio, sequence_ratio
 from gruppo.stages.context import Ask, Context, Prompt
+from gruppo.stages.names import nearest
 from gruppo.stages.occupant import Occupant
 from gruppo.stages.readouts import Need, Stats, need
 
@@ -80,20 +82,92 @@ class MaskTruncated(Occupant):
 
 @dataclass(frozen=True)
 class TruncatedImportance(Occupant):
-    """Weight tokens by min(π_old / π_gen, cap): corrects a sampler whose numerics differ (card B13)."""
+    """Weight tokens by min(w, cap), w = π_old / π_gen: corrects a sampler whose numerics differ (TIS, Yao et al. 2025).
+
+    level  token: a weight a token; sequence: the product over a sequence, for all of its tokens; geometric: the
+           geometric mean
+    self_normalised  then divide by the mean weight of the batch's policy tokens
+    No gradient flows through w. Where the sampler's log-probability is not known, w = 1.
+    """
 
     cap: float = 2.0
+    level: str = "token"
+    self_normalised: bool = False
     current = False
-    witness = {"cap": 0.5}
+    witness = {"cap": 0.5, "level": ["token", "sequence", "geometric"]}
+
+    def __post_init__(self) -> None:
+        known_level(self.level)
+        if not self.cap > 0:
+            raise ValueError(f"cap={self.cap}: every token would weigh nothing. Use a number above 0, such as 2.")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("logp", "old"),)
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
-        gap = torch.clamp(batch.logp_old_N - batch.logp_gen_N, -20.0, 20.0)
-        known = batch.on_policy_N & torch.isfinite(gap)
-        weight = torch.where(known, torch.exp(torch.where(known, gap, torch.zeros_like(gap))), torch.ones_like(gap))
-        return torch.ones_like(known), weight.clamp(max=self.cap)
+        weight_N = sampler_ratio(batch, self.level).clamp(max=self.cap)
+        mine_N = weight_N[batch.policy_N]
+        if self.self_normalised and len(mine_N):
+            weight_N = weight_N / mine_N.mean()
+        return torch.ones_like(batch.keep_N), weight_N
+
+
+@dataclass(frozen=True)
+class SamplerGate(Occupant):
+    """Drop tokens, or whole sequences, whose w = π_old / π_gen leaves [gate_low, gate_high] (Liu et al. 2025).
+
+    With TruncatedImportance(cap=gate_high) beside it this is masked importance sampling: w inside, nothing outside.
+    level    token, sequence or geometric, as there; the geometric gate is a narrow one, such as 0.999 to 1.001
+    counted  what is dropped stays in the denominators (TRL); else it leaves them (verl)
+    """
+
+    gate_low: float = 0.5
+    gate_high: float = 2.0
+    level: str = "token"
+    counted: bool = False
+    current = False
+    witness = {"gate_low": 1.2, "gate_high": 0.9, "level": ["token", "sequence", "geometric"]}
+
+    def __post_init__(self) -> None:
+        known_level(self.level)
+        if not 0 <= self.gate_low < self.gate_high:
+            raise ValueError(
+                f"gate_low={self.gate_low}, gate_high={self.gate_high}: no ratio would pass. Use 0 <= low < high."
+            )
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", "old"),)
+
+    def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
+        ratio_N = sampler_ratio(batch, self.level)
+        inside_N = (ratio_N >= self.gate_low) & (ratio_N <= self.gate_high)
+        every_N = torch.ones_like(inside_N)
+        return (every_N, inside_N.to(ratio_N.dtype)) if self.counted else (inside_N, every_N.to(ratio_N.dtype))
+
+
+LEVELS = ("token", "sequence", "geometric")
+
+
+def known_level(level: str) -> None:
+    if level not in LEVELS:
+        raise ValueError(
+            f"level={level!r}: an importance weight has no such level{nearest(level, LEVELS)}. Use {', '.join(LEVELS)}."
+        )
+
+
+def sampler_ratio(batch: Batch, level: str) -> Tensor:
+    """w = π_old / π_gen of each token the policy sampled, of its whole sequence, or the geometric mean of that.
+
+    A sequence's ratio is made of all of its sampled tokens, also of those that selection dropped: it is a property of
+    what was drawn. 1 for tokens that were not sampled, or under another prompt than they are learned under.
+    """
+    old_N, gen_N, sampled_N = batch.logp_old_N, batch.logp_gen_N, batch.on_policy_N
+    known_N = sampled_N & torch.isfinite(old_N - gen_N)
+    if level == "token":
+        return torch.where(known_N, ratio(old_N, gen_N), torch.ones_like(old_N))
+    whole = product_ratio if level == "sequence" else sequence_ratio
+    key = batch.level("N", "S")
+    return torch.where(sampled_N, key.spread(whole(old_N, gen_N, key, known_N)), torch.ones_like(old_N))
 
 
 def through_first_door(

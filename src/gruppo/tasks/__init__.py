@@ -1,27 +1,39 @@
-"""Tasks: generated problems with scorers, a user's own, and the judge that runs a scorer safely.
+"""Tasks: generated problems with scorers, files and datasets, and the judge that runs a scorer safely.
 
-`load_task("addition", level=2)` or `load_task("./mine.py:make")`. Light to import: the worker process of a
-scorer goes through here.
+`load_task("addition", level=2)`, `load_task("./data.jsonl")` or `load_task("./mine.py:make")`. Light to import: the
+worker process of a scorer goes through here.
 """
 
-from dataclasses import replace
-from inspect import signature
+from dataclasses import fields
 from typing import Any
 
-from gruppo.tasks.base import Family, Task, TaskSet
-from gruppo.tasks.imports import is_path, load_object, nearest, split_path
+from gruppo.tasks.base import Family, Scorer, Task, TaskSet
+from gruppo.tasks.imports import load_object, nearest
+from gruppo.tasks.settings import TaskConfig
 
-__all__ = ["BUILT_IN", "Family", "Task", "TaskSet", "family", "load_object", "load_task"]
+__all__ = [
+    "BUILT_IN",
+    "NAMES",
+    "Family",
+    "Scorer",
+    "Task",
+    "TaskConfig",
+    "TaskSet",
+    "family",
+    "load_object",
+    "load_task",
+]
 
-BUILT_IN = ("addition", "chain", "countdown", "sorting")
+BUILT_IN = ("addition", "chain", "countdown", "sorting")  # what the shipped weights have learned
+NAMES = (*BUILT_IN, "preference")
 
 
 def family(name: str) -> Family:
     """The built-in family of that name."""
-    if name not in BUILT_IN:
+    if name not in NAMES:
         raise ValueError(
-            f"task={name!r}: no such task, so there is nothing to train on.{nearest(name, BUILT_IN)} "
-            f"Built in: {', '.join(BUILT_IN)}. One of your own: ./file.py:make, which returns a TaskSet."
+            f"task={name!r}: no such task, so there is nothing to train on.{nearest(name, NAMES)} "
+            f"Built in: {', '.join(NAMES)}, humaneval. Your own: ./data.jsonl, hf:NAME, gym:NAME or ./file.py:make."
         )
     return load_object(f"gruppo.tasks.{name}:FAMILY")
 
@@ -30,48 +42,26 @@ def load_task(
     name: str,
     level: int | str | None = None,
     seed: int = 0,
-    train_size: int = 20_000,
+    train_size: int | None = None,
     held_out_size: int = 1_000,
     scorer: str | None = None,
     **options: Any,
 ) -> TaskSet:
-    """A built-in task by name, or the TaskSet that a user's `./file.py:make` returns.
+    """A task by name: built in, `./data.jsonl`, `hf:NAME`, `gym:NAME`, or what your `./file.py:make` returns.
 
-    `level` is a number or a mixture such as "1-3". `scorer` is the import path of another scorer for the same
-    problems, for example a reward of the user's own: `./file.py:reward`. A user's `make` is called with
-    `options`, and with the other arguments that were given.
+    `level` is a number or a mixture such as "1-3". `scorer` is another scorer for the same problems: a name such as
+    "numeric", or the import path of your own, `./file.py:reward`. Further arguments are settings of a task
+    (`prompt="question"` is `task.prompt=question`, see `TaskConfig`); others go to a make or a gym task of that name.
     """
-    if scorer is not None:
-        split_path(scorer)  # a path that cannot be one is refused here, not in the worker
-    if not is_path(name):
-        if options:
-            raise ValueError(
-                f"{name} has no option {', '.join(options)}, so it would have no effect. Leave it out; "
-                "options go to a make of your own, ./file.py:make."
-            )
-        return family(name).task_set(level, seed, train_size, held_out_size, scorer)
-    given = {"level": level, "seed": seed, "train_size": train_size, "held_out_size": held_out_size}
-    plain = {"level": None, "seed": 0, "train_size": 20_000, "held_out_size": 1_000}
-    return _own(name, {k: v for k, v in given.items() if v != plain[k]} | options, scorer)
+    from gruppo.tasks.load import load
 
-
-def _own(path: str, arguments: dict[str, Any], scorer: str | None) -> TaskSet:
-    make = load_object(path)
-    if callable(make) and not isinstance(make, Family):
-        try:
-            signature(make).bind(**arguments)
-        except TypeError as error:
-            given = ", ".join(f"{k}={v!r}" for k, v in arguments.items()) or "nothing"
-            raise ValueError(
-                f"task={path!r} cannot be called with {given} ({error}), so there are no tasks. Give it these "
-                "parameters, or leave the settings out."
-            ) from None
-    made = make(**arguments) if callable(make) else make
-    if isinstance(made, Family):
-        made = made.task_set(**arguments)
-    if not isinstance(made, TaskSet):
-        raise ValueError(
-            f"task={path!r} gave {type(made).__name__} and not a TaskSet, so there is nothing to train on. "
-            "Return gruppo.tasks.TaskSet(name, train, held_out, scorer, max_tokens)."
-        )
-    return made if scorer is None else replace(made, scorer=scorer)
+    if level == "":
+        raise ValueError(f"level='': not a level, so {name} has nothing to choose. Write level=2 or level='1-3'.")
+    if train_size is not None and train_size < 1:
+        raise ValueError(f"train_size={train_size}: the split would be empty. Give at least 1.")
+    known = {f.name for f in fields(TaskConfig)}
+    settings = {k: v for k, v in options.items() if k in known}
+    rest = {k: v for k, v in options.items() if k not in known}
+    settings["options"] = {**settings.get("options", {}), **rest}
+    told = "" if level is None else str(level)
+    return load(TaskConfig(name, told, seed, train_size or 0, reward=scorer or "", **settings), held_out_size)

@@ -19,7 +19,10 @@ HELD_OUT = 5  # one problem in five
 
 @dataclass(frozen=True)
 class Task:
-    """One problem. The last line of `solution` is the answer; the lines before it are the steps."""
+    """One problem. The last line of `solution` is the answer; the lines before it are the steps.
+
+    `system` is the system prompt, for models with a chat template.
+    """
 
     uid: str
     prompt: str
@@ -27,22 +30,37 @@ class Task:
     level: int
     source: str
     solution: str = ""
+    system: str = ""
     meta: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
 
 @dataclass(frozen=True)
-class TaskSet:
-    """Problems to train on and problems held out, with the import path of their scorer.
+class Scorer:
+    """A scorer with arguments: a function gets them with each call, a class or a factory once, when it is made."""
 
-    `train` and `held_out` may be lists, or anything with `len(x)` and `x[i]`.
+    path: str
+    args: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """Problems to train on and problems held out, with their scorer: an import path, or that with arguments.
+
+    `train` and `held_out` may be lists, or anything with `len(x)` and `x[i]`. `notes` are sentences for the user
+    about how the set was made; `digest` changes with its content, so that a run can go on with the same data only.
     """
 
     name: str
     train: Sequence[Task]
     held_out: Sequence[Task]
-    scorer: str
+    scorer: str | Scorer
     max_tokens: int  # for one answer, its end included
     levels: tuple[int, ...] = (1,)
+    notes: tuple[str, ...] = ()
+    digest: str = ""  # empty: generated, so the settings say it all
 
     def __post_init__(self) -> None:
         if not len(self.train):
@@ -81,6 +99,7 @@ class Family:
     scorer: str
     max_tokens: Mapping[int, int]  # by level; its keys are the levels
     default: int  # the level when none is asked for
+    split_as: str = ""  # the family whose held-out problems are held out here too; empty: its own
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -104,7 +123,7 @@ class Family:
         return held if split == "held_out" else self.count(level) - held
 
     def _order(self, level: int, size: int) -> Shuffle:
-        return Shuffle(size, hash64("split", self.name, level))
+        return Shuffle(size, hash64("split", self.split_as or self.name, level))
 
     def task_set(
         self,

@@ -48,6 +48,18 @@ def split_path(path: str) -> tuple[str, str]:
     return where, name
 
 
+def library(name: str, why: str) -> ModuleType:
+    """A module of an optional package; a ValueError says how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != name.partition(".")[0]:
+            raise  # it is there, and something that it needs is not
+        raise ValueError(
+            f"{name} is not installed, and {why}, so nothing was started. Install it with  pip install 'gruppo[data]'"
+        ) from None
+
+
 def nearest(word: str, among: Any) -> str:
     """` Did you mean 'x'?`, or nothing when no known name is near."""
     close = get_close_matches(word, [str(a) for a in among], n=1)

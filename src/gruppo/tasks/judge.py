@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
-from gruppo.tasks.base import Task
+from gruppo.tasks.base import Scorer, Task
 from gruppo.tasks.imports import split_path
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gruppo.tasks.worker import main; main()"
@@ -47,17 +47,19 @@ class Judge:
     """Scores answers with the scorer of an import path, at most `seconds` each (or a call, if batched).
 
     A scorer is `(task, text) -> number or {name: number}`, or `(tasks, texts) -> [...]`; a plain number is
-    the component "task". The worker starts with the first call (or `start()`) and is kept. When an answer
+    the component "task". A class, or a factory, is called once with the arguments of a `Scorer` and gives such a
+    function, which may keep state. The worker starts with the first call (or `start()`) and is kept. When an answer
     takes too long, it is killed with everything it has started, and a new one goes on with the answers that
-    are left; `restarts` counts that.
+    are left; `restarts` counts that. The state of a scorer ends with its worker: the new one begins as the first did.
     """
 
-    def __init__(self, scorer: str, seconds: float = 5.0, start_seconds: float = 60.0) -> None:
-        where, name = split_path(scorer)
+    def __init__(self, scorer: str | Scorer, seconds: float = 5.0, start_seconds: float = 60.0) -> None:
+        given = scorer if isinstance(scorer, Scorer) else Scorer(scorer)
+        where, name = split_path(given.path)
         for label, value in (("seconds", seconds), ("start_seconds", start_seconds)):
             if not value > 0:
                 raise ValueError(f"{label}={value}: every answer would be too late. Give a number above 0.")
-        self.scorer = f"{where}:{name}"
+        self.scorer, self.args = f"{where}:{name}", dict(given.args)
         self.seconds = seconds
         self.start_seconds = start_seconds
         self.restarts = 0
@@ -104,7 +106,7 @@ class Judge:
             self._drop()
         if self._worker is None:
             self.restarts += self._loaded
-            self._worker = _Worker(self.scorer, self.start_seconds)
+            self._worker = _Worker(self.scorer, self.args, self.start_seconds)
             self._loaded = True
         return self._worker
 
@@ -150,7 +152,7 @@ class Judge:
 class _Worker:
     """One process with its pipes. `read` waits for a reply, a given time at most."""
 
-    def __init__(self, scorer: str, start_seconds: float) -> None:
+    def __init__(self, scorer: str, args: dict[str, Any], start_seconds: float) -> None:
         command = [sys.executable, "-c", _BOOT, json.dumps([os.path.abspath(p) for p in sys.path])]
         # A session of its own: Ctrl-C reaches the parent only, and the parent decides.
         self._process = subprocess.Popen(
@@ -161,11 +163,11 @@ class _Worker:
         self._rest = b""
         self.close = weakref.finalize(self, _stop, self._process, os.getpid())  # also when Python exits
         threading.Thread(target=_collect, args=(self._process.stdout, self._chunks), daemon=True).start()
-        self.batch = self._begin(scorer, start_seconds)
+        self.batch = self._begin(scorer, args, start_seconds)
 
-    def _begin(self, scorer: str, seconds: float) -> bool:
+    def _begin(self, scorer: str, args: dict[str, Any], seconds: float) -> bool:
         try:
-            self.send(pickle.dumps(scorer))
+            self.send(pickle.dumps((scorer, args)))
             kind, content = self.read(seconds)
         except _Hung:
             self.close()

@@ -13,12 +13,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from math import isfinite
 from numbers import Real
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from gruppo.tasks.imports import load_object
+from gruppo.tasks.imports import load_object, nearest
 
 Row = tuple[dict[str, float], str, str]  # components, status, error
 
@@ -28,12 +29,13 @@ _REMEDY = (
 
 
 def main() -> None:
-    """Serves requests until stdin ends. The first request is the import path of the scorer."""
+    """Serves requests until stdin ends. The first request is the import path of the scorer, and its arguments."""
     requests, replies = _take_pipes()
     inbox: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_receive, args=(requests, inbox), daemon=True).start()
     try:
-        scorer = load_object(pickle.loads(inbox.get()))
+        path, args = pickle.loads(inbox.get())
+        scorer = made(load_object(path), path, args)
         batch = is_batch(scorer)
     except ValueError as error:
         _send(replies, ["refused", str(error)])
@@ -89,6 +91,53 @@ def _serve(scorer: Callable[..., Any], batch: bool, request: bytes, replies: Bin
         return _send(replies, ["all", _batch_rows(scorer, items)])
     for task, text in items:
         _send(replies, ["one", _row(scorer, task, text)])
+
+
+def made(found: Any, path: str, args: dict[str, Any]) -> Any:
+    """The scorer of an import path, with its arguments: a class or a factory is called with them, once.
+
+    A factory is a function that cannot be called with an answer: `def make(*, scale)`.
+    """
+    if not callable(found):
+        return found  # refused by is_batch
+    if not inspect.isclass(found) and _fits(found, (None, None), args) is None:
+        return partial(found, **args) if args else found
+    trouble = _fits(found, (), args)
+    if trouble is not None:
+        if not args and not inspect.isclass(found):
+            return found  # a function with the wrong parameters: is_batch says so
+        raise ValueError(_misfit(found, path, args, trouble))
+    try:
+        return found(**args)
+    except ValueError as error:  # it says itself what is wrong with its arguments
+        raise ValueError(f"{path}: {error}" if path not in str(error) else str(error)) from None
+    except BaseException as error:
+        raise ValueError(f"{path} could not be made with {_written(args)}. {_last_lines(error)}") from None
+
+
+def _fits(found: Callable[..., Any], values: tuple[None, ...], args: dict[str, Any]) -> str | None:
+    """None if it can be called so, else why not."""
+    try:
+        inspect.signature(found).bind(*values, **args)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # a built-in without a signature
+        return None
+    return None
+
+
+def _misfit(found: Callable[..., Any], path: str, args: dict[str, Any], trouble: str) -> str:
+    names = [n for n in inspect.signature(found).parameters if n not in ("task", "text", "tasks", "texts", "self")]
+    strange = [a for a in args if a not in names]
+    near = nearest(strange[0], names) if strange else ""
+    return (
+        f"{path} cannot be called with {_written(args)} ({trouble}), so nothing can be judged.{near} "
+        f"Its arguments: {', '.join(names) or 'none'}. Set them with task.args.NAME=VALUE."
+    )
+
+
+def _written(args: dict[str, Any]) -> str:
+    return ", ".join(f"{k}={v!r}" for k, v in args.items()) or "no arguments"
 
 
 def is_batch(scorer: Any) -> bool:

@@ -5,30 +5,38 @@ from typing import Any
 
 import torch
 
-from gruppo.policies import Critic, clone, load_policy
-from gruppo.stages import Context, Ema, Every, Method, Role
+from gruppo.policies import Critic, Unadapted, clone, has_adapter, load_policy, load_tokenizer
+from gruppo.stages import Context, Ema, Every, Method, Never, Role
 
 
-def build_cast(method: Method, policy: Any, ctx: Context) -> dict[str, Any]:
-    """{role: model}; `old` is the policy itself at the start of a step."""
-    wanted = {n.role for _, _, n in method.needs(ctx)} | set(method.objectives) | {"policy"}
+def build_cast(method: Method, policy: Any, ctx: Context, tokenizer: Any = None) -> dict[str, Any]:
+    """{role: model}; `old` is the policy itself at the start of a step. `tokenizer` is the policy's."""
+    wanted = {r for _, _, n in method.needs(ctx) for r in (n.role, n.against)} | set(method.objectives) | {"policy"}
     wanted |= {r for _, o in method.occupants() for r in o.roles}
     sources = {r.refresh.source for r in method.cast.values() if isinstance(r.refresh, Every | Ema)}
     models: dict[str, Any] = {"policy": policy}
     for name, role in method.cast.items():
         if name != "policy" and name in wanted | sources:
-            models[name] = _build(name, role, models)
+            models[name] = _build(name, role, models, tokenizer)
     return models
 
 
-def _build(name: str, role: Role, models: Mapping[str, Any]) -> Any:
+def _build(name: str, role: Role, models: Mapping[str, Any], tokenizer: Any) -> Any:
     policy = models["policy"]
     if role.start in models:  # a copy of the policy, or of a role before it
         trunk = models[role.start]
         if role.as_ == "head" and isinstance(trunk, Critic):
             return clone(trunk, train=role.train)
+        still = role.as_ == "full" and not role.train and isinstance(role.refresh, Never)
+        if isinstance(trunk, Unadapted):
+            if still:
+                return trunk
+            trunk = trunk.policy  # its adapter says nothing yet, so a copy of it starts the same
+        elif still and has_adapter(trunk):
+            return Unadapted(trunk)  # the adapter starts at 0: without it this is the policy as it started
     else:
         trunk = load_policy(role.start, next(policy.parameters()).dtype, policy.device)
+        _refuse_other_words(name, role.start, tokenizer)
         if trunk.vocab != policy.vocab:
             raise ValueError(
                 f"role {name!r} from {role.start!r} has a vocabulary of {trunk.vocab}, the policy "
@@ -36,6 +44,14 @@ def _build(name: str, role: Role, models: Mapping[str, Any]) -> Any:
                 "log-probabilities cannot be compared. Use a model with the policy's tokenizer."
             )
     return clone(Critic(trunk) if role.as_ == "head" else trunk, train=role.train)
+
+
+def _refuse_other_words(name: str, start: str, tokenizer: Any) -> None:
+    if tokenizer is not None and load_tokenizer(start).words() != tokenizer.words():
+        raise ValueError(
+            f"role {name!r} from {start!r} has another tokenizer than the policy: the same ids stand for other words, so "
+            "their log-probabilities cannot be compared. Use a model with the policy's tokenizer."
+        )
 
 
 def refresh(method: Method, models: Mapping[str, Any], step: int) -> None:

@@ -5,41 +5,38 @@ from operator import attrgetter
 from typing import Literal
 
 from gruppo.methods import method
+from gruppo.policies import Lora
 from gruppo.stages import Method, Sampling, Schedule
+from gruppo.tasks import TaskConfig
 from gruppo.train.learner import OptimConfig
 
 LOWEST: dict[str, float] = {
-    **dict.fromkeys(("steps", "prompts", "samples", "eval.prompts", "save.keep", "optim.micro_tokens"), 1),
+    **dict.fromkeys(("steps", "prompts", "samples", "eval.prompts", "eval.samples"), 1),
+    **dict.fromkeys(("save.keep", "optim.micro_tokens"), 1),
     **dict.fromkeys(("threads", "budget_tokens", "eval.every", "save.checkpoint_every", "save.episodes_every"), 0),
-    **{"optim.lr": 0, "optim.weight_decay": 0, "optim.clip_norm": 1e-12},
+    **{"optim.lr": 0, "optim.weight_decay": 0, "optim.clip_norm": 1e-12, "model.lora.rank": 0},
 }
 
 
 @dataclass(frozen=True)
-class TaskConfig:
-    """Which problems, and who judges the answers."""
+class ModelConfig:
+    """The policy to begin with."""
 
-    name: str = "addition"  # addition, chain, countdown, sorting, or ./file.py:make
-    level: str = ""  # "2", or a mixture "1-3"; empty: the task's default
-    seed: int = 0  # which problems come, and in which order; never which are held out
-    train_size: int = 20_000  # problems to train on
-    reward: str = ""  # a reward function of your own, ./file.py:function, instead of the task's scorer
-    seconds: float = 5.0  # time limit of one judgement
-
-
-@dataclass(frozen=True)
-class PolicyConfig:
-    name: str = "tiny"  # built in, or a folder
-    dtype: Literal["float32", "float64", "bfloat16"] = "float32"  # of weights and gradients
+    name: str = "tiny"  # tiny, smollm2, a Hugging Face folder, or a name of its hub
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"  # of weights and gradients; bfloat16 needs a GPU
     device: str = "auto"  # auto: cuda if there is one, else cpu
+    checkpointing: bool = False  # compute the blocks again in the backward pass: less memory, more time
+    lora: Lora = Lora()
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Held-out evaluation: `prompts` answers, one each, sampled at `temperature`, always under the same keys."""
+    """Held-out evaluation: `prompts` problems, `samples` answers each, always under the same keys."""
 
     every: int = 10  # steps; 0: only before and after
-    prompts: int = 500  # held-out problems, one answer each
+    prompts: int = 500  # held-out problems
+    samples: int = 1  # answers a problem
+    k: tuple[int, ...] = ()  # of pass@k and maj@k, for example 1,4,16; empty: 1 and samples
     temperature: float = 1.0  # 0: greedy
 
 
@@ -57,7 +54,7 @@ class SaveConfig:
 class RunConfig:
     method: Method = field(default_factory=lambda: method("grpo"))
     task: TaskConfig = TaskConfig()
-    policy: PolicyConfig = PolicyConfig()
+    model: ModelConfig = ModelConfig()
     sampling: Sampling = Sampling(max_tokens=0)  # max_tokens=0: the task's own
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()

@@ -7,6 +7,7 @@ import torch
 
 from gruppo.data import Batch, Episode, Source
 from gruppo.stages import Stats, need
+from gruppo.stages.check import learnable_N
 from gruppo.stages.names import nearest
 from gruppo.stages.select import through_second_door
 from gruppo.train import loop
@@ -42,7 +43,7 @@ async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
         _gap(run, batch),
         _reference(run, batch),
         _tokens(run, episodes),
-        _coverage(batch),
+        _coverage(run, batch),
         _judged(episodes),
         _dead(batch),
         _gradient(run, ctx, batch),
@@ -68,9 +69,7 @@ def refuse(checks: list[Check]) -> None:
 
 
 def _ratio(run: Run, batch: Batch) -> Check:
-    from gruppo.train.forward import serve
-
-    now = serve(run.models["policy"], batch, [need("logp", when="step")], grad=True)["logp_N"].detach()
+    now = run.learner.read("policy", batch, [need("logp", when="step")], grad=True)["logp_N"]
     worst = float((torch.exp(now - batch.logp_old_N) - 1).abs().max())
     return Check(
         "ratio",
@@ -105,17 +104,17 @@ def _reference(run: Run, batch: Batch) -> Check:
 
 def _tokens(run: Run, episodes: list[Episode]) -> Check:
     """bos once and first in what is given (one that is sampled is the policy's affair); ids decode to the text."""
-    bad = 0
+    bad, bos = 0, run.tokenizer.bos
     for e in episodes:
         s = e.sequences[0]
         decided, given = s.ids[s.source != Source.ENV], s.ids[s.source != Source.POLICY]
-        ok = s.ids[0] == run.tokenizer.bos and (given == run.tokenizer.bos).sum() == 1
+        ok = bos is None or (s.ids[0] == bos and (given == bos).sum() == 1)
         bad += not (ok and run.tokenizer.decode(decided) == e.text)
     return Check("tokens", bad == 0, bad, 0, "Episodes whose ids and text do not belong together.")
 
 
-def _coverage(batch: Batch) -> Check:
-    share = float(batch.learn_N.float().mean()) if batch.size("N") else 0.0
+def _coverage(run: Run, batch: Batch) -> Check:
+    share = float(learnable_N(run.method, batch).float().mean()) if batch.size("N") else 0.0
     return Check("mask", share > 0, share, 0, "Share of decisions that can be learned from.")
 
 
@@ -142,8 +141,10 @@ def _gradient(run: Run, ctx: Any, batch: Batch) -> Check:
     params = [p for p in run.models["policy"].parameters() if p.requires_grad]
     seen: list[torch.Tensor] = []
     rows = torch.arange(batch.size("S"), device=batch.device)
-    for cut in ([rows], [rows[::2], rows[1::2]]):
-        run.learner.grad("policy", batch, cut=cut)
+    for way in ("as it trains", "interleaved"):
+        pieces = 2 * -(-len(batch.inputs.ids_M) // run.learner.micro_tokens)  # more and smaller ones
+        cut = [rows[i::pieces] for i in range(min(pieces, len(rows)))]
+        run.learner.grad("policy", batch, cut=cut if way == "interleaved" else None)
         seen.append(torch.cat([p.grad.flatten() for p in params if p.grad is not None]))
     run.learner.optimisers["policy"].zero_grad(set_to_none=True)
     norm = float(seen[0].norm())

@@ -1,67 +1,177 @@
-"""Held-out evaluation: one answer a prompt, always under the same keys, so that two policies see the same luck."""
+"""Held-out evaluation: answers always under the same keys, so that two policies see the same luck.
 
-from dataclasses import dataclass
+Answer 0 of a prompt has the same key whatever `samples` is: more answers add to the first, and change none.
+Intervals are at 95 %, and a prompt with all its answers is one unit (`statistics.share_interval` says why).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from gruppo.data import Episode, key_hash
+from gruppo.data import Episode, Source, Status, key_hash
 from gruppo.engines.base import Request, complete
 from gruppo.stages import Ask, Context, Sampling
 from gruppo.stages.prompting import plain
 from gruppo.stages.rollout import Group
+from gruppo.tasks.extract import auto
+from gruppo.train.statistics import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
+
+MOST = 1000  # answers a prompt; beyond it the number of sets of k is no float any more
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    accuracy: float  # mean task score of the judged answers
-    error: float  # standard error of it
+    accuracy: float  # mean task score of the judged answers: of a prompt's, then of the prompts
+    error: float  # standard error of it, over prompts
+    low: float  # of its interval
+    high: float
     prompts: int
-    failed: int
-    length: float
-    truncated: float
-    by_level: dict[int, float]
-    episodes: list[Episode]
+    samples: int  # answers a prompt
+    failed: int  # answers that could not be judged; they are in no score
+    length: float  # sampled tokens of an answer, truncated ones included
+    truncated: float  # share of answers that ran out of tokens
+    entropy: float  # nats: minus the mean log-probability of the sampled tokens
+    avg_at: dict[int, Interval]
+    pass_at: dict[int, Interval]
+    maj_at: dict[int, Interval]
+    by_level: dict[int, dict[str, Any]]
+    score_P: Reals = field(repr=False)  # of each prompt; NaN where nothing was judged
+    episodes: list[Episode] = field(repr=False)
 
     def table(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k != "episodes"}
+        """For JSON."""
+        return {k: _plain(v) for k, v in vars(self).items() if k not in ("episodes", "score_P")}
+
+    def logged(self) -> dict[str, float]:
+        """For the metrics of a run; beyond the accuracy only what several answers a prompt were asked for."""
+        several = {"pass": self.pass_at, "maj": self.maj_at} if self.samples > 1 else {}
+        named = {f"held_out/{name}@{k}": i.mean for name, at in several.items() for k, i in at.items()}
+        return {"held_out": self.accuracy, **named}
 
 
-async def evaluate(engine: Any, tokenizer: Any, judge: Any, tasks: Any, sampling: Sampling, prompts: int) -> Evaluation:
+def _plain(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {k: _plain(v) for k, v in x.items()}
+    return dict(vars(x)) if isinstance(x, Interval) else x
+
+
+def wanted_k(samples: int, k: Sequence[int], temperature: float = 1.0) -> tuple[int, ...]:
+    """The k of pass@k and maj@k, ascending; none given: 1 and `samples`. Refuses what cannot be estimated."""
+    if samples > MOST:
+        raise ValueError(f"eval.samples={samples}: votes are counted exactly, for {MOST} answers at most. Use fewer.")
+    if samples > 1 and temperature == 0:
+        raise ValueError(
+            f"eval.samples={samples} with eval.temperature=0: greedy answers to one prompt are all the same, so they "
+            "say no more than one. Use eval.samples=1, or a temperature above 0."
+        )
+    for one in k:
+        if not 1 <= one <= samples:
+            raise ValueError(
+                f"eval.k={one} with eval.samples={samples}: a try of {one} answers cannot be judged from {samples} "
+                f"of a prompt. Use k from 1 to {samples}, or eval.samples={max(one, 1)} or more."
+            )
+    return tuple(sorted(set(k or (1, samples))))
+
+
+async def evaluate(
+    engine: Any,
+    tokenizer: Any,
+    judge: Any,
+    tasks: Any,
+    sampling: Sampling,
+    prompts: int,
+    samples: int = 1,
+    k: Sequence[int] = (),
+) -> Evaluation:
+    """`samples` answers to each of the first `prompts` held-out problems, judged and summed up."""
+    ks = wanted_k(samples, k, sampling.temperature)
     chosen = [tasks.held_out[i] for i in range(min(prompts, len(tasks.held_out)))]
     if not chosen:
         raise ValueError(f"task {tasks.name} has no held-out problems: there is nothing to measure on. Give it some.")
-    ctx = Context(engine=engine, tokenizer=tokenizer, sampling=sampling, samples=1)
-    asked = [plain(ctx, Ask(task, 1))[0] for task in chosen]
-    keys = [int(key_hash("eval", task.uid)) for task in chosen]
-    stop = (tokenizer.eos,)
-    requests = [Request(prefix=p.ids, key=k, stop=stop, **vars(sampling)) for p, k in zip(asked, keys, strict=True)]
-    done = await complete(engine, requests)
-    rollout = Group()
-    episodes = [rollout.episode(ctx, p, k, r, c) for p, k, r, c in zip(asked, keys, requests, done, strict=True)]
-    verdicts = judge.score([(task, e.text) for task, e in zip(chosen, episodes, strict=True)])
+    episodes = await answers(engine, tokenizer, chosen, sampling, samples)
+    verdicts = judge.score([(task, e.text) for task, e in zip(_repeated(chosen, samples), episodes, strict=True)])
     for e, v in zip(episodes, verdicts, strict=True):
         e.reward, e.error = dict(v.components), v.error
-    return _sum_up(chosen, episodes, verdicts)
+    scores = [v.components.get("task", np.nan) if v.status == "ok" else np.nan for v in verdicts]
+    score_PS = np.array(scores, np.float64).reshape(len(chosen), samples)
+    if np.isnan(score_PS).all():
+        raise ValueError(f"none of {len(scores)} held-out answers could be judged. First error: {verdicts[0].error}")
+    return _summed_up(chosen, episodes, score_PS, ks)
 
 
-def _sum_up(chosen: list[Any], episodes: list[Episode], verdicts: list[Any]) -> Evaluation:
-    scores = [
-        (t.level, v.components.get("task", float("nan")))
-        for t, v in zip(chosen, verdicts, strict=True)
-        if v.status == "ok"
-    ]
-    if not scores:
-        raise ValueError(f"none of {len(chosen)} held-out answers could be judged. First error: {verdicts[0].error}")
-    values = np.array([s for _, s in scores])
-    levels = sorted({level for level, _ in scores})
+async def answers(engine: Any, tokenizer: Any, tasks: Sequence[Any], sampling: Sampling, samples: int) -> list[Episode]:
+    """`samples` answers to each task, those of one task together, each under a key of its own; not judged."""
+    ctx = Context(engine=engine, tokenizer=tokenizer, sampling=sampling, samples=samples)
+    asked = _repeated([plain(ctx, Ask(task, samples))[0] for task in tasks], samples)
+    keys = [int(key_hash("eval", t.uid, *([s] if s else []))) for t in tasks for s in range(samples)]
+    how = {**vars(sampling), "stop": (tokenizer.eos,)}
+    requests = [Request(prefix=p.ids, key=key, **how) for p, key in zip(asked, keys, strict=True)]
+    done = await complete(engine, requests)
+    rollout = Group()
+    return [rollout.episode(ctx, p, key, r, c) for p, key, r, c in zip(asked, keys, requests, done, strict=True)]
+
+
+def _repeated(items: Sequence[Any], times: int) -> list[Any]:
+    return [x for x in items for _ in range(times)]
+
+
+def answer_of(text: str) -> str:
+    r"""What a text votes for: what stands in `<answer>` tags, in `\boxed{}` or behind `####`, else its last line."""
+    lines = [" ".join(line.split()) for line in auto(text).splitlines()]
+    return next((line for line in reversed(lines) if line), "")
+
+
+def _summed_up(tasks: Sequence[Any], episodes: list[Episode], score_PS: Reals, ks: tuple[int, ...]) -> Evaluation:
+    known_P = ~np.isnan(score_PS).all(1)
+    score_P = np.full(len(tasks), np.nan)
+    score_P[known_P] = np.nanmean(score_PS[known_P], axis=1)
+    pass_PK = {k: pass_at_k(score_PS, k) for k in ks}
+    said = [answer_of(e.text) for e in episodes] if max(ks) > 2 else []  # a vote of one or two is the mean
+    code = {a: i for i, a in enumerate(dict.fromkeys(said))}
+    answer_PS = np.array([code[a] for a in said]).reshape(score_PS.shape) if said else None
+    maj_PK = {k: maj_at_k(score_PS, answer_PS, k) for k in ks if k > 2 and answer_PS is not None}
+    level_P = np.array([task.level for task in tasks])
+    overall = score_interval(score_P)
     return Evaluation(
-        accuracy=float(values.mean()),
-        error=float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan"),
-        prompts=len(chosen),
-        failed=len(chosen) - len(scores),
+        accuracy=overall.mean,
+        error=standard_error(score_P),
+        low=overall.low,
+        high=overall.high,
+        prompts=len(tasks),
+        samples=score_PS.shape[1],
+        failed=int(np.isnan(score_PS).sum()),
         length=float(np.mean([e.tokens for e in episodes])),
-        truncated=float(np.mean([e.status.name == "TRUNCATED" for e in episodes])),
-        by_level={n: float(np.mean([s for level, s in scores if level == n])) for n in levels},
+        truncated=float(np.mean([e.status == Status.TRUNCATED for e in episodes])),
+        entropy=_entropy(episodes),
+        avg_at={score_PS.shape[1]: overall},
+        pass_at=_intervals(pass_PK),
+        maj_at=_intervals(maj_PK),
+        by_level={int(n): _of_level(level_P == n, score_P, pass_PK, maj_PK) for n in np.unique(level_P[known_P])},
+        score_P=score_P,
         episodes=episodes,
     )
+
+
+def _intervals(value_PK: dict[int, Reals], where: Any = slice(None)) -> dict[int, Interval]:
+    """A k that no prompt had enough judged answers for is left out."""
+    return {k: score_interval(v_P[where]) for k, v_P in value_PK.items() if not np.isnan(v_P[where]).all()}
+
+
+def _of_level(where: Any, score_P: Reals, pass_PK: dict[int, Reals], maj_PK: dict[int, Reals]) -> dict[str, Any]:
+    accuracy = score_interval(score_P[where])
+    return {
+        "accuracy": accuracy.mean,
+        "low": accuracy.low,
+        "high": accuracy.high,
+        "prompts": int(where.sum()),
+        "pass_at": _intervals(pass_PK, where),
+        "maj_at": _intervals(maj_PK, where),
+    }
+
+
+def _entropy(episodes: Sequence[Episode]) -> float:
+    """Minus the mean log-probability of sampled tokens: what `entropy` is in the metrics of a run."""
+    logp = np.concatenate([s.logp[s.source == Source.POLICY] for e in episodes for s in e.sequences])
+    return -float(logp.mean(dtype=np.float64)) if len(logp) else float("nan")

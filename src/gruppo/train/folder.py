@@ -71,6 +71,20 @@ class RunFolder:
             raise ValueError(f"{path} is no TOML any more: {error}. Mend that line and try again.") from None
         return from_table(table)
 
+    def changes_to(self, config: RunConfig) -> list[str]:
+        """What differs between this run and a configuration, one line each; the user's code by its content.
+
+        Nothing of that code is run.
+        """
+        code: dict[str, str] = {}
+        wanted = _with_own_code(to_table(config), code)
+        changes = table_changes(tomllib.loads(self["config.toml"].read_text()), wanted)
+        known = self._stored_code()
+        changed = [
+            name for source, name in code.items() if name in known and _sha(Path(source)) != known[name]["sha256"]
+        ]
+        return changes + [f"{name}: the file has changed" for name in changed]
+
     def _refuse_strange_code(self, names: Sequence[str]) -> None:
         known = self._stored_code()
         for name in names:
@@ -212,19 +226,24 @@ def _commit() -> str:
 
 def config_changes(before: RunConfig, after: RunConfig) -> list[str]:
     """What differs between two configurations, one line each."""
-    flat_a, flat_b = dict(_flat(to_table(before))), dict(_flat(to_table(after)))
+    return table_changes(to_table(before), to_table(after))
+
+
+def table_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    flat_a, flat_b = dict(flat(before)), dict(flat(after))
     keys = dict.fromkeys((*flat_a, *flat_b))
     return [
         f"{k}: {flat_a.get(k, 'absent')} → {flat_b.get(k, 'absent')}" for k in keys if flat_a.get(k) != flat_b.get(k)
     ]
 
 
-def _flat(table: Any, at: str = "") -> Any:
+def flat(table: Any, at: str = "") -> Any:
+    """(path, value) of every leaf."""
     if isinstance(table, Mapping):
         for k, v in table.items():
-            yield from _flat(v, f"{at}.{k}" if at else str(k))
+            yield from flat(v, f"{at}.{k}" if at else str(k))
     elif isinstance(table, list):
         for i, v in enumerate(table):
-            yield from _flat(v, f"{at}[{i}]")
+            yield from flat(v, f"{at}[{i}]")
     else:
         yield at, table

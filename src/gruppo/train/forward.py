@@ -1,7 +1,7 @@
 """One forward for all readouts of a (role, view); the head runs in chunks and is recomputed in backward."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,28 +13,71 @@ from gruppo.stages.readouts import READOUTS, Chunk, Need
 CHUNK_NUMBERS = 1 << 23  # scores held at once: 32 MB in float32
 
 
-def serve(model: Any, batch: Batch, needs: Sequence[Need], *, grad: bool = False) -> dict[str, Tensor]:
-    """Read every need of one model from the batch: {column: values}."""
+class States(NamedTuple):
+    """Hidden states of the rows that a model computed, and where each position of M finds its own.
+
+    Positions with the same past share a row. `index_select`, not indexing: its backward adds in a fixed order.
+    """
+
+    hidden_XD: Tensor
+    by_layer: dict[int, Tensor]
+    row_M: Tensor | None  # None: rows are positions
+
+    def at(self, position: Tensor, layer: int = -1) -> Tensor:
+        x_XD = self.by_layer.get(layer, self.hidden_XD)
+        return x_XD.index_select(0, position if self.row_M is None else self.row_M[position])
+
+
+def states_of(model: Any, inputs: Inputs, layers: tuple[int, ...] = ()) -> States:
+    """One forward: every prefix that sequences share is computed once."""
+    tree, row_M = inputs.tree()
+    return States(*model.hidden(tree, layers), row_M)
+
+
+def serve(
+    model: Any, batch: Batch, needs: Sequence[Need], *, grad: bool = False, cast: Mapping[str, Any] | None = None
+) -> dict[str, Tensor]:
+    """Read every need of one model from the batch: {column: values}. `cast` holds the roles that needs are against."""
     out: dict[str, Tensor] = {}
     for view in dict.fromkeys(n.view for n in needs):
         if view not in batch.views:
             raise ValueError(f"the batch was packed without the view {view!r}: pack(views=[{view!r}]) makes it.")
         mine = [n for n in needs if n.view == view]
         layers = tuple(sorted({int(v) for n in mine for k, v in n.params if k == "layer" and v >= 0}))
+        others = {r: _other((cast or {})[r], batch.views[view]) for r in dict.fromkeys(n.against for n in mine) if r}
         with torch.set_grad_enabled(grad):
-            hidden_MD, by_layer = model.hidden(batch.views[view], layers)
+            states = states_of(model, batch.views[view], layers)
             for n in mine:
-                out[n.column] = _read(model, batch, batch.views[view], n, hidden_MD, by_layer, grad)
+                other = others.get(n.against, _no_scores)
+                out[n.column] = _read(model, batch, batch.views[view], n, states, grad, other)
     return out
 
 
-def serve_all(model: Any, batch: Batch, needs: Sequence[Need], micros: Iterable[Batch]) -> dict[str, Tensor]:
-    """`serve` without gradient over micro-batches, rows put back in their places."""
+def _no_scores(position_C: Tensor) -> None:
+    """A need against nobody."""
+
+
+@torch.no_grad()
+def _other(model: Any, inputs: Inputs) -> Callable[[Tensor], Tensor]:
+    """The scores of a second role at given positions, one chunk at a time, without gradient."""
+    states = states_of(model, inputs)
+    return torch.no_grad()(lambda position_C: model.head(states.at(position_C)))
+
+
+def serve_all(
+    model: Any,
+    batch: Batch,
+    needs: Sequence[Need],
+    micros: Iterable[Batch],
+    cast: Mapping[str, Any] | None = None,
+    grad: bool = False,
+) -> dict[str, Tensor]:
+    """`serve` over micro-batches, rows put back in their places. Values only; `grad` computes them as training does."""
     out: dict[str, Tensor] = {}
     for micro in micros:
-        part = serve(model, micro, needs)
+        part = serve(model, micro, needs, grad=grad, cast=cast)
         for n in needs:
-            x = part[n.column]
+            x = part[n.column].detach()
             size = len(batch.views[n.view].ids_M) if n.at == "M" else batch.size(n.at)
             full = out.setdefault(n.column, x.new_zeros((size, *x.shape[1:])))
             full[places_of(micro, n)] = x
@@ -66,10 +109,16 @@ def _positions(batch: Batch, inputs: Inputs, at: str) -> tuple[Tensor, Tensor]:
 
 
 def _read(
-    model: Any, batch: Batch, inputs: Inputs, n: Need, hidden_MD: Tensor, by_layer: dict[int, Tensor], grad: bool
+    model: Any,
+    batch: Batch,
+    inputs: Inputs,
+    n: Need,
+    states: States,
+    grad: bool,
+    other: Callable[[Tensor], Tensor | None],
 ) -> Tensor:
     if n.at == "S":
-        return _pool(batch, inputs, n, hidden_MD, by_layer)
+        return _pool(batch, inputs, n, states)
     position, row = _positions(batch, inputs, n.at)
     params, read = dict(n.params), READOUTS[n.readout].read
     token = torch.where(row >= 0, batch.token_N[row.clamp(min=0)], torch.zeros_like(row))
@@ -80,23 +129,24 @@ def _read(
         if batch.allowed is not None and n.at == "N":
             allowed = batch.allowed.take(torch.arange(a, b, device=batch.device))
         scores_CV = model.head(hidden_CD)
-        return read(Chunk(hidden_CD, scores_CV, token[a:b], heat[a:b].to(scores_CV.dtype), allowed), **params)
+        heat_C = heat[a:b].to(scores_CV.dtype)
+        return read(Chunk(hidden_CD, scores_CV, token[a:b], heat_C, allowed, other(position[a:b])), **params)
 
     size = max(1, CHUNK_NUMBERS // max(int(model.vocab), 1))
     if len(position) <= size:
-        return chunk(hidden_MD[position], 0, len(position))
+        return chunk(states.at(position), 0, len(position))
     parts: list[Tensor] = []
     for a in range(0, len(position), size):
         b = min(a + size, len(position))
-        piece = hidden_MD[position[a:b]]
+        piece = states.at(position[a:b])
         parts.append(checkpoint(chunk, piece, a, b, use_reentrant=False) if grad else chunk(piece, a, b))  # type: ignore[arg-type]
     return torch.cat(parts)
 
 
-def _pool(batch: Batch, inputs: Inputs, n: Need, hidden_MD: Tensor, by_layer: dict[int, Tensor]) -> Tensor:
+def _pool(batch: Batch, inputs: Inputs, n: Need, states: States) -> Tensor:
     """The mean of the last decisions of each sequence; with prompt=1 of the last positions before its first one."""
     params = dict(n.params)
-    hidden_MD = by_layer.get(int(params.get("layer", -1)), hidden_MD)
+    hidden_MD = states.at(torch.arange(len(inputs.ids_M), device=batch.device), int(params.get("layer", -1)))
     sequences = Key(inputs.seq_M, batch.size("S"))
     decided = torch.zeros_like(inputs.seq_M, dtype=torch.bool)
     decided[inputs.at_N] = True

@@ -5,22 +5,27 @@ its rows. Objectives that couple rows (design 3.5) take two: a forward without g
 leaves, autograd gives dJ/dstatistic over the whole step, and the micro-batches back-propagate Σ weight · statistic.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Source, micro_batches
+from gruppo.data import Batch, micro_batches
 from gruppo.pieces.aggregate import weighted_sum
+from gruppo.policies import learned_state, load_learned
+from gruppo.policies.memory import free_memory, out_of_memory
 from gruppo.stages import Context, Method, Need, Stats, Term
+from gruppo.stages.check import readable_N
 from gruppo.stages.schedule import Sched
 from gruppo.stages.select import through_second_door
 from gruppo.train.cast import average
 from gruppo.train.forward import places_of, serve, serve_all
+from gruppo.train.optim import MasterAdamW
 from gruppo.train.timing import Clock
 
+T = TypeVar("T")
 Cut = Sequence[Tensor] | None
 _AS_STORED = frozenset({"logp_gen_N", "temperature_N", "row_N"})  # NaN in logp_gen says that nothing was sampled
 
@@ -35,6 +40,7 @@ class OptimConfig:
     weight_decay: float = 0.0  # AdamW's
     clip_norm: float = 1.0  # largest norm of a gradient
     micro_tokens: int = 16384  # input tokens of one forward and backward
+    share_prefixes: bool = True  # compute what sequences begin with alike once, where that is faster
 
 
 @dataclass
@@ -53,8 +59,11 @@ class Tally:
 
 
 class Learner:
-    def __init__(self, method: Method, models: Mapping[str, Any], config: OptimConfig) -> None:
-        self.method, self.models, self.config = method, models, config
+    def __init__(
+        self, method: Method, models: Mapping[str, Any], config: OptimConfig, say: Callable[[str], None] = print
+    ) -> None:
+        self.method, self.models, self.config, self.say = method, models, config, say
+        self.micro_tokens = config.micro_tokens  # less once memory has run out
         self.trained = [r for r in method.objectives if method.cast[r].train]
         self.optimisers = {r: self._optimiser(models[r]) for r in self.trained}
         self.ctx = Context()
@@ -63,9 +72,11 @@ class Learner:
         self.two_pass = False  # laws set it: the slow way must agree with the fused one
         self.bad_steps = dict.fromkeys(self.trained, 0)  # in a row
 
-    def _optimiser(self, model: Any) -> torch.optim.AdamW:
+    def _optimiser(self, model: Any) -> torch.optim.Optimizer:
         c, params = self.config, [p for p in model.parameters() if p.requires_grad]
-        return torch.optim.AdamW(params, lr=1.0, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True)
+        small = any(torch.finfo(p.dtype).bits < 32 for p in params)
+        adam = MasterAdamW if small else torch.optim.AdamW
+        return adam(params, lr=1.0, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True)
 
     def begin(self, ctx: Context) -> None:
         """Start of a batch: the context of its schedules, and an empty tally."""
@@ -80,6 +91,12 @@ class Learner:
 
     def grad(self, role: str, batch: Batch, coef: float = 1.0, cut: Cut = None) -> None:
         """Leave −coef · dJ in the .grad of the role's parameters. `cut` names the sequences of each micro-batch."""
+        if cut is not None:
+            self._grad(role, batch, coef, cut)
+        else:
+            self._within_memory(batch, lambda: self._grad(role, batch, coef, None))
+
+    def _grad(self, role: str, batch: Batch, coef: float, cut: Cut) -> None:
         self.optimisers[role].zero_grad(set_to_none=True)
         chain = self.method.select if role == "policy" else ()
         current = any(hasattr(o, "tokens") and o.current for o in chain)
@@ -91,6 +108,15 @@ class Learner:
         else:
             self._two_passes(role, batch, coef, cut)
 
+    def read(self, role: str, batch: Batch, needs: Sequence[Need], grad: bool = False) -> dict[str, Tensor]:
+        """What a role says about a batch, as values; `old` is the policy at the start of the step."""
+        model = self.models["policy" if role == "old" else role]
+
+        def attempt() -> dict[str, Tensor]:
+            return serve_all(model, batch, needs, micro_batches(batch, self.micro_tokens), self.models, grad)
+
+        return self._within_memory(batch, attempt)
+
     def apply(self, role: str, lr: float | None = None) -> None:
         """Clip and step. A gradient that is not finite is dropped and counted; three in a row end the run."""
         with self.clock("optimiser"):
@@ -101,18 +127,20 @@ class Learner:
             self._count_bad(role, norm)
             if norm == norm and norm != float("inf"):
                 optimiser.param_groups[0]["lr"] = self.lr(role) if lr is None else lr
-                optimiser.step()
+                self._step(optimiser)
             optimiser.zero_grad(set_to_none=True)
 
     def snapshot(self, role: str) -> dict[str, Any]:
         """Weights and optimiser of a role, to come back to."""
-        optim = self.optimisers[role].state_dict() if role in self.optimisers else None
-        return {"weights": _copy(self.models[role].state_dict()), "optim": _copy(optim)}
+        optim = self.moments(role) if role in self.optimisers else None
+        return {"weights": _copy(learned_state(self.models[role])), "optim": _copy(optim)}
 
     def restore(self, role: str, snapshot: Mapping[str, Any]) -> None:
-        self.models[role].load_state_dict(snapshot["weights"])
+        load_learned(self.models[role], snapshot["weights"])
         if snapshot["optim"] is not None:
-            self.optimisers[role].load_state_dict(_copy(snapshot["optim"]))
+            optimiser = self.optimisers[role]
+            for p, state in zip(optimiser.param_groups[0]["params"], snapshot["optim"], strict=True):
+                optimiser.state[p] = _copy(state)
 
     def copy(self, source: str, target: str, tau: float = 1.0) -> None:
         """target ← (1 - tau) target + tau source."""
@@ -143,18 +171,13 @@ class Learner:
 
         Selection of tokens is the policy's: another role learns from what it dropped, too.
         """
-        alive = batch.spread(batch.alive_E, "E", "N") & self._readable(batch)
+        alive = batch.spread(batch.alive_E, "E", "N") & readable_N(self.method, batch)
         mine = alive & batch.keep_N if role == "policy" else alive
         out = list(self.method.objectives[role](self.ctx, *_clean(batch, stats, mine)))
         if role == "policy" and self.method.penalties:
             clean = _clean(batch, stats, alive)
             out += [t for p in self.method.penalties for t in p(self.ctx, *clean)]
         return out
-
-    def _readable(self, batch: Batch) -> Tensor:
-        """Tokens of the policy, and given ones that some occupant has a rule for."""
-        known = {Source[s.upper()] for _, o in self.method.occupants() for s in o.handles} | {Source.POLICY}
-        return torch.isin(batch.source_N, torch.tensor(sorted(known), device=batch.device))
 
     def _placeholders(self, role: str, batch: Batch) -> tuple[Batch, Stats]:
         """Stand-ins with which additive terms give their masks: these depend on no statistic."""
@@ -170,7 +193,48 @@ class Learner:
 
     def _micros(self, batch: Batch, cut: Cut) -> Iterable[Batch]:
         return (
-            (batch.micro(rows) for rows in cut) if cut is not None else micro_batches(batch, self.config.micro_tokens)
+            (batch.micro(rows) for rows in cut) if cut is not None else micro_batches(batch, self.micro_tokens)
+        )
+
+    def _step(self, optimiser: torch.optim.Optimizer) -> None:
+        try:
+            optimiser.step()
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise ValueError(
+                "out of memory for the two moments that the optimiser keeps of every trained weight. Use "
+                "model.lora.rank=16, which trains few weights, or a smaller model."
+            ) from None
+
+    def _within_memory(self, batch: Batch, attempt: Callable[[], T]) -> T:
+        """Once more with smaller micro-batches when memory runs out: the result is the same for any cut."""
+        while True:
+            before = Tally(dict(self.tally.sums), dict(self.tally.counts))
+            try:
+                return attempt()
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+            self.tally = before
+            self._smaller(batch)
+
+    def _smaller(self, batch: Batch) -> None:
+        rows = max(len(view.ids_M) for view in batch.views.values())
+        longest = max(int(torch.bincount(view.seq_M).max()) for view in batch.views.values())
+        now = min(self.micro_tokens, rows)
+        for optimiser in self.optimisers.values():
+            optimiser.zero_grad(set_to_none=True)
+        free_memory()
+        if now <= longest:
+            raise ValueError(
+                f"out of memory with one sequence of {longest} tokens at a time: smaller micro-batches cannot help. Use "
+                "model.checkpointing=true, model.lora.rank=16, fewer sampling.max_tokens, or model.dtype=bfloat16 on a GPU."
+            )
+        self.micro_tokens = max(now // 2, longest)
+        self.say(
+            f"out of memory: micro-batches of {self.micro_tokens} tokens instead of {now} from here on. The gradient is "
+            f"the same; optim.micro_tokens={self.micro_tokens} starts with it."
         )
 
     def _fused(
@@ -179,7 +243,7 @@ class Learner:
         needs, totals = self.needs(role), dict[str, Tensor]()
         for micro in self._micros(batch, cut):
             with self.clock("forward"):
-                stats = Stats(serve(self.models[role], micro, needs, grad=True))
+                stats = Stats(serve(self.models[role], micro, needs, grad=True, cast=self.models))
             micro = self._with_old(role, micro, stats)
             terms = self.terms(role, micro, stats)
             mine = [w[_rows(micro, t)] for t, w in zip(terms, weights, strict=True)]
@@ -200,13 +264,14 @@ class Learner:
         weights = [t.weights(batch) for t in terms]
         value = _add_up(terms, weights, stats, totals)
         slopes = torch.autograd.grad(-coef * value, list(leaves.values()), allow_unused=True)
+        steep = [(n, slope) for n, slope in zip(needs, slopes, strict=True) if slope is not None]
+        steep = steep or [(needs[0], torch.zeros_like(leaves[needs[0].column]))]  # a gradient of 0 is one, too
         for micro in self._micros(batch, cut):
-            with self.clock("forward"):
-                now = serve(self.models[role], micro, needs, grad=True)
+            with self.clock("forward"):  # what has no slope is not read again
+                now = serve(self.models[role], micro, [n for n, _ in steep], grad=True, cast=self.models)
             total = _zero(now)
-            for n, slope in zip(needs, slopes, strict=True):
-                if slope is not None:
-                    total = total + (slope[places_of(micro, n)] * now[n.column]).sum()
+            for n, slope in steep:
+                total = total + (slope[places_of(micro, n)] * now[n.column]).sum()
             with self.clock("backward"):
                 total.backward()
         self._report(totals, terms, weights)
@@ -214,7 +279,7 @@ class Learner:
     def _leaves(self, role: str, batch: Batch, needs: Sequence[Need], cut: Cut) -> dict[str, Tensor]:
         """Statistics of the whole step from a forward without gradient, as leaves of a new graph."""
         with self.clock("forward"):
-            out = serve_all(self.models[role], batch, needs, self._micros(batch, cut))
+            out = serve_all(self.models[role], batch, needs, self._micros(batch, cut), self.models)
         return {k: v.requires_grad_() for k, v in out.items()}
 
     def _with_old(self, role: str, batch: Batch, stats: Stats) -> Batch:

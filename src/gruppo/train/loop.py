@@ -6,7 +6,7 @@ from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
-from gruppo.data import Batch, Episode, Note, Status, Use, micro_batches, pack
+from gruppo.data import Batch, Episode, Note, Status, Use, pack
 from gruppo.stages import Ask, Context, Need, Prompt, Stats, StepRecord, need
 from gruppo.stages.check import check_first_batch
 from gruppo.stages.prompting import prompts_for
@@ -14,7 +14,6 @@ from gruppo.stages.reward import add_components
 from gruppo.stages.rollout import Group
 from gruppo.stages.select import through_first_door, through_second_door
 from gruppo.train.cast import refresh
-from gruppo.train.forward import serve_all
 from gruppo.train.learner import sampler_gap
 from gruppo.train.metrics import batch_metrics, episode_metrics, time_metrics
 from gruppo.train.run import Run
@@ -50,6 +49,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
 
     batch = None
     used = [e for e in (*episodes, *past) if e.use != Use.NONE]
+    run.note_empty(all(e.use == Use.BASELINE for e in used))
     if any(e.use != Use.BASELINE for e in used):
         batch = packed(run, ctx, drawn, used)  # pack, and the needs of the batch
         batch = batch.with_columns(**method.credit(ctx, batch))
@@ -135,7 +135,8 @@ def packed(run: Run, ctx: Context, drawn: Sequence[Episode], episodes: Sequence[
     wanted = [n for _, _, n in run.method.needs(ctx)]
     if run.method.replay.stores:  # what is remembered is annotated with it, also when no room needs it
         wanted.append(need("logp", "old"))
-    batch = pack(episodes, drawn=counts, views=[n.view for n in wanted], dtype=run.batch_dtype).to(run.device)
+    views = [n.view for n in wanted]
+    batch = pack(episodes, drawn=counts, views=views, dtype=run.batch_dtype, share=run.share).to(run.device)
     lazy = run.lazy_old(ctx)
     needs = list(dict.fromkeys(n for n in wanted if n.when == "batch" and n not in lazy))
     for role in dict.fromkeys(n.role for n in needs):
@@ -152,13 +153,12 @@ def packed(run: Run, ctx: Context, drawn: Sequence[Episode], episodes: Sequence[
 
 def served(run: Run, role: str, batch: Batch, needs: list[Need]) -> dict[str, Any]:
     """The needs of a role, read without gradient; `old` is the policy at the start of the step."""
-    model = run.models["policy" if role == "old" else role]
-    return serve_all(model, batch, needs, micro_batches(batch, run.config.optim.micro_tokens))
+    return run.learner.read(role, batch, needs)
 
 
 def score_with(run: Run, episodes: Sequence[Episode], role: str, readouts: Sequence[str]) -> Batch:
     """ctx.score: a batch of these episodes with readouts of a role's model as columns; before pack or in observe."""
-    batch = pack(episodes, dtype=run.batch_dtype).to(run.device)
+    batch = pack(episodes, dtype=run.batch_dtype, share=run.share).to(run.device)
     with run.clock("forward"):
         return batch.with_columns(**served(run, role, batch, [need(r, role) for r in readouts]))
 

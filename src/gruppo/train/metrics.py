@@ -5,14 +5,26 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gruppo.data import Batch, Episode, Source, Status, Use
+from gruppo.pieces.ratio import effective_share
 
 METRICS: dict[str, tuple[str, str, str]] = {
     "step": ("steps", "", "steps done"),
-    "reward": ("", "rises", "mean total reward of the judged episodes of the step"),
+    "reward": ("", "rises", "mean total reward of the judged episodes of the step, baseline ones left out"),
     "accuracy": ("share", "rises", "mean of the task's own component over all judged episodes drawn, before selection"),
     "reward/*": ("", "", "mean of one reward component"),
     "held_out": ("share", "rises", "mean task score on the held-out prompts, sampled at eval.temperature"),
-    "length": ("tokens", "steady", "mean sampled tokens of an episode, truncated ones included"),
+    "held_out/*": ("share", "rises", "pass@k and maj@k on the held-out prompts, where eval.samples > 1"),
+    "win_rate": (
+        "share",
+        "above 0.5",
+        "held-out answers against those of the policy at the start, by the task's score; equal ones count one half",
+    ),
+    "held_out/preferred": (
+        "share",
+        "rises",
+        "held-out pairs of recorded answers that the objective's implicit reward puts in the right order",
+    ),
+    "length": ("tokens", "steady", "mean tokens of an answer, sampled or recorded, truncated ones included"),
     "entropy": (
         "nats",
         "falls slowly, not to 0",
@@ -24,19 +36,29 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "dead_groups": ("share", "below 0.9", "drawn groups whose task rewards are all equal: they say nothing"),
     "groups": ("groups", "", "groups that were learned from"),
     "drawn_groups": ("groups", "", "groups drawn, also those that selection removed"),
+    "pairs": ("pairs", "", "pairs of answers that are compared"),
     "rounds": ("rounds", "", "draws of the step, the first included"),
-    "tokens": ("tokens", "", "tokens sampled in the step"),
+    "tokens": ("tokens", "", "tokens sampled in the step; of a run on recorded answers, those read"),
     "adv_std": ("", "", "standard deviation of the advantage over learned tokens"),
     "kept": ("share", "", "policy tokens that selection kept"),
+    "effective": ("share", "above 0.5", "(Σ w)² / (n Σ w²) of the weights of selection: 1 when all weigh the same"),
     "grad_norm": ("", "steady", "gradient norm of the policy before clipping, mean over optimiser steps"),
     "grad_norm_*": ("", "steady", "the same for another trained role"),
     "bad_gradients": ("steps", "0", "optimiser steps dropped because the gradient was not finite"),
     "lr": ("", "", "learning rate of the policy"),
     "policy": ("", "", "objective of the policy, as optimised, before coefficients; mean over optimiser steps"),
     "clip_fraction": ("share", "below 0.3", "tokens whose gradient the clip removed"),
-    "kl_ref": ("nats", "", "minus the KL to the reference by k3: the term as maximised"),
+    "weight_clipped": ("share", "below 0.3", "CISPO: tokens whose importance weight was clipped; they keep a gradient"),
+    "imitation": ("nats", "towards 0", "VAPO: mean log π of the tokens of right answers: the term as maximised"),
+    "kl_ref": ("nats", "", "minus the KL to the reference by the penalty's estimator: the term as maximised"),
     "entropy_bonus": ("nats", "", "entropy of the policy, with gradient: the term as maximised"),
     "value": ("", "towards 0", "critic's objective: minus half the squared error"),
+    "likelihood": ("nats", "rises towards 0", "mean log π of the tokens of given or accepted answers"),
+    "preference": ("", "rises", "objective of the pairs, as maximised, before its coefficient"),
+    "margin": ("", "rises", "implicit reward of the better answers above that of the worse ones"),
+    "preferred": ("share", "rises", "pairs whose implicit rewards are in the right order; equal ones count one half"),
+    "utility": ("", "rises towards 0", "KTO: utility of the labelled answers, less its best value"),
+    "reference_point": ("nats", "small", "KTO: the point of reference, an estimate of the KL to the reference"),
     "separate": ("", "rises", "DisCO: score of right answers above wrong ones"),
     "trust": ("", "near 0", "DisCO: penalty of the trust region"),
     "sampler_gap": (
@@ -48,7 +70,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "version": ("", "", "version of the weights after the step"),
     "seconds": ("s", "", "the step, evaluation not included"),
     "seconds/*": ("s", "", "part of the step: sampling, scoring, forward, backward, optimiser, and the rest"),
-    "tokens_per_second": ("1/s", "", "sampled tokens of the step per second of the step"),
+    "tokens_per_second": ("1/s", "", "tokens of the step per second of the step"),
 }
 
 
@@ -59,35 +81,48 @@ def known(name: str) -> bool:
 
 def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     """Metrics of everything that was drawn, before selection."""
-    drawn = [e for e in drawn if e.use in (Use.LEARN, Use.BASELINE) and e.source == Source.POLICY]
-    judged = [e for e in drawn if e.status.judged]
-    tokens = [e.tokens for e in drawn]
+    drawn = [e for e in drawn if e.use in (Use.LEARN, Use.BASELINE)]
+    drawn = [e for e in drawn if e.source == Source.POLICY] or drawn  # nothing sampled: what was recorded
+    mine = [e for e in drawn if e.use == Use.LEARN]  # a greedy baseline says nothing of what is sampled
+    judged = [e for e in mine if e.status.judged]
     out = {
         "failed": _mean([not e.status.judged and e.status != Status.OPEN for e in drawn]),
         "timed_out": _mean([e.status == Status.TIMEOUT for e in drawn]),
-        "truncated": _mean([e.status == Status.TRUNCATED for e in drawn]),
-        "length": _mean(tokens),
-        "tokens": float(sum(tokens)),
+        "truncated": _mean([e.status == Status.TRUNCATED for e in mine]),
+        "length": _mean([_tokens(e) for e in mine]),
+        "tokens": float(sum(_tokens(e) for e in drawn)),
         "reward": _mean([e.total for e in judged]),
         "accuracy": _mean([e.reward["task"] for e in judged if "task" in e.reward]),
-        "entropy": -_mean(
-            np.concatenate([s.logp[np.isfinite(s.logp)] for e in drawn for s in e.sequences] or [np.zeros(0)])
-        ),
     }
+    logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])
+    if len(logp):
+        out["entropy"] = -_mean(logp)
     components = {c for e in judged for c in e.reward}
     if len(components) > 1:
         out |= {f"reward/{c}": _mean([e.reward[c] for e in judged if c in e.reward]) for c in sorted(components)}
     groups: dict[str, set[float]] = {}
-    for e in judged:
-        groups.setdefault(e.group, set()).add(e.reward.get("task", e.total))
+    for e in drawn:
+        if e.status.judged:
+            groups.setdefault(e.group, set()).add(e.reward.get("task", e.total))
     out["dead_groups"] = _mean([len(seen) == 1 for seen in groups.values()])
     out["drawn_groups"] = float(len({e.group for e in drawn}))
     return out
 
 
+def _tokens(e: Episode) -> int:
+    """Tokens that the author of the episode wrote."""
+    return int(sum((s.source == e.source).sum() for s in e.sequences))
+
+
 def batch_metrics(batch: Batch) -> dict[str, float]:
     learn, policy = batch.learn_N, batch.policy_N
-    out = {"groups": float(batch.size("G")), "kept": float(learn.sum()) / max(float(policy.sum()), 1.0)}
+    out = {"groups": float(batch.size("G"))}
+    if bool(policy.any()):
+        out["kept"] = float(learn.sum()) / float(policy.sum())
+    if "win_P" in batch.columns:
+        out["pairs"] = float(batch.size("P"))
+    if bool((batch.weight_N != 1).any()):
+        out["effective"] = float(effective_share(batch.weight_N, learn))
     if "adv_N" in batch.columns and int(learn.sum()) > 1:
         out["adv_std"] = float(batch.adv_N[learn].std())
     return out

@@ -1,5 +1,6 @@
 """Everything that a run holds while it goes: models, engine, judge, learner, memory, clock."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,12 +8,15 @@ from typing import Any
 import torch
 
 from gruppo.data import Episode, Status
+from gruppo.data.prefix import WORTH
 from gruppo.engines.native import NativeEngine
-from gruppo.policies import load_policy, load_tokenizer
-from gruppo.stages import Context, Memory, Need, Never, Prompt
-from gruppo.stages.check import check
-from gruppo.tasks import load_task
+from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
+from gruppo.stages import Context, Memory, Need, Never, Prompt, kind
+from gruppo.stages.check import check, compares
+from gruppo.tasks import TaskSet
 from gruppo.tasks.judge import Judge
+from gruppo.tasks.load import load
+from gruppo.train.allocator import keep_freed_memory
 from gruppo.train.cast import build_cast
 from gruppo.train.checkpoint import State, optimiser_tensors, restore_optimiser
 from gruppo.train.config import RunConfig
@@ -22,16 +26,12 @@ from gruppo.train.learner import Learner
 class Run:
     def __init__(self, config: RunConfig, say: Callable[[str], None] = print) -> None:
         self.config, self.method, self.say = config, config.method, say
+        keep_freed_memory()
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.device = torch.device(_device(config.policy.device))
-        self.dtype = getattr(torch, config.policy.dtype)
+        self.device, self.dtype = place_of(config)
+        self.share = WORTH if config.optim.share_prefixes else math.inf
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
-        if self.dtype == torch.bfloat16 and self.device.type == "cpu":
-            raise ValueError(
-                "policy.dtype=bfloat16 on a CPU: some processors end Python at the first product of matrices. "
-                "Use policy.dtype=float32, or a GPU with policy.device=cuda."
-            )
         self.tasks = tasks_of(config)
         longest = config.sampling.max_tokens or self.tasks.max_tokens
         self.sampling = replace(config.sampling, max_tokens=longest)
@@ -40,15 +40,18 @@ class Run:
         self.version, self.checked = 0, False
         self.whole = True  # not from the first optimiser step to the end of a step: that state is nobody's
         self.known_tasks: dict[str, Any] = {}
-        self.dead_steps = 0
+        self.dead_steps, self.empty_steps = 0, 0
         self.scored: set[int] = set()  # episodes of this step that have been through the reward room
         check(self.method, self.bare_context(0), samples=config.samples, can=NativeEngine.can)
-        policy = load_policy(config.policy.name, self.dtype, self.device, seed=config.seed)
-        self.tokenizer = load_tokenizer(config.policy.name)
-        self.models = build_cast(self.method, policy, self.bare_context(0))
-        self.engine = NativeEngine(self._writers(), eos=self.tokenizer.eos)
+        m = config.model
+        self.tokenizer = load_tokenizer(m.name)
+        policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
+        self.models = build_cast(self.method, policy, self.bare_context(0), self.tokenizer)
+        self.engine = NativeEngine(self._writers(), eos=self.tokenizer.stops, say=self.warn)
+        if self.tokenizer.rewrites:
+            self.warn(self.tokenizer.rewrites)
         self.judge = Judge(self.tasks.scorer, seconds=config.task.seconds).start()
-        self.learner = Learner(self.method, self.models, config.optim)
+        self.learner = Learner(self.method, self.models, config.optim, self.warn)
         self.clock = self.learner.clock
 
     def _writers(self) -> dict[str, Any]:
@@ -85,9 +88,19 @@ class Run:
         for sentence in sentences:
             self.say(f"warning: {sentence}")
 
+    def note_empty(self, empty: bool) -> None:
+        """Three steps in a row of which selection kept nothing: the run goes on and learns nothing."""
+        self.empty_steps = self.empty_steps + 1 if empty else 0
+        if self.empty_steps == 3:
+            doors = ", ".join(kind(o) for o in self.method.select if hasattr(o, "episodes")) or "selection"
+            self.warn(
+                f"{doors} kept no episode of the last three steps, so nothing was learned. Look at the rewards of the "
+                "episodes: an easier task.level, another task.reward or another setting of method.select may help."
+            )
+
     def note_dead(self, share: float) -> None:
         """Three steps in a row in which every group was equal: most methods learn nothing from them."""
-        self.dead_steps = self.dead_steps + 1 if share == 1.0 else 0
+        self.dead_steps = self.dead_steps + 1 if share == 1.0 and compares(self.method) else 0
         if self.dead_steps == 3:
             self.warn(
                 "every group of the last three steps has equal task rewards, so there is nothing to compare. Use an "
@@ -114,9 +127,10 @@ class Run:
     def state(self, step: int, facts: dict[str, Any]) -> State:
         own = {"version": self.version, "checked": self.checked, "bad_steps": self.learner.bad_steps}
         own |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
+        own |= {"micro_tokens": self.learner.micro_tokens}
         return State(
             step=step,
-            weights={r: m.state_dict() for r, m in self.models.items() if self._changes(r)},
+            weights={r: learned_state(m) for r, m in self.models.items() if self._changes(r)},
             optimisers={r: optimiser_tensors(o) for r, o in self.learner.optimisers.items()},
             memory=dict(self.memory),
             replay=self.replay,
@@ -136,16 +150,28 @@ class Run:
                 f"OMP_NUM_THREADS={threads}."
             )
         for role, weights in state.weights.items():
-            self.models[role].load_state_dict(weights)
+            load_learned(self.models[role], weights)
         for role, tensors in state.optimisers.items():
             restore_optimiser(self.learner.optimisers[role], tensors)
         self.memory = Memory(state.memory)
         self.replay = state.replay
         self.version = self.engine.version = int(state.facts["version"])
         self.checked, self.learner.bad_steps = state.facts["checked"], state.facts["bad_steps"]
+        self.learner.micro_tokens = min(self.learner.micro_tokens, state.facts["micro_tokens"])
 
     def close(self) -> None:
         self.judge.close()
+
+
+def place_of(config: RunConfig) -> tuple[torch.device, torch.dtype]:
+    """Where the weights are, and as what."""
+    device, dtype = torch.device(_device(config.model.device)), getattr(torch, config.model.dtype)
+    if dtype == torch.bfloat16 and device.type == "cpu":
+        raise ValueError(
+            "model.dtype=bfloat16 on a CPU: some processors end Python at the first product of matrices. "
+            "Use model.dtype=float32, or a GPU with model.device=cuda."
+        )
+    return device, dtype
 
 
 def _device(name: str) -> str:
@@ -156,11 +182,10 @@ def _device(name: str) -> str:
     except (RuntimeError, AssertionError) as error:
         said = str(error).splitlines()[0].rstrip(".")
         raise ValueError(
-            f"policy.device={name} cannot be used here ({said}), so nothing was started. Use policy.device=auto or cpu."
+            f"model.device={name} cannot be used here ({said}), so nothing was started. Use model.device=auto or cpu."
         ) from None
     return name
 
 
-def tasks_of(config: RunConfig) -> Any:
-    t = config.task
-    return load_task(t.name, level=t.level or None, seed=t.seed, train_size=t.train_size, scorer=t.reward or None)
+def tasks_of(config: RunConfig) -> TaskSet:
+    return load(config.task)

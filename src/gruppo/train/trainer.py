@@ -16,11 +16,12 @@ from gruppo.stages import StepRecord
 from gruppo.train.checkpoint import State, latest_checkpoint, load_checkpoint, save_checkpoint, step_of
 from gruppo.train.config import RunConfig
 from gruppo.train.doctor import refuse, step_zero
-from gruppo.train.evaluate import Evaluation, evaluate
+from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
 from gruppo.train.folder import RunFolder, config_changes
 from gruppo.train.loop import train_step
 from gruppo.train.progress import Display
 from gruppo.train.run import Run
+from gruppo.train.winrate import Wins, win_words
 
 
 class Interrupt:
@@ -119,6 +120,7 @@ def _finished(folder: RunFolder, steps: int, quiet: bool) -> dict[str, Any]:
 class Trainer:
     def __init__(self, config: RunConfig, folder: RunFolder, quiet: bool = False, changes: Sequence[str] = ()) -> None:
         self.config, self.folder, self.changes = config, folder, changes
+        wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)  # refused before anything is loaded
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
         self.run = Run(config, self.display.say)
@@ -126,6 +128,7 @@ class Trainer:
         self.before: float | None = None
         self.after: float | None = None
         self.seconds, self.tokens = 0.0, 0.0
+        self.wins = Wins(self.run, config.eval.prompts)
 
     def go(self, state: State | None = None) -> dict[str, Any]:
         """From the start, or from a state. Whatever ends it early, the last words say how to go on."""
@@ -150,8 +153,9 @@ class Trainer:
         self.board = _board(self.config, self.folder)
         self.folder.write_config(self.config)
         self.folder.cut_metrics(-1)  # of a run that was stopped before its first checkpoint
-        self.before = (await self._evaluate()).accuracy
-        self._log({"step": 0, "held_out": self.before})
+        start = await self._evaluate()
+        self.before = start.accuracy
+        self._log({"step": 0, **start.logged(), **await self.wins.row(start)})
         return 0
 
     def _restore(self, state: State) -> int:
@@ -159,6 +163,7 @@ class Trainer:
         facts = state.facts
         self.before, self.after = facts["accuracy_before"], facts["held_out"]
         self.seconds, self.tokens = facts["seconds"], facts["tokens"]
+        self.wins.facts = facts.get("wins", {})
         if self.changes:
             self.folder.write_config(self.config)
             self.display.say("going on with changes:\n" + "\n".join(f"  {c}" for c in self.changes))
@@ -189,7 +194,9 @@ class Trainer:
         self.tokens += row["tokens"]
         last = done == c.steps
         if last or (c.eval.every and done % c.eval.every == 0):
-            self.after = row["held_out"] = (await self._evaluate()).accuracy
+            found = await self._evaluate()
+            self.after = found.accuracy
+            row |= found.logged() | await self.wins.row(found)
         self._log(row)
         self.display.update(done, row)
         if c.save.episodes_every and (done % c.save.episodes_every == 0 or last):
@@ -199,8 +206,8 @@ class Trainer:
 
     async def _evaluate(self) -> Evaluation:
         sampling = replace(self.run.sampling, temperature=self.config.eval.temperature, top_k=0, top_p=1.0)
-        r = self.run
-        return await evaluate(r.engine, r.tokenizer, r.judge, r.tasks, sampling, self.config.eval.prompts)
+        r, e = self.run, self.config.eval
+        return await evaluate(r.engine, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k)
 
     def _log(self, row: dict[str, Any]) -> None:
         self.folder.append_metrics(row)
@@ -211,6 +218,7 @@ class Trainer:
 
     def _save(self, done: int) -> None:
         facts = {"accuracy_before": self.before, "held_out": self.after, "seconds": self.seconds, "tokens": self.tokens}
+        facts |= {"wins": self.wins.facts} if self.wins.facts else {}
         save_checkpoint(self.folder["checkpoints"], self.run.state(done, facts), self.config.save.keep)
 
     def _how_to_resume(self) -> str:
@@ -233,6 +241,7 @@ class Trainer:
             "seed": self.config.seed,
             "accuracy_before": self.before,
             "accuracy_after": self.after,
+            **self.wins.summary(),
             "seconds": round(self.seconds, 2),
             "steps": done,
             "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
@@ -252,6 +261,7 @@ def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
             f"held-out accuracy {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in "
             f"{summary['steps']} steps, "
             f"{summary['seconds']:.0f} s of training",
+            *win_words(summary),
             f"  curves    {folder['curves.png']}",
             *([f"  episodes  {folder['episodes']}"] if folder["episodes"].is_dir() else []),
             f"  policy    {folder['policy']}   (transformers: "

@@ -1,0 +1,171 @@
+"""`gruppo compare A B C`: the same task and seeds for several methods, and what the difference is worth."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from gruppo.cli import overrides
+from gruppo.cli.commands import configured, print_json
+from gruppo.methods import all_methods, method
+from gruppo.stages.names import nearest
+from gruppo.train.compare import Comparison, finished, found_runs, read
+from gruppo.train.config import RunConfig
+from gruppo.train.evaluate import wanted_k
+from gruppo.train.folder import RunFolder
+from gruppo.train.processes import Planned, refuse_other_settings, run_all
+from gruppo.train.run import tasks_of
+
+SHARED = ("task", "eval", "save", "seed")  # what is measured, and where: for all or for none
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """`grpo`, `./mine.py:MINE`, or one of them with settings of its own: `grpo optim.lr=1e-3`."""
+
+    name: str
+    settings: tuple[str, ...]
+
+    @property
+    def slug(self) -> str:
+        return re.sub(r"[^\w.=+-]+", "-", self.name).strip("-.")
+
+
+def compare(args: argparse.Namespace) -> int:
+    if all(RunFolder(Path(name))["config.toml"].is_file() for name in args.entrants):
+        return _of_folders(args)
+    entrants = [parsed(text) for text in args.entrants]
+    _refuse_twins(entrants)
+    seeds, settings = _seeds(args), [*([f"task={args.task}"] if args.task else []), *args.settings]
+    folder, planned = plan(args, entrants, seeds, settings)
+    refuse_other_settings(planned, folder)
+    again = "gruppo " + shlex.join(args.typed)
+    try:
+        failed = run_all(planned, folder, args.jobs, quiet=args.json)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"What is saved stands; the same command goes on:  {again}") from None
+    results = [read(p.path, p.entrant) for p in planned if finished(p.path)]
+    task = planned[0].config.task.name
+    title = f"{', '.join(e.name for e in entrants)} on {task}"
+    stopped = len(results) + len(failed) < len(planned)
+    comparison = Comparison(title, args.metric, results, failed, again)
+    _tell(comparison, folder, args.json, stopped)
+    return int(bool(failed))
+
+
+def _tell(comparison: Comparison, folder: Path | None, as_json: bool, stopped: bool = False) -> None:
+    if comparison.results and folder is not None:
+        comparison.write(folder)
+    if as_json:
+        where = {"folder": str(folder)} if folder else {}
+        print_json({**comparison.table(), **where, "stopped": stopped})
+        return
+    print(comparison.markdown())
+    if comparison.results and folder is not None:
+        print("\n".join(f"  {folder / name}" for name in ("compare.md", "compare.json", "compare.png")))
+    if stopped:
+        print(f"stopped; what is saved stands, and the same command goes on:  {comparison.command}")
+
+
+# ---- what to run
+
+
+def parsed(text: str) -> Entrant:
+    """A method, then settings of its own; refused before anything starts."""
+    name, *own = shlex.split(text) or [""]
+    if RunFolder(Path(name))["config.toml"].is_file():
+        raise ValueError(f"{name} is a run folder and others are methods: compare folders, or methods, not both.")
+    try:
+        method(name)
+    except ValueError as error:
+        if ":" in name or "=" in name:
+            raise
+        raise ValueError(
+            f"{name!r} is no method and no run folder{nearest(name, all_methods())}, so nothing was started. See "
+            '`gruppo methods`, or give ./file.py:NAME; settings of its own go in quotes: "grpo optim.lr=1e-3".'
+        ) from error
+    for setting in own:
+        key = overrides.parsed(setting)[0].partition(".")[0]
+        if key in SHARED:
+            raise ValueError(
+                f"{text!r}: {setting} holds for one entrant only, so the others would be measured on something else. "
+                "Write it outside the quotes, for all."
+            )
+    return Entrant(text, (f"method={name}", *own))
+
+
+def _refuse_twins(entrants: Sequence[Entrant]) -> None:
+    seen: dict[str, str] = {}
+    for e in entrants:
+        if e.slug in seen:
+            same = "" if seen[e.slug] == e.name else f" (and {seen[e.slug]!r}, whose folder has the same name)"
+            raise ValueError(f"{e.name!r} is there twice{same}: it would be compared with itself. Leave one out.")
+        seen[e.slug] = e.name
+
+
+def _seeds(args: argparse.Namespace) -> list[int]:
+    """`--seeds 5`: five from `seed=` on; `--seeds 3,7`: these."""
+    first = configured(args).seed
+    words = args.seeds.split(",")
+    if not all(re.fullmatch(r"\s*\d+\s*", w) for w in words) or args.seeds.strip() == "0":
+        raise ValueError(f"--seeds {args.seeds}: no run would be made. Give how many, or a list such as 0,1,2.")
+    if len(words) == 1:
+        return list(range(first, first + int(words[0])))
+    if len(set(map(int, words))) < len(words):
+        raise ValueError(f"--seeds {args.seeds}: a seed is there twice, and the same run would count twice.")
+    return [int(w) for w in words]
+
+
+def plan(
+    args: argparse.Namespace, entrants: Sequence[Entrant], seeds: Sequence[int], settings: Sequence[str]
+) -> tuple[Path, list[Planned]]:
+    """The folder, and every run in it, seed by seed: a comparison that is stopped is even-handed."""
+    mine = next((s for s in settings if overrides.parsed(s)[0] in ("method", "method.name")), None)
+    if mine is not None:
+        raise ValueError(f"{mine}: the methods are the words before the settings. Write gruppo compare A B …")
+    if args.jobs < 1:
+        raise ValueError(f"--jobs {args.jobs}: nothing would run. Use 1 or more.")
+    base = configured(argparse.Namespace(**{**vars(args), "settings": settings}))
+    wanted_k(base.eval.samples, base.eval.k, base.eval.temperature)
+    tasks_of(base)  # an unknown task is refused once, not by every run
+    folder = Path(base.save.folder) / (base.save.name or default_name(entrants, base))
+    planned: list[Planned] = []
+    for seed in seeds:
+        for e in entrants:
+            place = (f"seed={seed}", f"save.folder={folder / e.slug}", f"save.name=seed-{seed}")
+            typed = (*settings, *e.settings, *place)
+            config = configured(argparse.Namespace(**{**vars(args), "settings": typed}))
+            files = ("--config", args.config) if args.config else ()
+            planned.append(Planned(e.name, config, (*files, *typed)))
+    return folder, planned
+
+
+def default_name(entrants: Sequence[Entrant], config: RunConfig) -> str:
+    """The same for the same entrants and task, so that the same command finds its runs again."""
+    task = Path(config.task.name.split(":")[0]).stem
+    name = "-".join(["compare", *(e.slug for e in entrants), task])
+    return name if len(name) <= 120 else f"{name[:100]}-{blake2b(name.encode(), digest_size=6).hexdigest()}"
+
+
+# ---- runs that are there
+
+
+def _of_folders(args: argparse.Namespace) -> int:
+    given = [s for s in args.settings if not s.startswith("save.")]
+    if given or args.task or args.config:
+        raise ValueError(
+            f"{given[0] if given else '--task or --config'} with run folders: they are trained already. Leave it out; "
+            "only save.name=NAME is taken, for a folder to write the comparison to."
+        )
+    config = configured(args)
+    results, open_ones = found_runs([Path(name) for name in args.entrants])
+    if not results:
+        raise ValueError(f"{', '.join(open_ones)}: no run is finished, so there is nothing to compare.")
+    failed = {name: "not finished" for name in open_ones}
+    title = ", ".join(dict.fromkeys(r.entrant for r in results))
+    folder = Path(config.save.folder) / config.save.name if config.save.name else None
+    _tell(Comparison(title, args.metric, results, failed), folder, args.json)
+    return 0

@@ -1,0 +1,125 @@
+"""`gruppo lab`: the exact laboratory. Imports torch only when it runs."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add(sub: Any) -> None:
+    """The subcommand and its options."""
+    command = sub.add_parser("lab", help="bias and variance by enumeration: gruppo lab grpo dr_grpo rloo")
+    command.add_argument(
+        "methods", nargs="*", help='methods: grpo, ./mine.py:MINE, or with settings "grpo method.objective.mean=token"'
+    )
+    command.add_argument("--all", action="store_true", help="every method there is")
+    command.add_argument("--samples", type=int, default=4, help="answers to a prompt (default 4)")
+    command.add_argument("--prompts", type=int, default=1, help="prompts of a step (default 1)")
+    command.add_argument("--rates", default="", metavar="P,P,…", help="success rates of the prompts: 0.1,0.3,0.5,0.9")
+    command.add_argument("--answers", metavar="A,A,…", help="answers there are, in small letters; . is the empty one")
+    command.add_argument("--right", metavar="A,A,…", help="the right ones among them")
+    command.add_argument("--steps", type=int, default=3, help="small steps along the expected gradient (default 3)")
+    command.add_argument("--size", type=float, default=0.5, help="length of such a step, in logits (default 0.5)")
+    command.add_argument(
+        "--off-policy", type=float, default=0.0, metavar="D", help="distance of the policy that sampled, in logits"
+    )
+    command.add_argument(
+        "--critic", default="exact", metavar="exact | zero", help="what a critic knows (default exact)"
+    )
+    command.add_argument("--warm", type=int, default=8, help="steps that memory has seen before (default 8)")
+    command.add_argument("--seed", type=int, default=0, help="of the answers' masses, the drift and the memory")
+    command.add_argument("--plot", metavar="FILE", help="a picture, .png or .svg")
+    command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
+
+
+def lab(args: argparse.Namespace) -> int:
+    from gruppo.cli.commands import print_json
+    from gruppo.lab.exact import lab as exact
+    from gruppo.lab.exact import table_of
+    from gruppo.lab.exact_show import plot, text
+    from gruppo.lab.exact_world import ExactWorld
+    from gruppo.methods import all_methods
+
+    if bool(args.methods) == args.all:
+        raise ValueError("gruppo lab wants the names of methods, or --all. `gruppo methods` lists them.")
+    known = all_methods()
+    found = list(known.values()) if args.all else [entrant(text) for text in args.methods]
+    if bool(args.answers) != bool(args.right):
+        raise ValueError("--answers and --right go together: which answers there are, and which are right. Give both.")
+    given = {"rates": rates(args.rates), "answers": words(args.answers), "right": words(args.right)}
+    world = ExactWorld(seed=args.seed, **{k: v for k, v in given.items() if v})
+    picture = Path(args.plot) if args.plot else None
+    if picture is not None and picture.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--plot {picture}: nothing was run. Give a name that ends in .png, .svg or .pdf.")
+    with Progress(len(found), quiet=args.json) as progress:
+        result = exact(
+            found, world, prompts=args.prompts, samples=args.samples, steps=args.steps, size=args.size,
+            off_policy=args.off_policy, critic=args.critic, warm=args.warm, seed=args.seed, tick=progress.tick,
+        )  # fmt: skip
+    if args.json:
+        print_json(table_of(result))
+    else:
+        print(text(result))
+    if picture is not None:
+        plot(result, picture)
+        if not args.json:
+            print(f"\npicture: {picture}")
+    return 0
+
+
+def entrant(text: str) -> Any:
+    """A method by name or file, with settings of its own after it; a line of the table has the text as its name."""
+    from dataclasses import replace
+
+    from gruppo.cli import overrides
+    from gruppo.methods import method
+    from gruppo.train.config import RunConfig
+
+    name, *settings = text.split()
+    found = method(name)
+    if not settings:
+        return found
+    strange = [s for s in settings if not s.startswith("method.")]
+    if strange:
+        raise ValueError(f"{text!r}: {strange[0]} is no setting of the method, so it would have no effect here.")
+    changed = overrides.apply(replace(RunConfig(), method=found), settings).method
+    short = " ".join(s.removeprefix("method.") for s in settings)
+    return replace(changed, name=f"{found.name} {short}")
+
+
+def words(text: str | None) -> tuple[str, ...]:
+    return tuple("" if a == "." else a for a in text.split(",")) if text else ()
+
+
+def rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(x) for x in text.split(",")) if text else ()
+    except ValueError:
+        raise ValueError(f"--rates {text}: these are no numbers. Write them with commas: 0.1,0.3,0.5.") from None
+
+
+class Progress:
+    """Which method is on the bench, on stderr: a line that moves on a terminal, else one line a method."""
+
+    def __init__(self, methods: int, quiet: bool) -> None:
+        self.methods, self.quiet, self.live = methods, quiet, sys.stderr.isatty()
+        self.name, self.place, self.ticks = "", 0, 0
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.live and not self.quiet:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def tick(self, name: str) -> None:
+        """Called every 16 draws."""
+        new = name != self.name
+        self.name, self.place, self.ticks = name, self.place + new, 0 if new else self.ticks + 16
+        if self.quiet or not (new or self.live):
+            return
+        where = f"{self.place} of {self.methods}: {name}"
+        if self.live:
+            print(f"\r\033[K{where}, {self.ticks} draws", end="", file=sys.stderr, flush=True)
+        else:
+            print(where, file=sys.stderr, flush=True)

@@ -1,0 +1,99 @@
+"""The bench of the exact laboratory: the world, all draws of a step, and the table of edges that they share.
+
+An edge is a token in a state. Whatever a model says of a decision is a function of its edge, so a table with a row an
+edge holds it for every draw.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, pack
+from gruppo.lab.exact_groups import Draws, Unlike, all_draws
+from gruppo.lab.exact_world import ExactWorld, TablePolicy
+from gruppo.stages import Context
+
+
+@dataclass
+class LabContext(Context):
+    """A context that knows whether a room drew random numbers of its own, or asked for other draws."""
+
+    luck: bool = False
+    again: int = 0
+
+    def uniform(self, *key: int | str | Tensor) -> Any:
+        self.luck = True
+        return super().uniform(*key)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A packed draw: for each decision of each view its edge, the (state, token) of the tree; for each episode its
+    place among all answers."""
+
+    batch: Batch
+    episodes: list[Episode]
+    edge_N: dict[str, Tensor]
+    place_E: Tensor
+
+
+class Bench:
+    """A world, how a step draws from it, and which policies stand beside the one that is trained.
+
+    drift   how far the policy that sampled stands from the one that is trained, in logits; 0: on-policy
+    critic  "exact": a critic knows the expected reward of every state; "zero": it says 0
+    warm    steps that memory has seen before; 0: the very first step
+    """
+
+    def __init__(
+        self, world: ExactWorld, *, drift: float = 0.0, critic: str = "exact", warm: int = 8, seed: int = 0
+    ) -> None:
+        self.world, self.drift, self.critic, self.warm, self.seed = world, drift, critic, warm, seed
+        generator = torch.Generator().manual_seed(seed)
+        self.noise_T = torch.randn(world.theta.shape, generator=generator, dtype=torch.float64)
+        width = len(world.answers)
+        self.atlas = pack([world.episode(i, i) for i in range(len(world.rates) * width)], dtype=torch.float64)
+        self.edge_XV = torch.full((len(world.next_XV), world.tokenizer.choices), -1)
+        state_N, token_N = self.states(self.atlas, "as_trained"), self.atlas.token_N
+        cell_N = state_N * world.tokenizer.choices + token_N
+        cells, edge_N = torch.unique(cell_N, return_inverse=True)
+        self.edge_XV.view(-1)[cells] = torch.arange(len(cells))
+        self.row_of_edge = torch.zeros(len(cells), dtype=torch.int64).scatter_(0, edge_N, torch.arange(len(edge_N)))
+        self.edges_of_answer = torch.zeros(len(world.rates) * width, len(cells), dtype=torch.float64)
+        self.edges_of_answer.index_put_((self.atlas.episode_N, edge_N), torch.ones(len(edge_N)).double())
+        self._draws: dict[tuple[int, int], Draws] = {}
+        self.shelf: dict[tuple[int, int, int], Drawn] = {}  # plain draws, the same for every method
+
+    def states(self, batch: Batch, view: str) -> Tensor:
+        """The state in which each decision of a view was made."""
+        inputs, model = batch.views[view], TablePolicy(self.world, self.world.theta)
+        return model.states(inputs)[inputs.parent_M[inputs.at_N]]
+
+    def edges(self, batch: Batch, view: str) -> Tensor:
+        state_N, token_N = self.states(batch, view), batch.token_N
+        outside = token_N >= self.world.tokenizer.choices
+        edge_N = self.edge_XV[state_N, token_N.clamp(max=self.world.tokenizer.choices - 1)]
+        if bool((outside | (edge_N < 0)).any()):
+            raise Unlike("it learns tokens that no answer of the laboratory has in that place")
+        return edge_N
+
+    def draws(self, prompts: int, samples: int) -> Draws:
+        if (prompts, samples) not in self._draws:
+            self._draws[prompts, samples] = all_draws(self.world, prompts, samples)
+        return self._draws[prompts, samples]
+
+    def log_mass(self, theta: Tensor) -> Tensor:
+        """log π(answer | prompt), [Q, A]: straight from the table, through no code of a method."""
+        model = TablePolicy(self.world, theta)
+        logits = model.base_XD.index_put(model.at, theta)
+        flat = torch.log_softmax(logits, -1).flatten()[self._cells]
+        return (self.edges_of_answer @ flat).view(len(self.world.rates), -1)
+
+    @property
+    def _cells(self) -> Tensor:
+        return torch.nonzero(self.edge_XV.flatten() >= 0)[:, 0]
+
+    def old(self, theta: Tensor) -> Tensor:
+        return theta + self.drift * self.noise_T

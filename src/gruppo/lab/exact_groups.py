@@ -1,0 +1,134 @@
+"""Every group that can be drawn, with its probability; and an engine that hands out the answers of one of them."""
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, combinations_with_replacement, product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gruppo.engines.base import Completion, Request
+from gruppo.lab.exact_world import ExactWorld
+
+MOST = 20_000
+
+
+class Unlike(ValueError):
+    """Something that enumeration cannot do; the sentence stands in the row of the method."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """All draws of one step: `prompts` different prompts, each with `samples` answers.
+
+    Answers are independent, so a group is a set with repetitions and its probability is multinomial:
+
+        P(group) = n! / Π_o n_o! · Π_o π(o)^{n_o}
+    """
+
+    places: Tensor  # [C, prompts · samples]: the answers of a draw, counted prompt by prompt over the world
+    counts: Tensor  # [C, Q · A]: how often each answer is in the draw
+    log_ways: Tensor  # [C]: log n!/Π n_o!, summed over the prompts of the draw
+    subset: Tensor  # [C]: which prompts were asked
+    subsets: int
+    samples: int
+
+    def chances(self, log_mass: Tensor) -> Tensor:
+        """P(draw) under a policy, from the log-probability of every answer to every prompt; sums to 1."""
+        return torch.exp(self.log_ways + self.counts @ log_mass.flatten()) / self.subsets
+
+
+def groups_of(answers: int, samples: int) -> tuple[list[tuple[int, ...]], list[float]]:
+    """Every set with repetitions, and log n!/Π n_o! of each."""
+    sets = list(combinations_with_replacement(range(answers), samples))
+    ways = [math.lgamma(samples + 1) - sum(math.lgamma(s.count(o) + 1) for o in set(s)) for s in sets]
+    return sets, ways
+
+
+def all_draws(world: ExactWorld, prompts: int, samples: int) -> Draws:
+    many, width = len(world.rates), len(world.answers)
+    if not 1 <= prompts <= many:
+        raise ValueError(
+            f"prompts={prompts}: the laboratory has {many} different prompts, and a step asks each at most once. "
+            f"Use 1 to {many}, or give more --rates."
+        )
+    if samples < 1:
+        raise ValueError(f"samples={samples}: no answer would be drawn. Use 1 or more.")
+    size = math.comb(many, prompts) * math.comb(width + samples - 1, samples) ** prompts
+    if size > MOST:
+        raise ValueError(
+            f"prompts={prompts}, samples={samples}: {size} different draws, each a step of its own; more than {MOST} "
+            "take too long. Use fewer samples, prompts or rates."
+        )
+    sets, ways = groups_of(width, samples)
+    asked = list(combinations(range(many), prompts))
+    rows = [(i, qs, gs) for i, qs in enumerate(asked) for gs in product(range(len(sets)), repeat=prompts)]
+    places = torch.tensor([[q * width + o for q, g in zip(qs, gs, strict=True) for o in sets[g]] for _, qs, gs in rows])
+    counts = torch.zeros(len(rows), many * width, dtype=torch.float64)
+    counts.scatter_add_(1, places, torch.ones_like(places, dtype=torch.float64))
+    return Draws(
+        places=places,
+        counts=counts,
+        log_ways=torch.tensor([sum(ways[g] for g in gs) for _, _, gs in rows], dtype=torch.float64),
+        subset=torch.tensor([i for i, _, _ in rows]),
+        subsets=len(asked),
+        samples=samples,
+    )
+
+
+class Script:
+    """An engine that hands out the answers of one draw instead of sampling, so that any rollout can be enumerated.
+
+    A greedy request is answered with the policy's most probable answer. What needs other randomness than the
+    answers of the draw is refused with a sentence.
+    """
+
+    can: frozenset[str] = frozenset()
+    version = 0
+
+    def __init__(self, world: ExactWorld) -> None:
+        self.world = world
+        self.left: dict[int, list[int]] = {}
+        self.greedy: list[int] = []
+        self.asked = 0
+
+    def begin(self, places: Sequence[int], mass_QA: Tensor) -> None:
+        """The answers of a draw, in the order in which they will be handed out."""
+        self.left, self.asked = {}, 0
+        self.greedy = mass_QA.argmax(-1).tolist()
+        for place in places:
+            q, a = divmod(place, len(self.world.answers))
+            self.left.setdefault(q, []).append(a)
+
+    def end(self) -> None:
+        left = sum(map(len, self.left.values()))
+        if left and self.asked:
+            raise Unlike(
+                f"its rollout samples {self.asked} answers of the {self.asked + left} of a step, so the groups that "
+                "are enumerated are not those it draws"
+            )
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Completion]]:
+        for i, request in enumerate(requests):
+            ids = self.world.ids(self._answer(request))
+            zero, zeros = np.zeros(len(ids)), np.zeros(len(ids), np.int32)
+            allowed = [np.array([t]) for t in ids] if request.temperature == 0 else None
+            yield i, Completion(ids, zero, zeros, "stop", allowed=allowed)
+
+    def _answer(self, request: Request) -> int:
+        starts = {tuple(self.world.prompt(q)): q for q in range(len(self.world.rates))}
+        q = starts.get(tuple(int(i) for i in request.prefix))
+        if q is None:
+            raise Unlike("its rollout samples from other prefixes than the prompts: forks and hints are not enumerated")
+        if request.role != "policy":
+            raise Unlike(f"its rollout samples from the role {request.role!r}, and only the policy is enumerated")
+        if request.temperature == 0:
+            return self.greedy[q]
+        if request.temperature != 1 or request.truncates:
+            raise Unlike("its rollout samples at another temperature or truncation than the policy's own")
+        if not self.left.get(q):
+            raise Unlike("its rollout samples more answers than the step has")
+        self.asked += 1
+        return self.left[q].pop(0)

@@ -1,0 +1,46 @@
+"""What the laboratory does not do as a run would, in words: the remarks beside a method's figures."""
+
+from collections.abc import Iterable
+
+from gruppo.lab.exact_trial import LUCK, Trial
+from gruppo.stages import Method, kind
+from gruppo.stages.curriculum import Uniform
+from gruppo.stages.replay import Forget
+
+
+def remarks(trial: Trial) -> list[str]:
+    return [*_cast(trial), *_data(trial), *_update(trial.method), *_luck(trial)]
+
+
+def _cast(trial: Trial) -> Iterable[str]:
+    exact = trial.bench.critic == "exact"
+    for name, role in trial.method.cast.items():
+        if role.as_ == "head":
+            yield f"the {name} " + ("knows the exact value of every state" if exact else "says 0 everywhere")
+        elif name not in ("policy", "ref"):
+            yield f"the {name} is the policy as it starts"
+
+
+def _data(trial: Trial) -> Iterable[str]:
+    m = trial.method
+    if "expert" in m.rollout.makes:
+        yield "the answers that are recorded are those of the draw, as if the policy had written them"
+    if m.reward:
+        yield f"{', '.join(kind(o) for o in m.reward)} is part of its reward, not of the true gradient"
+    if trial.ctx.again:
+        yield "what selection drops is not drawn again, which with one prompt a step would only scale the gradient"
+    if type(m.curriculum) is not Uniform:
+        yield f"prompts come uniformly, not by {kind(m.curriculum)}"
+    if type(m.replay) is not Forget:
+        yield "nothing is in its replay yet"
+
+
+def _update(m: Method) -> Iterable[str]:
+    steps = getattr(m.update, "steps", 0)
+    if steps != 1:
+        yield f"the first of {steps} optimiser steps a batch" if steps else f"without its update, {kind(m.update)}"
+
+
+def _luck(trial: Trial) -> Iterable[str]:
+    if trial.ctx.luck:
+        yield f"throws dice of its own: averaged over {LUCK} throws, not exact"

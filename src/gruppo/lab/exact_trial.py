@@ -1,0 +1,288 @@
+"""A method on the bench: the gradient of every draw, from the method's own rooms and the trainer's own terms.
+
+The gradient of an objective is Σ dJ/dstatistic · dstatistic/dθ. The first factor comes from the real code, draw by
+draw, because statistics, denominators and hinges belong to one step; the second is a table, since a token in a state
+has the same log-probability wherever it stands. So nothing is approximated, and no formula is written twice.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, Use, pack
+from gruppo.lab.exact_bench import Bench, Drawn, LabContext
+from gruppo.lab.exact_groups import Script, Unlike
+from gruppo.lab.exact_world import TableCritic, TablePolicy
+from gruppo.stages import Ask, Memory, Method, Need, Sampling, Stats, StepRecord
+from gruppo.stages.check import check_first_batch, problems
+from gruppo.stages.prompting import prompts_for
+from gruppo.stages.reward import add_components
+from gruppo.stages.rollout import Group
+from gruppo.stages.select import through_first_door, through_second_door
+from gruppo.train.forward import serve
+from gruppo.train.learner import Learner, OptimConfig
+
+LUCK = 4  # passes over all draws for a method that throws dice of its own
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What a method does over all draws at one policy."""
+
+    chance_C: Tensor
+    subset_C: Tensor
+    grad_CT: Tensor  # the gradient of each draw
+    adv_I: Tensor | None  # Σ over draws of P(draw) · advantage of an answer / samples of the step, by place
+    dropped: float  # probability that selection leaves nothing to learn from
+
+    @property
+    def mean_T(self) -> Tensor:
+        return self.chance_C @ self.grad_CT
+
+    def variance(self) -> float:
+        """The trace of the covariance from the answers alone: inside each choice of prompts, then averaged."""
+        total = 0.0
+        for s in torch.unique(self.subset_C):
+            here = self.subset_C == s
+            chance, grad = self.chance_C[here], self.grad_CT[here]
+            share = chance.sum()
+            centred = grad - (chance @ grad) / share
+            total += float(chance @ (centred * centred).sum(1))
+        return total
+
+
+class Trial:
+    """One method on the bench, with a step of `prompts` × `samples` answers."""
+
+    def __init__(self, method: Method, bench: Bench, prompts: int, samples: int) -> None:
+        self.method, self.bench, self.world = method, bench, bench.world
+        self.prompts, self.samples = prompts, samples
+        self.draws = bench.draws(prompts, samples)
+        self.script = Script(bench.world)
+        longest = max(map(len, self.world.answers)) + 1
+        self.ctx = LabContext(
+            step=bench.warm, steps=100, seed=bench.seed, memory=Memory(), prompts=prompts, samples=samples,
+            engine=self.script, tokenizer=self.world.tokenizer, sampling=Sampling(max_tokens=longest + 1),
+        )  # fmt: skip
+        self.ctx.fresh = self._fresh
+        doors = any(hasattr(o, "episodes") for o in method.select)
+        self.own_rollout = type(method.rollout) is not Group or bool(method.prompting)
+        self.plain = not (self.own_rollout or doors or method.reward)
+        self.checked = False
+        self.runner = asyncio.Runner()
+        for said in problems(method, self.ctx, samples=samples, can=self.script.can):
+            raise Unlike(said.removeprefix(f"{method.name}: ").rstrip("."))
+        self.at(self.world.theta)
+        views = dict.fromkeys(n.view for n in [*self.batch_needs, *self.learner.needs("policy")])
+        self.views = list(dict.fromkeys(("as_trained", *views)))
+        self._remember()
+
+    def close(self) -> None:
+        self.runner.close()
+
+    def _fresh(self, n: int) -> list[Ask]:
+        self.ctx.again += n
+        return []
+
+    # the models and what they know
+
+    def at(self, theta: Tensor) -> None:
+        """Stand at this policy: the models, and what they say of every edge. Frozen roles stay at the start."""
+        policy, old = (TablePolicy(self.world, x) for x in (theta, self.bench.old(theta)))
+        self.log_mass_QA = self.bench.log_mass(old.theta.detach())
+        known = self.log_mass_QA.exp() if self.bench.critic == "exact" else None
+        start = TablePolicy(self.world, self.world.theta)
+        self.models: dict[str, Any] = {"policy": policy}
+        for name, role in self.method.cast.items():
+            if name != "policy":
+                self.models[name] = TableCritic(self.world, known) if role.as_ == "head" else start
+        before = {**self.models, "policy": old, "old": old}
+        self.learner = Learner(self.method, self.models, OptimConfig())
+        self.learner.begin(self.ctx)
+        wanted = [n for _, _, n in self.method.needs(self.ctx) if n.when == "batch"]
+        self.batch_needs = list(dict.fromkeys(wanted))
+        self.known = {n: self._told(before[n.role], n) for n in self.batch_needs}
+        self.gen_B = self._told(old, Need("logp"))
+        needs = self.learner.needs("policy")
+        now = {n: self._told(policy, n, grad=True) for n in needs}
+        self.slope_table = {n: _jacobian(x, policy.theta) for n, x in now.items()}
+        self.now = {n: x.detach() for n, x in now.items()}
+
+    def _told(self, model: Any, n: Need, grad: bool = False) -> Tensor:
+        """A need of every edge, read as the trainer reads it."""
+        if n.at != "N":
+            raise Unlike(f"it reads {n} at level {n.at}, and the table of the laboratory holds decisions")
+        plain = replace(n, view="as_trained")
+        out = serve(model, self.bench.atlas, [plain], grad=grad, cast=self.models)[plain.column]
+        if out.dim() != 1:
+            raise Unlike(f"it reads {n}, which is no single number")
+        return out[self.bench.row_of_edge]
+
+    # one draw through the rooms
+
+    def drawn(self, c: int, backwards: bool = False) -> Drawn | None:
+        """A draw, packed; None when selection leaves nothing to learn from."""
+        places = self.draws.places[c].tolist()
+        if self.plain and not backwards and self.views == ["as_trained"]:
+            key = (self.prompts, self.samples, c)
+            if key not in self.bench.shelf:
+                self.bench.shelf[key] = self._packed([self.world.episode(1000 + i, p) for i, p in enumerate(places)])
+            return self.bench.shelf[key]
+        if backwards:
+            places.reverse()
+        if self.own_rollout:
+            episodes = self.runner.run(self._rolled_out(places))
+        else:
+            episodes = [self.world.episode(1000 + i, p) for i, p in enumerate(places)]
+        add_components(self.ctx, self.method.reward, episodes)
+        kept = [e for e in through_first_door(self.ctx, self.method.select, episodes)[0] if e.use != Use.NONE]
+        if not any(e.use != Use.BASELINE for e in kept):
+            return None
+        return self._packed(kept, episodes)
+
+    async def _rolled_out(self, places: Sequence[int]) -> list[Episode]:
+        """Prompting and rollout as they are, with an engine that hands out the answers of the draw."""
+        asked = list(dict.fromkeys(p // len(self.world.answers) for p in places))
+        asks = [Ask(self.world.told(q, places), self.samples) for q in asked]
+        self.script.begin(places, self.log_mass_QA.exp())
+        prompts = [p for ask in asks for p in prompts_for(self.ctx, self.method.prompting, ask)]
+        episodes = await self.method.rollout(self.ctx, prompts)
+        self.script.end()
+        for e in episodes:
+            if e.status.judged and "task" not in e.reward:
+                e.reward["task"] = self.world.score(e.task, e.text)
+        return episodes
+
+    def _packed(self, kept: list[Episode], drawn: Sequence[Episode] = ()) -> Drawn:
+        counts: dict[str, int] = {}
+        for e in drawn or kept:
+            counts[e.group] = counts.get(e.group, 0) + 1
+        batch = pack(kept, drawn=counts, views=self.views, dtype=torch.float64)
+        if any((s.temperature is not None or s.allowed) and e.use != Use.BASELINE for e in kept for s in e.sequences):
+            raise Unlike("it learns from answers that were sampled at another temperature or truncation")
+        edges = {view: self.bench.edges(batch, view) for view in self.views}
+        width, index = len(self.world.answers), {t.uid: q for q, t in enumerate(self.world.tasks)}
+        place_E = torch.tensor([index[e.task] * width + self.world.answers.index(e.text) for e in kept])
+        return Drawn(batch, kept, edges, place_E)
+
+    def prepared(self, d: Drawn) -> Batch:
+        """The batch after credit and the second door of select, as the loop makes it."""
+        batch, gen_N = d.batch, d.batch.logp_gen_N
+        exact = torch.where(torch.isnan(gen_N), gen_N, self.gen_B[d.edge_N["as_trained"]])
+        columns = {n.column: x[d.edge_N[n.view]] for n, x in self.known.items()}
+        if "logp_old_N" not in columns:
+            columns["logp_old_N"] = self.gen_B[d.edge_N["as_trained"]]
+        batch = batch.with_columns(logp_gen_N=exact, **columns)
+        batch = batch.with_columns(**self.method.credit(self.ctx, batch))
+        return through_second_door(self.ctx, self.method.select, batch, Stats(), current=False)
+
+    def slopes(self, d: Drawn, batch: Batch) -> dict[Need, Tensor]:
+        """dJ/dstatistic of every decision: the objective and the penalties of one optimiser step on the whole draw."""
+        leaves = {n: x[d.edge_N[n.view]].requires_grad_() for n, x in self.now.items()}
+        stats = Stats({n.column: x for n, x in leaves.items()})
+        fixed = Stats({k: v.detach() for k, v in stats.items()})
+        batch = through_second_door(self.ctx, self.method.select, batch, fixed, current=True)
+        terms = self.learner.terms("policy", batch, stats)
+        loud = [t for t in terms if not (isinstance(t.coef, float | int) and t.coef == 0)]
+        value = sum((t.total(t.weights(batch)) for t in loud), torch.zeros((), dtype=torch.float64))
+        if not value.requires_grad:
+            return {}
+        grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        return {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
+
+    def gradient(self, d: Drawn, batch: Batch) -> Tensor:
+        """The gradient in θ of one draw."""
+        total = torch.zeros_like(self.world.theta)
+        for n, g in self.slopes(d, batch).items():
+            total = total + g @ self.slope_table[n][d.edge_N[n.view]]
+        if not bool(torch.isfinite(total).all()):
+            raise Unlike("its gradient is not finite on some draw")
+        return total
+
+    # all draws
+
+    def moments(self, theta: Tensor, tick: Callable[[], None] = lambda: None) -> Moments:
+        self.at(theta)
+        if self.own_rollout and not self.checked:
+            self._order_matters_not()
+        chance = self.draws.chances(self.log_mass_QA)
+        parts = [self._pass(chance, tick)]
+        if self.ctx.luck:
+            seeds = [self.bench.seed + 1000 + i for i in range(LUCK - 1)]
+            parts += [self._pass(chance, tick, seed) for seed in seeds]
+        n = len(parts)
+        advantages = [p[1] for p in parts]
+        adv_I = None if any(a is None for a in advantages) else torch.stack(advantages).mean(0)  # type: ignore[arg-type]
+        return Moments(
+            chance.repeat(n) / n, self.draws.subset.repeat(n), torch.cat([p[0] for p in parts]), adv_I,
+            sum(p[2] for p in parts) / n,
+        )  # fmt: skip
+
+    def _pass(
+        self, chance: Tensor, tick: Callable[[], None], seed: int | None = None
+    ) -> tuple[Tensor, Tensor | None, float]:
+        """Every draw once: gradients, advantages by place, and how probable it is that nothing is left."""
+        if seed is not None:
+            self.ctx.seed = seed
+        grads = torch.zeros(len(chance), len(self.world.theta), dtype=torch.float64)
+        adv_I, dropped = torch.zeros(self.draws.counts.shape[1], dtype=torch.float64), 0.0
+        has_adv = "adv_N" in self.method.credit.gives
+        for c, p in enumerate(chance.tolist()):
+            d = self.drawn(c)
+            if c % 16 == 0:
+                tick()
+            if d is None:
+                dropped += p
+                continue
+            batch = self.prepared(d)
+            self._check(batch)
+            grads[c] = self.gradient(d, batch)
+            if has_adv:
+                learned = batch.gather(batch.adv_N, "N", "E", "mean", where=batch.policy_N)
+                adv_I.index_add_(0, d.place_E, learned * p / (self.prompts * self.samples))
+        self.ctx.seed = self.bench.seed
+        return grads, adv_I if has_adv else None, dropped
+
+    def _check(self, batch: Batch) -> None:
+        """What a run checks at its first batch, here at the first one that holds right and wrong answers."""
+        rewards = batch.reward_E[batch.judged_E]
+        if not self.checked and len(rewards) and float(rewards.min()) != float(rewards.max()):
+            try:
+                check_first_batch(self.method, batch)
+            except ValueError as said:
+                raise Unlike(str(said).removeprefix(f"{self.method.name}: ").rstrip(".")) from None
+            self.checked = True
+
+    def _order_matters_not(self) -> None:
+        """A rollout of its own may treat answers by their order; then a group is no set."""
+        for c in range(0, len(self.draws.places), max(len(self.draws.places) // 12, 1)):
+            a, b = self.drawn(c), self.drawn(c, backwards=True)
+            one, two = (self.gradient(d, self.prepared(d)) if d else torch.zeros(1) for d in (a, b))
+            if not self.ctx.luck and not torch.allclose(one, two, atol=1e-12):
+                raise Unlike("its rollout treats the answers to a prompt by their order, so groups are no sets")
+
+    def _remember(self) -> None:
+        """Memory as some steps leave it, drawn from the seed; the policy stays where it is."""
+        generator = torch.Generator().manual_seed(self.bench.seed)
+        chance = self.draws.chances(self.log_mass_QA)
+        picks = torch.multinomial(chance, max(self.bench.warm, 1), replacement=True, generator=generator).tolist()
+        for step, c in enumerate(picks[: self.bench.warm]):
+            d = self.drawn(c)
+            batch = None if d is None else self.prepared(d)
+            record = StepRecord(step, [] if d is None else d.episodes, batch, {}, self.ctx)
+            with self.ctx.memory.writing() as state:
+                for _, o in self.method.occupants():
+                    o.observe(record, state)
+        self.ctx.again, self.ctx.luck = 0, False
+
+
+def _jacobian(table_B: Tensor, theta: Tensor) -> Tensor:
+    """dstatistic/dθ of every edge."""
+    if not table_B.requires_grad:
+        return torch.zeros(len(table_B), len(theta), dtype=torch.float64)
+    rows = [torch.autograd.grad(x, theta, retain_graph=True)[0] for x in table_B]
+    return torch.stack(rows)

@@ -1,0 +1,55 @@
+"""CISPO (MiniMax-M1, 2025, arXiv:2506.13585).
+
+    J = 1/Σ|o_i| Σ_i Σ_t sg( clip(r_it, 1−ε_low, 1+ε_high) ) A_i log π(o_it | q, o_i<t),   ε_low = 1 (off), ε_high = 4
+
+Differs from GRPO: the importance weight is clipped and stopped instead of the objective, so no token ever loses its
+gradient; mean over tokens; no KL. Checked against verl `core_algos.py`, compute_policy_loss_cispo, and TRL
+`grpo_trainer.py`, loss_type "cispo": TRL has no lower clip and counts ε_high as the largest weight itself, verl as
+1 + ε_high, which is meant here. The paper gives no number; a largest weight of 5 is TRL's (from ScaleRL,
+arXiv:2510.13786). The paper also redraws groups as DAPO does and shapes lengths: select=RedrawEqualGroups() and
+reward=OverlongShaping() add them. Four updates a batch: with a single one every weight is 1, which is REINFORCE.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gruppo.data import Batch
+from gruppo.methods.grpo import GRPO
+from gruppo.pieces.ratio import ratio
+from gruppo.pieces.stop import stop
+from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages.update import Passes
+
+
+@dataclass(frozen=True)
+class ClippedWeight(Occupant):
+    """sg(clip(r, 1 − clip_low, 1 + clip_high)) A log π: every token keeps a gradient, its weight is bounded."""
+
+    clip_low: float = 1.0
+    clip_high: float = 4.0
+    mean: Any = "token"
+    takes = ("adv_N",)
+    witness = {"clip_low": 0.1, "clip_high": 0.1, "mean": ["token", "sequence"]}
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", when="step"), need("logp", "old"))
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        r_N = stop(ratio(stats.logp_N, batch.logp_old_N))
+        clipped_N = torch.clamp(r_N, 1.0 - self.clip_low, 1.0 + self.clip_high)
+        value_N = clipped_N * batch.adv_N * stats.logp_N
+        return [
+            Term("policy", batch.weight_N * value_N, batch.learn_N, self.mean),
+            Term("weight_clipped", (clipped_N != r_N).to(r_N.dtype), batch.learn_N, "token", coef=0.0),
+        ]
+
+
+CISPO = GRPO.but(
+    name="cispo",
+    paper="arXiv:2506.13585",
+    objective=ClippedWeight(clip_low=1.0, clip_high=4.0, mean="token"),
+    penalties=(),
+    update=Passes(epochs=1, minibatches=4),
+)

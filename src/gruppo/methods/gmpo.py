@@ -1,0 +1,54 @@
+"""GMPO, geometric-mean policy optimisation (Zhao et al. 2025, arXiv:2507.20673).
+
+    l_it = log π(o_it) − log π_old(o_it),      c_it = min(l_it, 0.4) if A_i > 0, else max(l_it, −0.4)
+    J = 1/G Σ_i A_i exp( 1/|o_i| Σ_t c_it )
+
+Differs from GRPO: the geometric mean of an answer's token ratios stands where the arithmetic mean stood, so one wild
+token weighs little; hence the wider clip, (e^−0.4, e^0.4). Differs from GSPO: tokens are clipped one by one, before
+the mean. No KL. Checked against verl `core_algos.py`, compute_policy_loss_geo_mean, with examples/gmpo_trainer (clip
+0.4, group-normalised advantages, no KL, four minibatches), and TRL trl/experimental/gmpo: the same formula in all
+three; of the paper itself its abstract and the equation as TRL quotes it were read. Confidence: code. verl turns
+token weights of a sampler correction into their geometric mean; here each stays on its own token's gradient.
+Four updates a batch: with a single one every ratio is 1 and this is GRPO.
+"""
+
+from dataclasses import dataclass
+
+from gruppo.data import Batch
+from gruppo.methods.grpo import GRPO
+from gruppo.pieces import surrogate
+from gruppo.pieces.ratio import geometric_by_token, log_ratio
+from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages.update import Passes
+
+
+@dataclass(frozen=True)
+class GeometricMean(Occupant):
+    """A times the geometric mean of a sequence's ratios, each clipped to (e^−log_clip_low, e^log_clip_high)."""
+
+    log_clip_low: float = 0.4
+    log_clip_high: float = 0.4
+    takes = ("adv_N",)
+    witness = {"log_clip_low": 0.05, "log_clip_high": 0.05}
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", when="step"), need("logp", "old"))
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        adv_N, learn_N = batch.adv_N, batch.learn_N
+        log_N = log_ratio(stats.logp_N, batch.logp_old_N)
+        kept_N = surrogate.clipped_log(log_N, adv_N, self.log_clip_low, self.log_clip_high)
+        ratio_N = geometric_by_token(kept_N, batch.level("N", "S"), learn_N)
+        return [
+            Term("policy", batch.weight_N * ratio_N * adv_N, learn_N, "sequence"),
+            Term("clip_fraction", (kept_N != log_N).to(log_N.dtype), learn_N, "token", coef=0.0),
+        ]
+
+
+GMPO = GRPO.but(
+    name="gmpo",
+    paper="arXiv:2507.20673",
+    objective=GeometricMean(log_clip_low=0.4, log_clip_high=0.4),
+    penalties=(),
+    update=Passes(epochs=1, minibatches=4),
+)

@@ -1,0 +1,53 @@
+"""GSPO (Zheng et al. 2025, arXiv:2507.18071).
+
+    s_i = (π(o_i) / π_old(o_i))^(1/|o_i|) = exp( 1/|o_i| Σ_t log r_it )
+    J = 1/G Σ_i min(s_i A_i, clip(s_i, 1−3e-4, 1+4e-4) A_i),      written per token: s_it = sg(s_i) · π_it / sg(π_it)
+
+Differs from GRPO: one ratio for a whole answer, the geometric mean of its token ratios, so an answer is clipped as a
+whole; a clip three orders narrower, because the mean of many log-ratios is small; no KL. Checked against verl
+`core_algos.py`, compute_policy_loss_gspo: the token form, the mean per sequence whatever the aggregation asked for;
+clips, no KL and four updates a batch as in verl's examples/gspo_trainer and TRL's paper index (the paper's 5.1). verl
+bounds the log-ratio by 10, here by 20. With a single update a batch s = 1 and nothing is clipped. Answers of few
+tokens have a wide s: the clip then stops most of a batch after its first update (see `clip_fraction`).
+"""
+
+from dataclasses import dataclass
+
+from gruppo.data import Batch
+from gruppo.methods.grpo import GRPO
+from gruppo.pieces import surrogate
+from gruppo.pieces.ratio import geometric_by_token, log_ratio
+from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages.update import Passes
+
+
+@dataclass(frozen=True)
+class SequenceClipped(Occupant):
+    """min(s A, clip(s, 1 − clip_low, 1 + clip_high) A), s the geometric mean of a sequence's ratios π/π_old."""
+
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+    takes = ("adv_N",)
+    witness = {"clip_low": 0.6, "clip_high": 0.9}
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", when="step"), need("logp", "old"))
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        adv_N, learn_N = batch.adv_N, batch.learn_N
+        s_N = geometric_by_token(log_ratio(stats.logp_N, batch.logp_old_N), batch.level("N", "S"), learn_N)
+        value_N = surrogate.clipped(s_N, adv_N, self.clip_low, self.clip_high)
+        clip_N = surrogate.clip_fraction(s_N.detach(), adv_N, self.clip_low, self.clip_high)
+        return [
+            Term("policy", batch.weight_N * value_N, learn_N, "sequence"),
+            Term("clip_fraction", clip_N, learn_N, "token", coef=0.0),
+        ]
+
+
+GSPO = GRPO.but(
+    name="gspo",
+    paper="arXiv:2507.18071",
+    objective=SequenceClipped(clip_low=3e-4, clip_high=4e-4),
+    penalties=(),
+    update=Passes(epochs=1, minibatches=4),
+)

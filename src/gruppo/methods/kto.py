@@ -1,0 +1,94 @@
+"""KTO (Ethayarajh et al. 2024, arXiv:2402.01306).
+
+    ρ(x, y) = Σ_t (log π − log π_ref),      z = max(0, mean of ρ(x', y) over mismatched pairs), not differentiated
+    J = mean over answers of λ_D σ(β (ρ − z)) for good ones,  λ_U σ(β (z − ρ)) for bad ones     (less a constant)
+
+Differs from DPO: no pairs; every answer has a label of its own, and its utility is felt against a point of reference
+z, an estimate of KL(π ‖ π_ref) from answers under the prompt of another task (the view `mismatched`). z belongs to the
+optimiser step, whatever its cut into micro-batches; in TRL to a device's micro-batch, then averaged. Checked against
+TRL 1.16 trainer/kto_trainer.py: λ_D = λ_U = 1, β = 0.1; the paper advises λ_D n_D / (λ_U n_U) from 1 to 4/3. With a
+single prompt there is no other one, and z is 0.
+
+An answer is good if its reward is above the mean of its group: of a preference pair, chosen is good and rejected bad.
+Where the rewards of a group are equal or alone, it is good from `threshold` on.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Use
+from gruppo.methods.dpo import DPO
+from gruppo.pieces.stop import stop
+from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages.objective import NOW
+from gruppo.stages.relations import answered_E, summed
+
+
+@dataclass(frozen=True)
+class GoodOrBad(Occupant):
+    """Credit: `label_E` is 1 for good answers, −1 for bad ones; `other_E` says that another prompt was there."""
+
+    threshold: float = 0.5
+    gives = ("label_E", "other_E")
+    witness = {"threshold": 2.0}
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        groups, judged_E = batch.level("E", "G"), batch.judged_E
+        varied_G = batch.gather(batch.reward_E, "E", groups, "std", where=judged_E) > 0
+        mean_G = batch.gather(batch.reward_E, "E", groups, "mean", where=judged_E)
+        # A reward that is exactly `threshold` is good, and so is one above the mean.
+        good_E = torch.where(
+            groups.spread(varied_G), batch.reward_E > groups.spread(mean_G), batch.reward_E >= self.threshold
+        )
+        label_E = torch.where(good_E, 1, -1) * (batch.learn_E & ~torch.isnan(batch.reward_E))
+        lending_G = batch.gather(batch.learn_E & (batch.use_E == Use.LEARN), "E", groups, "any")
+        return {"label_E": label_E, "other_E": (lending_G.sum() > 1).expand(len(label_E))}
+
+
+@dataclass(frozen=True)
+class ProspectUtility(Occupant):
+    """λ_D σ(β (ρ − z)) of good answers, λ_U σ(β (z − ρ)) of bad ones."""
+
+    beta: float = 0.1
+    good_coef: float = 1.0
+    bad_coef: float = 1.0
+    takes = ("label_E", "other_E")
+    handles = frozenset({"expert"})
+    witness = {"beta": 0.5, "good_coef": 2.0, "bad_coef": 2.0}
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        now, ref = (need("logp", when="step", view="mismatched"), need("logp", "ref", view="mismatched"))
+        return (NOW, need("logp", "ref"), now, ref)
+
+    def implicit_E(self, batch: Batch, stats: Stats) -> Tensor:
+        return self.beta * summed(batch, stats.logp_N - batch.logp_ref_N)
+
+    def reference_point(self, batch: Batch, stats: Stats) -> Tensor:
+        """z; 0 where no answer could be put under another prompt. Answers apart are in no statistic."""
+        drift_E = summed(batch, stats.logp_mismatched_N - batch.logp_ref_mismatched_N)
+        counted_E = batch.other_E & batch.judged_E & answered_E(batch)
+        total = torch.where(counted_E, drift_E, torch.zeros_like(drift_E)).sum()
+        return stop(torch.relu(total / counted_E.sum().clamp(min=1)))
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        reward_E, z = self.implicit_E(batch, stats), self.reference_point(batch, stats)
+        good_E, live_E = batch.label_E > 0, answered_E(batch) & (batch.label_E != 0)
+        gap_E = reward_E - self.beta * z
+        value_E = torch.where(
+            good_E, self.good_coef * (torch.sigmoid(gap_E) - 1.0), self.bad_coef * (torch.sigmoid(-gap_E) - 1.0)
+        )
+        return [
+            Term("utility", value_E, live_E, at="E", additive=False),
+            Term("reference_point", z.expand(len(value_E)), live_E, coef=0.0, at="E", additive=False),
+        ]
+
+
+KTO = DPO.but(
+    name="kto",
+    paper="arXiv:2402.01306",
+    credit=GoodOrBad(),
+    objective=ProspectUtility(),
+    breaks={"equal_rewards": "A label needs no comparison: answers that are all good, or all bad, are learned from."},
+)

@@ -1,0 +1,123 @@
+"""VAPO (Yue et al. 2025, arXiv:2504.05118).
+
+    Â_t = GAE with λ_i = 1 − 1/(0.05 |o_i|) for the policy,      R̂_t = Σ_{s≥t} r_s (λ = 1) for the critic
+    J_π = mean_t min(r_t A_t, clip(r_t, 1−0.2, 1+0.28) A_t) + 0.1 · mean_{t of right answers} log π(o_t),  A = whiten(Â)
+
+Differs from PPO: the critic is trained alone first, on returns of the policy as it starts (value pre-training); its
+targets and the policy's advantages have a λ each (decoupled GAE); the policy's grows with the length of the answer, so
+that the errors of a fixed share of it are summed (length-adaptive GAE); higher upper clip; right answers are also
+imitated. An answer of at most 20 tokens has λ = 0: the critic alone says what a token was worth. Its group sampling is
+the run's `samples`. Checked against third-party notes on the paper with its equations and constants (α = 0.05,
+μ = 0.1, 16 samples of 512 prompts, actor 1e-6, critic 2e-6); no code of the authors was found. Confidence: notes.
+The paper trains the critic for 50 steps before some 5000 of the policy, here for 10; lr of the critic is the run's
+unless cast.critic.lr is set. Right is a reward above 0, so rewards must be right or wrong. Four updates a batch, as
+for dapo.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Status, minibatches
+from gruppo.methods.ppo import PPO
+from gruppo.pieces import advantage
+from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages.credit import token_reward
+from gruppo.stages.objective import ClippedSurrogate, ValueLoss
+from gruppo.stages.update import Passes
+
+
+def adaptive_lambda(length: Tensor, length_share: float) -> Tensor:
+    """λ = 1 − 1/(length_share · length), kept inside [0, 1]: Σ_k λ^k is then length_share · length."""
+    return torch.clamp(1.0 - 1.0 / (length_share * length.clamp(min=1)), 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class LengthAdaptiveGae(Occupant):
+    """Two generalised advantages: the policy's with λ = 1 − 1/(length_share · length), whitened, and the critic's
+    target with lam_value. `right_N` marks the tokens of right answers."""
+
+    gamma: float = 1.0
+    length_share: float = 0.05
+    lam_value: float = 1.0
+    gives = ("adv_N", "ret_N", "right_N")
+    witness = {"gamma": 0.5, "length_share": 2.0, "lam_value": 0.3}
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("value", "critic"),)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        rows = batch.time_order("N")
+        mine = rows[batch.sampled_N[rows]]  # the policy's decisions in time: given tokens are no steps
+        episode, value = batch.episode_N[mine], batch.value_critic_N[mine]
+        reward = token_reward(batch, mine, 0.0)
+        open_E = batch.status_E == Status.OPEN
+        tail = value * open_E.to(value.dtype)[episode]  # an open episode goes on from its last value
+        adv, _ = advantage.gae(reward, value, episode, self.gamma, self.lam_E(batch)[episode], tail)
+        _, ret = advantage.gae(reward, value, episode, self.gamma, self.lam_value, tail)
+        known = (batch.judged_E | open_E)[episode]
+        zero = torch.zeros_like(batch.value_critic_N)
+        right_E = batch.judged_E & (batch.reward_E > 0)
+        return {
+            "adv_N": zero.index_copy(0, mine, advantage.whiten(adv, known)),
+            "ret_N": zero.index_copy(0, mine, torch.where(known, ret, zero[:1])),
+            "right_N": batch.spread(right_E, "E", "N").to(zero.dtype),
+        }
+
+    def lam_E(self, batch: Batch) -> Tensor:
+        """The policy's λ of each episode, by the number of its own decisions."""
+        length_E = batch.gather(batch.sampled_N, "N", "E", "count")
+        return adaptive_lambda(length_E.to(batch.weight_N.dtype), self.length_share)
+
+
+@dataclass(frozen=True)
+class ImitateRight(Occupant):
+    """+nll_coef · mean log π over the tokens of right answers; 0 when there is none."""
+
+    nll_coef: float = 0.1
+    takes = ("right_N",)
+    expects = ("binary_reward",)
+    witness = {"nll_coef": 0.5}
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", when="step"),)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        right_N = batch.policy_N & (batch.right_N > 0)
+        return [Term("imitation", stats.logp_N, right_N, "token", coef=self.nll_coef)]
+
+
+@dataclass(frozen=True)
+class CriticFirst(Passes):
+    """Passes; in the first `warmup` steps every trained role but the policy takes them, and the policy stays as it is.
+    Without another role to train there is no warm-up."""
+
+    warmup: int = 10
+    witness = {"epochs": 2, "minibatches": [2, 3], "warmup": 0}
+
+    def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
+        others = [role for role in learner.trained if role != "policy"]
+        roles = others if others and ctx.step < self.warmup else learner.trained
+        for epoch in range(self.epochs):
+            for part in minibatches(batch, self.minibatches, ctx.seed, ctx.step, epoch):
+                for role in roles:
+                    learner.step(role, part)
+
+
+VAPO = PPO.but(
+    name="vapo",
+    paper="arXiv:2504.05118",
+    credit=LengthAdaptiveGae(gamma=1.0, length_share=0.05, lam_value=1.0),
+    objective={
+        "policy": ClippedSurrogate(clip_low=0.2, clip_high=0.28, mean="token"),
+        "critic": ValueLoss(clip_value=0.5),
+    },
+    penalties=ImitateRight(nll_coef=0.1),
+    update=CriticFirst(epochs=1, minibatches=4, warmup=10),
+    breaks={
+        "equal_rewards": "The advantage is against the critic's guess, which may be wrong where all rewards are equal.",
+        "roles": "In the first steps the critic is trained alone: the policy, although trained later, stays as it is.",
+    },
+)

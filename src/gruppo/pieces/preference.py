@@ -1,0 +1,17 @@
+"""What one answer above another is worth, to be maximised."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+
+def bradley_terry(gap: Tensor, smoothing: float = 0.0) -> Tensor:
+    """(1 − ε) log σ(gap) + ε log σ(−gap): the log-likelihood of a preference that is wrong with probability ε."""
+    right = logsigmoid(gap)
+    return (1.0 - smoothing) * right + smoothing * logsigmoid(-gap) if smoothing else right
+
+
+def log_odds(logp: Tensor, least: float = 1e-6) -> Tensor:
+    """log p/(1 − p) of log p, which is kept below −`least`: at p = 1 there is no number, and no gradient beyond."""
+    logp = torch.clamp(logp, max=-least)
+    return logp - torch.log(-torch.expm1(logp))

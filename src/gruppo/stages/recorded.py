@@ -1,0 +1,129 @@
+"""Learning from answers that are given: a rollout that reads them, a selection of good ones, and their likelihood.
+
+Answers of a file are written by an `expert`, not by the policy, and the masks go by who wrote a token. `answer_N` are
+the tokens that these occupants learn: the policy's own and the experts'.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, Note, Source, Status, Use, single_turn
+from gruppo.stages.context import Ask, Context, Prompt
+from gruppo.stages.objective import NOW
+from gruppo.stages.occupant import Occupant
+from gruppo.stages.readouts import Need, Stats
+from gruppo.stages.rollout import episode_uid, prompt_source, sampling_for
+from gruppo.stages.terms import Term
+from gruppo.tasks.recorded import NO_ANSWER, Answer, recorded
+
+
+def answer_N(batch: Batch) -> Tensor:
+    """Tokens that the policy or an expert wrote, in episodes to learn from, that selection kept."""
+    wrote_N = (batch.source_N == Source.POLICY) | (batch.source_N == Source.EXPERT)
+    return wrote_N & batch.spread(batch.learn_E, "E", "N") & batch.keep_N
+
+
+@dataclass(frozen=True)
+class Recorded(Occupant):
+    """The answers that stand in the tasks, without an engine: at most `samples` a prompt, from both ends.
+
+    Each ends in eos, as a sampled one does; one longer than `max_tokens` is cut there and is `truncated`. An answer
+    that has a reward keeps it; the others are judged by the scorer.
+    """
+
+    makes = frozenset({"expert"})
+
+    async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
+        out: list[Episode] = []
+        for place, prompt in enumerate(prompts):
+            answers = recorded(prompt.ask.task)
+            if not answers:
+                raise ValueError(NO_ANSWER.format(prompt.ask.task.uid))
+            for i, answer in enumerate(from_both_ends(answers, prompt.samples)):
+                out.append(self.episode(ctx, prompt, episode_uid(ctx, prompt, place, i), answer))
+        return out
+
+    def episode(self, ctx: Context, prompt: Prompt, uid: int, answer: Answer) -> Episode:
+        most = sampling_for(ctx, prompt.ask).max_tokens
+        ids = np.concatenate([ctx.tokenizer.encode(answer.text), [ctx.tokenizer.eos]]).astype(np.int64)
+        whole = len(ids) <= most
+        ids = ids[:most]
+        given = [prompt.ids[a:b] for a, b, _ in prompt.given]
+        return single_turn(
+            uid,
+            prompt.ask.task.uid,
+            prompt.group,
+            prompt.ids,
+            ids,
+            np.full(len(ids), np.nan, np.float32),
+            -1,
+            source=Source.EXPERT,
+            prompt_source=prompt_source(prompt) if prompt.given else None,
+            train_as=prompt.train_as,
+            status=Status.OK if whole else Status.TRUNCATED,
+            reward={"task": answer.reward} if isfinite(answer.reward) else {},
+            text=ctx.tokenizer.decode(np.concatenate([*given, ids])),
+            notes={k: Note(np.array([v], np.float32)) for k, v in prompt.ask.notes.items()},
+            step=ctx.step,
+        )
+
+
+def from_both_ends(answers: Sequence[Answer], most: int) -> list[Answer]:
+    """All, as they come; of more than `most` the best, the worst, the second best and so on."""
+    if len(answers) <= most:
+        return list(answers)
+    ranked = sorted(answers, key=lambda a: -a.reward if isfinite(a.reward) else 0.0)
+    return [ranked[i // 2] if i % 2 == 0 else ranked[-1 - i // 2] for i in range(most)]
+
+
+@dataclass(frozen=True)
+class Accepted(Occupant):
+    """Keep answers with a reward of at least `threshold`, each text once a group, at most the `most` best (0: all)."""
+
+    threshold: float = 1.0
+    most: int = 0
+    witness = {"threshold": 2.0, "most": 1}
+
+    def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
+        asleep = [e.use not in (Use.LEARN, Use.APART) for e in episodes]
+        good = [i for i, e in enumerate(episodes) if not asleep[i] and e.status.judged and e.total >= self.threshold]
+        if self.most:
+            luck = ctx.uniform("accepted", torch.tensor([e.uid for e in episodes])).tolist()
+            good.sort(key=lambda i: (-episodes[i].total, luck[i]))
+        keep, seen = asleep, dict[str, set[Any]]()
+        for i in good:
+            mine = seen.setdefault(episodes[i].group, set())
+            words = tuple(s.ids[s.prompt_len :].tobytes() for s in episodes[i].sequences)
+            if words not in mine and not (self.most and len(mine) >= self.most):
+                mine.add(words)
+                keep[i] = True
+        return keep, []
+
+
+@dataclass(frozen=True)
+class Alike(Occupant):
+    """No credit: all tokens that selection kept count alike."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Likelihood(Occupant):
+    """mean_t log π(o_t) over the answers' tokens, whoever wrote them."""
+
+    mean: Any = "token"
+    handles = frozenset({"expert"})
+    witness = {"mean": ["sequence", "episode_sum"]}
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (NOW,)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        return [Term("likelihood", batch.weight_N * stats.logp_N, answer_N(batch), self.mean)]

@@ -1,0 +1,136 @@
+"""From the settings of a task to its task set: a file, a dataset, a gym, a built-in family, or a make of one's own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any, overload
+
+from gruppo.tasks.base import Family, Scorer, Task, TaskSet
+from gruppo.tasks.build import scorer_of
+from gruppo.tasks.files import is_data
+from gruppo.tasks.imports import is_path, load_object, nearest
+from gruppo.tasks.settings import TaskConfig, plain, refuse_unused
+from gruppo.tasks.template import compiled
+
+GENERATED = ("level", "seed", "train_size")
+KINDS = {"hf": "gruppo.tasks.hub", "gym": "gruppo.tasks.gym"}
+OTHER_DATA = (".csv", ".tsv", ".json", ".parquet", ".arrow")
+
+
+def load(settings: TaskConfig, held_out_size: int = 1_000) -> TaskSet:
+    """The task set that the settings describe. A ValueError says what is wrong with them."""
+    if settings.train_size < 0:
+        raise ValueError(f"train_size={settings.train_size}: the split would be empty. Give at least 1, or 0 for all.")
+    name, kind = settings.name, settings.name.partition(":")[0]
+    if is_data(name) or name == "humaneval":
+        return import_module("gruppo.tasks.files" if is_data(name) else "gruppo.tasks.humaneval").load(settings)
+    if kind in KINDS and ":" in name:
+        made = import_module(KINDS[kind]).load(settings, *([held_out_size] if kind == "gym" else []))
+        return made if kind == "hf" else _worded(made, settings)
+    _refuse_other_data(name)
+    made = _own(settings, held_out_size) if is_path(name) else _built_in(settings, held_out_size)
+    return _worded(_judged(made, settings), settings)
+
+
+def short_name(name: str) -> str:
+    """A word for a task, for folders: gsm8k of hf:openai/gsm8k, countdown of gym:countdown, mine of ./mine.py:make."""
+    kind, _, rest = name.partition(":")
+    return Path(rest if kind in KINDS and rest else kind).stem or "task"
+
+
+def _refuse_other_data(name: str) -> None:
+    if name.endswith(OTHER_DATA) or (is_path(name) and Path(name).is_dir()):
+        raise ValueError(
+            f"task={name}: only JSONL files are read without further ado, so there are no tasks. Write task=hf:{name}"
+        )
+    kind, colon, rest = name.partition(":")
+    near = nearest(kind, KINDS) if colon and not kind.endswith(".py") else ""
+    if near or (colon and "/" in rest and not kind.endswith(".py")):
+        raise ValueError(
+            f"task={name}: {kind!r} is no kind of data, so there are no tasks.{near} Write hf:NAME for a Hugging Face "
+            "dataset, gym:NAME for reasoning-gym, or ./file.py:make for your own."
+        )
+
+
+def _built_in(settings: TaskConfig, held_out_size: int) -> TaskSet:
+    from gruppo.tasks import family
+
+    found = family(settings.name)
+    refuse_unused(settings, GENERATED)
+    return found.task_set(settings.level or None, settings.seed, settings.train_size or 20_000, held_out_size)
+
+
+def _own(settings: TaskConfig, held_out_size: int) -> TaskSet:
+    """What `./file.py:make` returns, called with the options and with the settings that were given."""
+    refuse_unused(settings, (*GENERATED, "options"))
+    level = int(settings.level) if settings.level.isdecimal() else settings.level
+    given = {"level": level, "seed": settings.seed, "train_size": settings.train_size}
+    arguments = {k: v for k, v in given.items() if v} | plain(settings.options)
+    arguments |= {"held_out_size": held_out_size} if held_out_size != 1_000 else {}
+    make = load_object(settings.name)
+    if callable(make) and not isinstance(make, Family):
+        _refuse_misfit(settings.name, make, arguments)
+    made = make(**arguments) if callable(make) else make
+    if isinstance(made, Family):
+        made = made.task_set(**arguments)
+    if not isinstance(made, TaskSet):
+        raise ValueError(
+            f"task={settings.name!r} gave {type(made).__name__} and not a TaskSet, so there is nothing to train on. "
+            "Return gruppo.tasks.TaskSet(name, train, held_out, scorer, max_tokens)."
+        )
+    return made
+
+
+def _refuse_misfit(path: str, make: Any, arguments: Mapping[str, Any]) -> None:
+    try:
+        signature(make).bind(**arguments)
+    except TypeError as error:
+        given = ", ".join(f"{k}={v!r}" for k, v in arguments.items()) or "nothing"
+        raise ValueError(
+            f"task={path!r} cannot be called with {given} ({error}), so there are no tasks. Give it these "
+            "parameters, or leave the settings out."
+        ) from None
+
+
+def _judged(made: TaskSet, settings: TaskConfig) -> TaskSet:
+    """With the scorer and the arguments of the settings, if there are any."""
+    if settings.reward:
+        return replace(made, scorer=scorer_of(settings.reward, settings))
+    if not settings.args:
+        return made
+    before = made.scorer.args if isinstance(made.scorer, Scorer) else {}
+    return replace(made, scorer=Scorer(str(made.scorer), {**before, **plain(settings.args)}))
+
+
+def _worded(made: TaskSet, settings: TaskConfig) -> TaskSet:
+    if not settings.template and not settings.system:
+        return made
+    train, held_out = (Worded(split, settings.template, settings.system) for split in (made.train, made.held_out))
+    train[0]  # a template that names a strange field is refused here, not in the first step
+    return replace(made, train=train, held_out=held_out)
+
+
+@dataclass(frozen=True)
+class Worded(Sequence[Task]):
+    """A split in other words: a template over `prompt` and the fields of `meta`, and a system prompt."""
+
+    tasks: Sequence[Task]
+    template: str
+    system: str
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        task = self.tasks[index]
+        known = {**task.meta, "level": task.level, "prompt": task.prompt}
+        prompt = compiled(self.template, tuple(known), task.source)(known) if self.template else task.prompt
+        return replace(task, prompt=prompt, system=self.system or task.system)

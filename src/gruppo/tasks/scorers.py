@@ -1,0 +1,236 @@
+"""Scorers that a task can name: `task.reward=numeric`, with arguments `task.args.tolerance=0.01`.
+
+A wrong answer is 0. What cannot be judged (a reference that is no number, a library that breaks) raises, which
+is a failure and never 0. They live in the judge's worker process; the libraries that they need are imported there
+and only when asked for.
+"""
+
+import json
+import logging
+import re
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gruppo.tasks.base import Task
+from gruppo.tasks.extract import boxed, number, way, whole
+from gruppo.tasks.imports import library
+
+# name: import path, and whether the row must have an answer
+SCORERS = {
+    "exact": ("gruppo.tasks.scorers:Exact", True),
+    "numeric": ("gruppo.tasks.scorers:Numeric", True),
+    "math": ("gruppo.tasks.scorers:Math", True),
+    "regex": ("gruppo.tasks.scorers:Regex", False),
+    "json_schema": ("gruppo.tasks.scorers:JsonSchema", False),
+    "listed": ("gruppo.tasks.scorers:listed", False),
+}
+
+
+class Exact:
+    """1 if the answer is the reference, letter by letter; runs of spaces count as one.
+
+    `extract` says where the answer stands: auto, whole, tags, boxed, hashes.
+    """
+
+    def __init__(self, extract: str = "auto", ignore_case: bool = False) -> None:
+        self.find, self.ignore_case = way(extract), ignore_case
+
+    def plain(self, text: str) -> str:
+        words = " ".join(text.split())
+        return words.casefold() if self.ignore_case else words
+
+    def __call__(self, task: Task, text: str) -> float:
+        found = self.find(text)
+        return float(found is not None and self.plain(found) == self.plain(task.answer))
+
+
+class Numeric:
+    """1 if the last number of the answer equals the reference: 1,000 = 1e3 and 0.5 = 1/2, exactly.
+
+    |a − b| ≤ max(tolerance, relative · |b|). A percent sign is not read: 50% is 50.
+    """
+
+    def __init__(self, extract: str = "auto", tolerance: float = 0.0, relative: float = 0.0) -> None:
+        self.find = way(extract)
+        for name, value in (("tolerance", tolerance), ("relative", relative)):
+            if not value >= 0:
+                raise ValueError(f"{name}={value}: every answer would be wrong. Give a number, 0 or more.")
+        self.tolerance, self.relative = Fraction(str(tolerance)), Fraction(str(relative))
+
+    def __call__(self, task: Task, text: str) -> float:
+        wanted = reference(task.answer)
+        found = self.find(text)
+        given = None if found is None else number(found)
+        if given is None:
+            return 0.0
+        return float(abs(given - wanted) <= max(self.tolerance, self.relative * abs(wanted)))
+
+
+@lru_cache(maxsize=4096)
+def reference(answer: str) -> Fraction:
+    wanted = number(answer)
+    if wanted is None:
+        raise ValueError(
+            f"the reference {answer[:80]!r} has no number in it, so no answer can be compared with it. Use "
+            "task.reward=exact or math, or mend the row."
+        )
+    return wanted
+
+
+class Math:
+    r"""1 if math-verify finds the answer equal to the reference: 1/2 = 0.5 = \frac{2}{4}, sets, intervals, matrices.
+
+    Without tags, box or hashes math-verify looks itself: the last formula, else the last number; `extract="boxed"`
+    takes what stands in a box only. `precision` is the number of decimals that must agree.
+    """
+
+    def __init__(self, extract: str = "auto", precision: int = 6, strict: bool = True) -> None:
+        self.find = way(extract)
+        self.precision, self.strict = precision, strict
+        verify = library("math_verify", "task.reward=math compares formulas with it")
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limit is off
+        self.verify, self._parse = verify.verify, verify.parse
+        self.reference = lru_cache(maxsize=4096)(self._reference)
+
+    def parse(self, text: str) -> list[Any]:
+        # Its time limit is a signal; the judge's is a kill, which also ends what catches every exception.
+        return self._parse(text, parsing_timeout=None, raise_on_error=True)
+
+    def _reference(self, answer: str) -> list[Any]:
+        short = boxed(answer)
+        for text in (f"\\boxed{{{answer if short is None else short}}}", answer):
+            if found := self.parse(text):
+                return found
+        raise ValueError(
+            f"the reference {answer[:80]!r} is no formula that math-verify can read, so no answer can be compared "
+            "with it. Use task.reward=exact, or mend the row."
+        )
+
+    def __call__(self, task: Task, text: str) -> float:
+        wanted = self.reference(task.answer)
+        found = self.find(text)
+        if found is None:
+            return 0.0
+        # What was taken out of a box or tags is a formula, unless it says itself where its formula is.
+        bare = found != whole(text) and not any(mark in found for mark in ("$", "\\(", "\\[", "\\boxed"))
+        given = self.parse(f"\\boxed{{{found}}}" if bare else found)
+        same = self.verify(
+            wanted, given, float_rounding=self.precision, strict=self.strict, timeout_seconds=None, raise_on_error=True
+        )
+        return float(same)
+
+
+class Regex:
+    """1 if the pattern is found in the answer; with `full`, if it matches all of it.
+
+    A group named `answer` must also be the reference, in the last place where the pattern is found:
+    `Answer: (?P<answer>.+)`.
+    """
+
+    def __init__(self, pattern: str = "", full: bool = False, ignore_case: bool = False) -> None:
+        if not pattern:
+            raise ValueError(
+                "task.reward=regex without a pattern: every answer would be right. Give task.args.pattern='…'."
+            )
+        try:
+            self.pattern = re.compile(pattern, re.M | (re.I if ignore_case else 0))
+        except re.error as error:
+            raise ValueError(
+                f"task.args.pattern={pattern!r} is no regular expression ({error}), so nothing can be judged. Mend it; "
+                "a bracket that is meant as itself needs a backslash."
+            ) from None
+        self.full = full
+        self.compares = "answer" in self.pattern.groupindex
+
+    def __call__(self, task: Task, text: str) -> float:
+        said = text.strip()
+        found = [self.pattern.fullmatch(said)] if self.full else list(self.pattern.finditer(said))
+        last = found[-1] if found else None
+        if last is None or not self.compares:
+            return float(last is not None)
+        return float((last["answer"] or "").strip() == task.answer.strip())
+
+
+class JsonSchema:
+    """1 if the answer is JSON that the schema allows. It may stand between tags or in a ```json block.
+
+    `schema` is a file, or the schema itself as JSON text; `field` names a field of the row that holds it instead.
+    """
+
+    def __init__(self, schema: str = "", field: str = "", extract: str = "auto") -> None:
+        if bool(schema) == bool(field):
+            raise ValueError(
+                "task.reward=json_schema needs one of task.args.schema=./schema.json (or the schema as text) and "
+                f"task.args.field=NAME (a field of the row); got schema={schema!r}, field={field!r}, so nothing can "
+                "be judged."
+            )
+        self.library = library("jsonschema", "task.reward=json_schema checks answers with it")
+        self.find, self.field = way(extract), field
+        self.validators: dict[str, Any] = {}
+        self.fixed = self.validator(_read_schema(schema)) if schema else None
+
+    def validator(self, text: str) -> Any:
+        if text not in self.validators:
+            try:
+                schema = json.loads(text)
+                cls = self.library.validators.validator_for(schema, default=self.library.Draft202012Validator)
+                cls.check_schema(schema)
+            except (ValueError, AttributeError, TypeError, self.library.SchemaError) as error:
+                said = getattr(error, "message", error)
+                raise ValueError(
+                    f"{text[:80]!r} is no JSON schema ({said}), so nothing can be judged. Mend it, or name the file "
+                    "that holds it."
+                ) from None
+            # An empty registry: a reference to the network is an error, not a download.
+            registry = library("referencing", "jsonschema reads references with it").Registry()
+            self.validators[text] = cls(schema, registry=registry)
+        return self.validators[text]
+
+    def __call__(self, task: Task, text: str) -> float:
+        validator = self.fixed or self.validator(self._of_row(task))
+        found = self.find(text)
+        block = re.search(r"```(?:json)?\s*\n(.*?)```", found or "", re.S)
+        try:
+            value = json.loads(block[1] if block else found or "", parse_constant=_no_constant)
+        except (ValueError, RecursionError):
+            return 0.0
+        return float(validator.is_valid(value))
+
+    def _of_row(self, task: Task) -> str:
+        held = task.meta.get(self.field)
+        if held is None:
+            raise ValueError(
+                f"task {task.uid} has no field {self.field!r}, so there is no schema to judge its answers by. "
+                f"Its fields: {', '.join(task.meta) or 'none'}."
+            )
+        return held if isinstance(held, str) else json.dumps(held)
+
+
+def _read_schema(schema: str) -> str:
+    if schema.lstrip()[:1] in ("{", "t", "f") and not schema.endswith(".json"):
+        return schema
+    try:
+        return Path(schema).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"task.args.schema={schema!r} cannot be read ({error}), so nothing can be judged. Name a file, or write "
+            "the schema itself as JSON."
+        ) from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def listed(task: Task, text: str) -> float:
+    """The reward of the listed answer that the text is (`meta["answers"]`, of a preference row for example), else 0."""
+    answers = task.meta.get("answers")
+    if not answers:
+        raise ValueError(
+            f"task {task.uid} lists no answers, so none can be compared with them. Use task.reward=listed with "
+            "preference rows, and exact, numeric or math with answers."
+        )
+    said = text.strip()
+    return max((float(a.get("reward", 1.0)) for a in answers if str(a["text"]).strip() == said), default=0.0)

@@ -1,0 +1,244 @@
+"""Many runs of `gruppo train`, each in a process of its own, some at a time; what is finished is not done again.
+
+A run that dies takes no other with it. Ctrl-C once lets the running steps end and be saved; twice stops at once. Either
+way the same call goes on where it stopped.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from gruppo.train.compare import finished
+from gruppo.train.config import RunConfig
+from gruppo.train.folder import RunFolder
+from gruppo.train.trainer import Interrupt
+
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from gruppo.cli import main; sys.exit(main())"
+_LOOK = 0.2  # seconds between two looks at the processes
+_PATIENCE = 10.0  # seconds that a process has to end after it was told to
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """One run: who, which seed, where, and what is typed after `gruppo train`."""
+
+    entrant: str
+    config: RunConfig
+    typed: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        return Path(self.config.save.folder) / self.config.save.name
+
+    @property
+    def name(self) -> str:
+        return f"{self.entrant}, seed {self.config.seed}"
+
+    @property
+    def log(self) -> Path:
+        return self.path.with_suffix(".log")
+
+    def steps_done(self) -> int:
+        with suppress(OSError):
+            return max(RunFolder(self.path)["metrics.jsonl"].read_bytes().count(b"\n") - 1, 0)  # row 0: before step 1
+        return 0
+
+    def words(self) -> list[str]:
+        """The command that makes the run, or goes on with it."""
+        begun = RunFolder(self.path)["config.toml"].is_file()
+        return ["train", *(("--resume", str(self.path)) if begun else self.typed), "--json"]
+
+
+def refuse_other_settings(planned: Sequence[Planned], folder: Path) -> None:
+    """Runs that are there already must be what is asked for now, but for where they stand."""
+    wrong: dict[str, list[str]] = {}
+    for run in planned:
+        if not RunFolder(run.path)["config.toml"].is_file():
+            continue
+        for change in RunFolder(run.path).changes_to(run.config):
+            if not change.startswith(("save.", "threads")):
+                wrong.setdefault(change, []).append(f"{run.path}")
+    if wrong:
+        listed = "\n".join(f"  {change}   ({runs[0]}{' …' if len(runs) > 1 else ''})" for change, runs in wrong.items())
+        raise ValueError(
+            f"{folder} holds runs with other settings, so their numbers could not stand in one table:\n{listed}\n"
+            "Take these settings back to go on with it, or choose another save.name to begin anew."
+        )
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[tuple[int, ...]]:
+    """A lock on the folder, which the runs share: it stands until the last of them has ended, whatever ended us."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield ()
+        return
+    with (folder / ".lock").open("w") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"another comparison, or a run of one that was killed, is at work in {folder}: two would mix. Wait for "
+                "it, or choose another save.name."
+            ) from None
+        yield (f.fileno(),)
+
+
+class Board:
+    """Progress of all runs together: bars on a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, planned: Sequence[Planned], quiet: bool) -> None:
+        self.planned, self.quiet = planned, quiet
+        self.console = Console(highlight=False)
+        self.total = sum(p.config.steps for p in planned)
+        self.first, self._begun, self._next = self.done, time.perf_counter(), 0.0
+        self.bars: Progress | None = None
+        self._bar: dict[str, TaskID] = {}
+
+    @property
+    def done(self) -> int:
+        return sum(min(p.steps_done(), p.config.steps) for p in self.planned)
+
+    def __enter__(self) -> "Board":
+        if self.console.is_terminal and not self.quiet:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self.bars = Progress(*columns, console=self.console)
+            self._bar[""] = self.bars.add_task("all steps", total=self.total, completed=self.first)
+            self.bars.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, markup=False, soft_wrap=True)
+            sys.stdout.flush()
+
+    def look(self, running: Sequence[Planned]) -> None:
+        if self.bars is not None:
+            self._draw(self.bars, running)
+        elif not self.quiet and time.perf_counter() >= self._next:
+            self._next = time.perf_counter() + max(5.0, (time.perf_counter() - self._begun) / 20)
+            self.say(self._line(running))
+
+    def _draw(self, bars: Progress, running: Sequence[Planned]) -> None:
+        bars.update(self._bar[""], completed=self.done)
+        for run in running:
+            if run.name not in self._bar:
+                self._bar[run.name] = bars.add_task(run.name, total=run.config.steps)
+            bars.update(self._bar[run.name], completed=run.steps_done())
+        for name in set(self._bar) - {"", *(r.name for r in running)}:
+            bars.remove_task(self._bar.pop(name))
+
+    def _line(self, running: Sequence[Planned]) -> str:
+        done = self.done
+        spent = time.perf_counter() - self._begun
+        left = f"{spent / (done - self.first) * (self.total - done):.0f} s" if done > self.first else "not known yet"
+        at = "; ".join(f"{r.name}: step {r.steps_done()}/{r.config.steps}" for r in running)
+        return f"steps {done}/{self.total}  left {left}  {at}"
+
+
+def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool = False) -> dict[str, str]:
+    """Makes all runs that are not finished; {run: why} of those that failed, which hold up nobody."""
+    todo = [p for p in planned if not finished(p.path)]
+    failed: dict[str, str] = {}
+    running: dict[Planned, subprocess.Popen[bytes]] = {}
+    with alone(folder) as lock, Board(planned, quiet) as board, Interrupt() as interrupt:
+        if len(todo) < len(planned):
+            board.say(f"{len(planned) - len(todo)} of {len(planned)} runs are finished already in {folder}")
+        told = False
+        try:
+            while running or (todo and not interrupt.asked):
+                while todo and len(running) < jobs and not interrupt.asked:
+                    running[todo[0]] = _started(todo[0], jobs, lock)
+                    todo.pop(0)
+                if interrupt.asked and not told:
+                    told = _tell(running)
+                for run in [r for r, process in running.items() if process.poll() is not None]:
+                    _settle(run, running.pop(run).returncode, interrupt.asked, failed, board)
+                board.look(list(running))
+                time.sleep(_LOOK)
+        finally:
+            _end(running)
+    return failed
+
+
+def _started(run: Planned, jobs: int, lock: tuple[int, ...]) -> "subprocess.Popen[bytes]":
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-c", _BOOT, json.dumps([os.path.abspath(p) for p in sys.path]), *run.words()]
+    with run.log.open("wb") as log:
+        # A session of its own: Ctrl-C reaches us only, and we decide.
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **_threads(run, jobs)},
+            start_new_session=True,
+            pass_fds=lock,
+        )
+
+
+def _threads(run: Planned, jobs: int) -> dict[str, str]:
+    """The cores shared out among the jobs; a run that goes on has as many threads as it began with."""
+    begun = RunFolder(run.path)["environment.json"]
+    if begun.is_file():
+        return {"OMP_NUM_THREADS": str(json.loads(begun.read_text())["threads"])}
+    if jobs == 1 or "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // jobs, 1))}
+
+
+def _settle(run: Planned, code: int, stopping: bool, failed: dict[str, str], board: Board) -> None:
+    """What has become of a run that ended."""
+    if finished(run.path):
+        summary = json.loads(RunFolder(run.path)["summary.json"].read_text())
+        board.say(
+            f"{run.name}: held-out accuracy {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}, "
+            f"{summary['seconds']:.0f} s"
+        )
+        run.log.unlink(missing_ok=True)
+    elif not stopping:
+        failed[run.name] = f"{_last_words(run.log, code)} (all of it: {run.log})"
+        board.say(f"{run.name} failed, the others go on: {failed[run.name]}")
+
+
+def _last_words(log: Path, code: int) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    ours = next((line for line in lines if line.startswith("gruppo: ")), None)
+    return (ours or (lines[-1] if lines else f"exit code {code}")).removeprefix("gruppo: ")
+
+
+def _tell(running: "dict[Planned, subprocess.Popen[bytes]]") -> bool:
+    for process in running.values():
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+    return True
+
+
+def _end(running: "dict[Planned, subprocess.Popen[bytes]]") -> None:
+    """After an error or a second Ctrl-C: told to stop at once, then made to."""
+    _tell(running)
+    _tell(running)
+    until = time.monotonic() + _PATIENCE
+    for process in running.values():
+        try:
+            process.wait(max(until - time.monotonic(), 0.01))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,265 @@
+"""Estimates and intervals, pure functions: what a mean, a difference and a try of k answers are worth.
+
+Intervals are two-sided at `level`. The unit is what was drawn independently: a prompt (with all its answers) in an
+evaluation, a seed in a comparison. Several answers to one prompt are one unit, so they never make an interval narrower
+than the prompts allow.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import mpmath
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Reals = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# ---- Student's t ---------------------------------------------------------------------------------
+
+
+def t_cdf(t: float, df: float) -> float:
+    """P(T <= t) = 1 - I_x(df/2, 1/2) / 2 for t >= 0, with x = df / (df + t²) and I the regularised beta function."""
+    if math.isinf(t):
+        return float(t > 0)
+    tail = mpmath.betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True) / 2
+    return float(1 - tail if t > 0 else tail)
+
+
+@lru_cache(maxsize=1024)
+def t_quantile(p: float, df: float) -> float:
+    """The t with P(T <= t) = p, by bisection: the function has no flat place and no second root."""
+    if not 0 < p < 1 or df <= 0:
+        raise ValueError(f"p={p}, df={df}: there is no such quantile. Use 0 < p < 1 and df > 0.")
+    if p < 0.5:
+        return -t_quantile(1 - p, df)
+    low, high = 0.0, 1.0
+    while t_cdf(high, df) < p:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_cdf(middle, df) < p else (low, middle)
+    return (low + high) / 2
+
+
+# ---- intervals -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interval:
+    mean: float
+    low: float  # NaN where one unit says nothing about the spread
+    high: float
+    n: int  # independent units
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]" if self.n > 1 else f"{self.mean:.3f}"
+
+
+def mean_interval(values: ArrayLike, level: float = 0.95) -> Interval:
+    """Student's t: mean ± t_{n-1} · s / √n. `values` has one number a unit, such as one a seed; NaN is left out."""
+    x = _known(values)
+    half = t_quantile((1 + level) / 2, len(x) - 1) * standard_error(x) if len(x) > 1 else math.nan
+    mean = float(x.mean())
+    return Interval(mean, mean - half, mean + half, len(x))
+
+
+def share_interval(values: ArrayLike, level: float = 0.95) -> Interval:
+    """For numbers in [0, 1] such as the share of right answers to each prompt: Wilson's interval (1927).
+
+        (p + t²/2m ± t √(p(1-p)/m + t²/4m²)) / (1 + t²/m),   m = p(1-p) / (s²/n),   t = t_{n-1}
+
+    m is the number of independent yes-no answers that would have the spread really seen (Korn and Graubard 1998), so
+    answers to one prompt count as much as they differ between prompts. Unlike mean ± t·s/√n it stays in [0, 1] and is
+    not empty when all answers are right; Brown, Cai and DasGupta (2001) measure the difference. Without any spread
+    each unit counts as one answer.
+    """
+    x = _known(values)
+    p = float(x.mean())
+    if len(x) < 2:
+        return Interval(p, math.nan, math.nan, len(x))
+    t, spread = t_quantile((1 + level) / 2, len(x) - 1), standard_error(x) ** 2
+    m = p * (1 - p) / spread if spread > 0 else float(len(x))
+    centre = (p + t * t / (2 * m)) / (1 + t * t / m)
+    half = t * math.sqrt(p * (1 - p) / m + t * t / (4 * m * m)) / (1 + t * t / m)
+    return Interval(p, max(min(centre - half, p), 0.0), min(max(centre + half, p), 1.0), len(x))  # rounding
+
+
+def score_interval(values: ArrayLike, level: float = 0.95) -> Interval:
+    """`share_interval` where all values are in [0, 1], else `mean_interval`."""
+    x = _known(values)
+    return (share_interval if x.min() >= 0 and x.max() <= 1 else mean_interval)(x, level)
+
+
+def standard_error(values: ArrayLike) -> float:
+    """s / √n; NaN for one value."""
+    x = _known(values)
+    return float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
+
+
+def _known(values: ArrayLike) -> Reals:
+    x = np.asarray(values, np.float64).ravel()
+    x = x[~np.isnan(x)]
+    if not len(x):
+        raise ValueError("there is no value to take a mean of: nothing was measured. Give at least one number.")
+    return x
+
+
+# ---- differences ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference(Interval):
+    """Of a - b, paired. `p` is two-sided, of "there is none"."""
+
+    p: float
+
+
+def paired(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Difference:
+    """The paired t-test: a_i and b_i share what their unit shares, such as a seed; that luck cancels in a_i - b_i.
+
+    Pairs with a NaN are left out; with fewer than two pairs nothing can be said, which is NaN. Differences that are
+    all 0 have p = 1; all equal and not 0, p = 0.
+    """
+    d = np.asarray(a, np.float64) - np.asarray(b, np.float64)
+    if np.isnan(d).all():
+        return Difference(math.nan, math.nan, math.nan, 0, p=math.nan)
+    i = mean_interval(d, level)
+    if i.n < 2:
+        return Difference(i.mean, i.low, i.high, i.n, p=math.nan)
+    error = standard_error(d)
+    t = abs(i.mean) / error if error > 0 else math.inf if i.mean else 0.0
+    return Difference(i.mean, i.low, i.high, i.n, p=2 * t_cdf(-t, i.n - 1))
+
+
+def non_inferior(a: ArrayLike, b: ArrayLike, margin: float, level: float = 0.95) -> bool:
+    """Whether a is not worse than b by `margin`: the one-sided lower bound of a - b at `level` is above -margin."""
+    if margin <= 0:
+        raise ValueError(f"margin={margin}: no number of seeds could show it. Use one above 0.")
+    return paired(a, b, level=2 * level - 1).low > -margin
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment (1979): the chance that any true "no difference" has a p below α is at most α.
+
+        p'_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)),   p_(1) <= … <= p_(m)
+
+    NaN (a test that could not be made) stays NaN and does not count in m.
+    """
+    known = sorted((x, i) for i, x in enumerate(p) if not math.isnan(x))
+    out, worst = [math.nan] * len(p), 0.0
+    for place, (x, i) in enumerate(known):
+        worst = max(worst, min(1.0, (len(known) - place) * x))
+        out[i] = worst
+    return out
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One of several differences, a - b, with its p adjusted for all of them."""
+
+    a: str
+    b: str
+    difference: Difference
+    p_holm: float
+
+    @property
+    def beyond_noise(self) -> bool:
+        return self.p_holm < 0.05  # NaN is not
+
+
+def pairwise(values: Mapping[str, ArrayLike]) -> list[Pair]:
+    """All differences between entrants, paired by unit: every entrant has one value a unit, in one order."""
+    names = list(itertools.combinations(values, 2))
+    found = [paired(values[a], values[b]) for a, b in names]
+    adjusted = holm([d.p for d in found])
+    return [Pair(a, b, d, p) for (a, b), d, p in zip(names, found, adjusted, strict=True)]
+
+
+# ---- k answers to one prompt ---------------------------------------------------------------------
+
+
+def pass_at_k(score_PS: ArrayLike, k: int) -> Reals:
+    """For each prompt the expected best score of k of its answers, without bias (Chen et al. 2021, arXiv:2107.03374).
+
+        Σ_i s_(i) C(i-1, k-1) / C(n, k),   s_(1) <= … <= s_(n);   for scores 0 and 1:  1 - C(n-c, k) / C(n, k)
+
+    that is the mean over all sets of k of the n answers. NaN is an answer that was not judged; a prompt with fewer
+    than k judged answers has NaN.
+    """
+    sorted_PS = np.sort(np.asarray(score_PS, np.float64), axis=1)  # NaN comes last
+    n_P = (~np.isnan(sorted_PS)).sum(1)
+    n_U, which_P = np.unique(n_P, return_inverse=True)
+    weight_US = np.array([_best_of(int(n), k, sorted_PS.shape[1]) for n in n_U])
+    return (weight_US[which_P] * np.nan_to_num(sorted_PS)).sum(1)
+
+
+@lru_cache(maxsize=4096)
+def _best_of(n: int, k: int, width: int) -> tuple[float, ...]:
+    """The chance of each place in the order to be the best of k drawn from n."""
+    if n < k:
+        return (math.nan,) * width
+    sets = math.comb(n, k)
+    return tuple(math.comb(i, k - 1) / sets if i < n else 0.0 for i in range(width))
+
+
+def maj_at_k(score_PS: ArrayLike, answer_PS: ArrayLike, k: int) -> Reals:
+    """For each prompt the expected score of the answer that most of k of its answers give.
+
+    The exact mean over all sets of k of the n answers; among answers that are equally frequent each wins with equal
+    chance. `answer_PS` holds numbers: equal answers of a prompt have equal ones. Equal answers that were scored
+    differently count with their mean. NaN scores as in `pass_at_k`.
+    """
+    scores, answers = np.asarray(score_PS, np.float64), np.asarray(answer_PS)
+    return np.array([_majority(s[~np.isnan(s)], a[~np.isnan(s)], k) for s, a in zip(scores, answers, strict=True)])
+
+
+def _majority(score_S: Reals, answer_S: Ints, k: int) -> float:
+    if len(score_S) < k:
+        return math.nan
+    _, which_S, size_C = np.unique(answer_S, return_inverse=True, return_counts=True)
+    score_C = np.bincount(which_S, score_S) / size_C
+    order = np.argsort(-size_C, kind="stable")
+    return float(np.dot(win_chances(tuple(size_C[order].tolist()), k), score_C[order]))
+
+
+@lru_cache(maxsize=65536)
+def win_chances(sizes: tuple[int, ...], k: int) -> tuple[float, ...]:
+    """The chance of each answer to win a vote of k, drawn without replacement; answer i is there `sizes[i]` times.
+
+    It wins with j votes if every other answer has at most j, and then with chance 1/(t+1) if t others have j too:
+
+        P(i) = Σ_j C(m_i, j) Σ_t W_j(k - j, t) / (t + 1) / C(n, k)
+
+    with W_j(r, t) the ways to draw r from the others, at most j of each, exactly t of them with j.
+    """
+    if k == sum(sizes):
+        first = max(sizes)
+        return tuple(float(m == first) / sizes.count(first) for m in sizes)
+    chance: dict[int, float] = {}
+    for size in set(sizes):
+        others = list(sizes)
+        others.remove(size)
+        ways = sum(math.comb(size, j) * _shared_ways(others, k - j, j) for j in range(1, min(size, k) + 1))
+        chance[size] = ways / math.comb(sum(sizes), k)
+    return tuple(chance[m] for m in sizes)
+
+
+def _shared_ways(others: Sequence[int], rest: int, top: int) -> float:
+    """Σ_t W_top(rest, t) / (t + 1), by adding one answer after the other to a table over (drawn, with `top`)."""
+    ways = np.zeros((rest + 1, rest // top + 1))
+    ways[0, 0] = 1.0
+    step = np.subtract.outer(np.arange(rest + 1), np.arange(rest + 1))  # from b drawn to a drawn
+    for size, times in Counter(others).items():
+        take = np.array([math.comb(size, i) if 0 <= i < top else 0 for i in range(-rest, rest + 1)], float)
+        fewer = take[step + rest]
+        for _ in range(times):
+            new = fewer @ ways
+            if top <= min(size, rest):
+                new[top:, 1:] += math.comb(size, top) * ways[:-top, :-1]
+            ways = new
+    return float((ways[rest] / np.arange(1, ways.shape[1] + 1)).sum())

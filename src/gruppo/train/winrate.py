@@ -1,0 +1,108 @@
+"""Is the trained policy preferred to the one it started from? For runs with pairs, beside their accuracy.
+
+win rate   each held-out prompt is answered by both policies under the same key; the answer with the higher task score
+           wins, and equal ones share the win. At the start it is 0.5: both are the same policy.
+preferred  share of held-out pairs of recorded answers that the implicit reward of the objective puts in the right
+           order, equal rewards counting one half. Against a reference it is 0.5 at the start, where all rewards are 0.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gruppo.data import pack
+from gruppo.stages import Ask, Stats
+from gruppo.stages.prompting import plain
+from gruppo.stages.recorded import Recorded
+from gruppo.stages.relations import PairUp
+from gruppo.tasks.recorded import recorded
+from gruppo.train import loop
+from gruppo.train.evaluate import Evaluation
+from gruppo.train.run import Run
+from gruppo.train.statistics import Interval, score_interval
+
+
+def scores(found: Evaluation) -> dict[str, float]:
+    """{key of the answer: its task score}, of the answers that were judged."""
+    return {str(e.uid): float(e.reward["task"]) for e in found.episodes if "task" in e.reward}
+
+
+def win_rate(before: Mapping[str, float], found: Evaluation) -> Interval | None:
+    """Of `found` against the scores `before`, over the answers that both have; a prompt is one unit."""
+    won: dict[str, list[float]] = {}
+    after = scores(found)
+    for e in found.episodes:
+        key = str(e.uid)
+        if key in before and key in after:
+            won.setdefault(e.group, []).append(0.5 + 0.5 * float(np.sign(after[key] - before[key])))
+    return score_interval(np.array([np.mean(x) for x in won.values()])) if won else None
+
+
+async def preferred(run: Run, prompts: int) -> Interval | None:
+    """Over held-out tasks whose recorded answers differ, the best against the worst; None where there is no such."""
+    objective = run.method.objectives["policy"]
+    if not hasattr(objective, "implicit_E"):
+        return None
+    ctx = loop.context(run, 0)
+    tasks = (run.tasks.held_out[i] for i in range(min(prompts, len(run.tasks.held_out))))
+    asked = [plain(ctx, Ask(task, ctx.samples))[0] for task in tasks if len(recorded(task)) > 1]
+    run.remember_tasks(asked)
+    episodes = loop.score(run, ctx, await Recorded()(ctx, asked))
+    batch = pack(episodes, dtype=run.batch_dtype, share=run.share).to(run.device)
+    batch = batch.with_columns(**PairUp()(ctx, batch))
+    if not batch.size("P"):
+        return None
+    stats = Stats()
+    for n in objective.needs(ctx):
+        if n.view == "as_trained":
+            read = loop.served(run, n.role, batch, [n])
+            stats.update(read)
+            batch = batch.with_columns(**read)
+    gap_P = batch.pairs.gap(objective.implicit_E(batch, stats)).cpu()
+    run.clock.take()  # the time of an evaluation is no part of a step
+    return score_interval(0.5 + 0.5 * np.sign(gap_P.double().numpy()))
+
+
+class Wins:
+    """The win rate and the accuracy of the implicit preference over a run; nothing for a run without pairs.
+
+    `facts` goes into the checkpoints, so that a resumed run compares with the same start.
+    """
+
+    def __init__(self, run: Run, prompts: int) -> None:
+        self.run, self.prompts = run, prompts
+        self.facts: dict[str, Any] = {}
+
+    def _pairs(self) -> bool:
+        objective, held_out = self.run.method.objectives["policy"], self.run.tasks.held_out
+        return hasattr(objective, "implicit_E") or (len(held_out) > 0 and "answers" in held_out[0].meta)
+
+    async def row(self, found: Evaluation) -> dict[str, float]:
+        """For the log, at every evaluation; the first one is the start."""
+        if not self._pairs():
+            return {}
+        self.facts.setdefault("scores", scores(found))
+        won, right = win_rate(self.facts["scores"], found), await preferred(self.run, self.prompts)
+        row = {} if won is None else {"win_rate": won.mean}
+        if right is not None:
+            row["held_out/preferred"] = right.mean
+            self.facts.setdefault("preferred_before", right.mean)
+            self.facts["preferred_after"] = right.mean
+        if won is not None:
+            self.facts |= {"win_rate": won.mean, "win_rate_low": won.low, "win_rate_high": won.high}
+        return row
+
+    def summary(self) -> dict[str, float]:
+        return {k: v for k, v in self.facts.items() if k != "scores"}
+
+
+def win_words(summary: Mapping[str, Any]) -> list[str]:
+    """A line for people, of a summary that has a win rate."""
+    if "win_rate" not in summary:
+        return []
+    low, high = summary["win_rate_low"], summary["win_rate_high"]
+    said = f"win rate against the start {summary['win_rate']:.3f} ({low:.3f} to {high:.3f})"
+    if "preferred_after" in summary:
+        said += f", held-out pairs preferred {summary['preferred_before']:.3f} → {summary['preferred_after']:.3f}"
+    return [said]

@@ -1,0 +1,420 @@
+"""Worked numbers of gspo, cispo, gmpo, sapo, vapo and the sampler's correction, and their edge cases.
+
+As in `test_golden_methods.py`: what is expected is computed by plain loops over lists, from the formula and its
+derivative by hand. The same two groups of three answers.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hand import Status, Use, answer, batch_of, by_episode, column, mean, objective
+from test_golden_methods import LENGTHS, LOGP, OLD, REF, REWARDS, B, T, close, group_advantages, hand_batch
+
+from gruppo.data import Source
+from gruppo.lab.world import World, random_episodes
+from gruppo.methods import method
+from gruppo.methods.cispo import ClippedWeight
+from gruppo.methods.gmpo import GeometricMean
+from gruppo.methods.gspo import SequenceClipped
+from gruppo.methods.sapo import SoftGate
+from gruppo.methods.vapo import CriticFirst, ImitateRight, LengthAdaptiveGae, adaptive_lambda
+from gruppo.pieces import divergence
+from gruppo.pieces.ratio import effective_share
+from gruppo.stages import Context, Stats
+from gruppo.stages.penalties import ReferenceKL
+from gruppo.stages.select import SamplerGate, TruncatedImportance
+
+LN2, LN3 = math.log(2.0), math.log(3.0)
+ADV = group_advantages(REWARDS)
+
+
+def answers(*columns: list[float]) -> list[tuple[list[float], ...]]:
+    """Columns of tokens, cut into answers."""
+    return list(zip(*(by_episode(c, LENGTHS) for c in columns), strict=True))
+
+
+# GSPO
+
+
+def test_gspo_card() -> None:
+    """Card B09 (verl compute_policy_loss_gspo): log-ratios .2, −.1, .05 → s = e^.05 = 1.0513 for all three tokens, and
+    the gradient of a token is s A / T. Without a clip, so that A = ±1/√2 and two answers, J = mean of s A."""
+    free = method("gspo").but(objective=SequenceClipped(clip_low=1.0, clip_high=1.0))
+    batch = batch_of([answer(0, "g", 3, 1.0), answer(1, "g", 1, 0.0)], logp_old_N=[-1.0, -1.0, -1.0, -2.0])
+    value, slope = objective(free, batch, logp_N=[-0.8, -1.1, -0.95, -2.0])
+    a, s = 0.5 / (math.sqrt(0.5) + 1e-6), 1.0512710963760241
+    close(value, (s * a - a) / 2)
+    close(slope["logp_N"], [s * a / 3 / 2] * 3 + [-a / 2])
+
+
+def test_gspo_clips_a_whole_answer() -> None:
+    """s = 1.0513 is above 1 + 4e-4: with A > 0 all three tokens lose their gradient, with A < 0 none does."""
+    for reward, clipped in ((1.0, True), (0.0, False)):
+        batch = batch_of([answer(0, "g", 3, reward), answer(1, "g", 1, 1 - reward)], logp_old_N=[-1.0] * 3 + [-2.0])
+        _, slope = objective(method("gspo"), batch, logp_N=[-0.8, -1.1, -0.95, -2.0])
+        assert [x == 0 for x in slope["logp_N"]] == [clipped] * 3 + [False]
+
+
+def test_gspo() -> None:
+    """GSPO (arXiv:2507.18071): 1/B Σ_i min(s A, clip(s, 1 ± .1) A), s = exp(mean l); ds/dlog π_t = s / T."""
+    value, slope, seen = 0.0, [], set()
+    for (lps, olds), a in zip(answers(LOGP, OLD), ADV, strict=True):
+        s = math.exp(mean([lp - old for lp, old in zip(lps, olds, strict=True)]))
+        bound = min(max(s, 0.9), 1.1)
+        free = s * a <= bound * a
+        value += min(s * a, bound * a) / B
+        slope += [s * a / len(lps) / B if free else 0.0] * len(lps)
+        seen.add((free, a > 0))
+    assert {free for free, _ in seen} == {up for _, up in seen} == {True, False}
+    gspo = method("gspo").but(objective=SequenceClipped(clip_low=0.1, clip_high=0.1))
+    got, slopes = objective(gspo, hand_batch(), logp_N=LOGP)
+    close(got, value)
+    close(slopes["logp_N"], slope)
+
+
+def test_gspo_counts_the_policys_kept_tokens_only() -> None:
+    """A dropped token, and one that somebody else wrote, is in neither the sum nor the length: s = e^.2."""
+    batch = batch_of([answer(0, "g", 3, 1.0), answer(1, "g", 1, 0.0)], logp_old_N=[-1.0] * 3 + [-2.0])
+    keep_N = torch.tensor([True, False, True, True])
+    source_N = batch.source_N.clone()
+    source_N[2] = Source.HINT
+    batch = batch.with_columns(keep_N=keep_N, source_N=source_N)
+    free = method("gspo").but(objective=SequenceClipped(clip_low=1.0, clip_high=1.0))
+    _, slope = objective(free, batch, logp_N=[-0.8, -9.0, -9.0, -2.0])
+    a = 0.5 / (math.sqrt(0.5) + 1e-6)
+    close(slope["logp_N"], [math.exp(0.2) * a / 2, 0.0, 0.0, -a / 2])
+
+
+# CISPO
+
+
+def test_cispo_card() -> None:
+    """Card B10 (verl compute_policy_loss_cispo): r = 3, ε_high = .28, A = 1: gradient 1.28 ∇ log π; PPO's is 0."""
+    batch = batch_of([answer(0, "g", 1, 1.0)], logp_old_N=[-1.0 - LN3], adv_N=[1.0])
+    for objective_of, want in ((ClippedWeight(1.0, 0.28), 1.28), (method("dapo").objective, 0.0)):
+        logp_N = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+        term = objective_of(Context(), batch, Stats(logp_N=logp_N))[0]
+        [slope] = torch.autograd.grad(term.total(term.weights(batch)), logp_N)
+        close(column(slope), [want])
+
+
+def test_cispo() -> None:
+    """CISPO (arXiv:2506.13585): token-mean sg(clip(r, .9, 1.2)) A log π; d/dlog π = clip(r) A / T."""
+    value, slope, sides = 0.0, [], set()
+    for (lps, olds), a in zip(answers(LOGP, OLD), ADV, strict=True):
+        for lp, old in zip(lps, olds, strict=True):
+            r = math.exp(lp - old)
+            w = min(max(r, 0.9), 1.2)
+            sides.add((r > w) - (r < w))
+            value += w * a * lp / T
+            slope.append(w * a / T)
+    assert sides == {-1, 0, 1}
+    got, slopes = objective(method("cispo").but(objective=ClippedWeight(0.1, 0.2)), hand_batch(), logp_N=LOGP)
+    close(got, value)
+    close(slopes["logp_N"], slope)
+
+
+def test_cispo_clips_from_above_only() -> None:
+    """The record: weights from 0 to 5. r = e^−6 stays, r = e^6 is 5."""
+    batch = batch_of([answer(0, "g", 1, 1.0), answer(1, "g", 1, 0.0)], logp_old_N=[-7.0, -1.0])
+    _, slope = objective(method("cispo"), batch, logp_N=[-1.0, -7.0])
+    a = 0.5 / (math.sqrt(0.5) + 1e-6)
+    close(slope["logp_N"], [5.0 * a / 2, -math.exp(-6.0) * a / 2])
+
+
+# GMPO
+
+
+def test_gmpo_by_hand() -> None:
+    """GMPO (arXiv:2507.20673), by hand: log-ratios 1, −1, .1 and A > 0 are clipped to .4, −1, .1: the mean is −1/6.
+
+    With A < 0 they are 1, −.4, .1, the mean is .7/3: a clip never helps."""
+    logp, old = [-1.0, -2.0, -0.9, -2.0], [-2.0, -1.0, -1.0, -2.0]
+    a = 0.5 / (math.sqrt(0.5) + 1e-6)
+    for reward, logs, free in ((1.0, [0.4, -1.0, 0.1], [0, 1, 1]), (0.0, [1.0, -0.4, 0.1], [1, 0, 1])):
+        batch = batch_of([answer(0, "g", 3, reward), answer(1, "g", 1, 1 - reward)], logp_old_N=old)
+        value, slope = objective(method("gmpo"), batch, logp_N=logp)
+        adv, s = (a, -a) if reward else (-a, a), math.exp(mean(logs))
+        close(value, (s * adv[0] + adv[1]) / 2)
+        close(slope["logp_N"], [s * adv[0] * f / 3 / 2 for f in free] + [adv[1] / 2])
+
+
+def test_gmpo() -> None:
+    """The same by loops over the two groups, with clips of e^−.3 and e^.35."""
+    value, slope, bound = 0.0, [], 0
+    for (lps, olds), a in zip(answers(LOGP, OLD), ADV, strict=True):
+        logs = [lp - old for lp, old in zip(lps, olds, strict=True)]
+        kept = [min(x, 0.35) if a > 0 else max(x, -0.3) for x in logs]
+        s = math.exp(mean(kept))
+        value += s * a / B
+        slope += [s * a / len(lps) / B if x == k else 0.0 for x, k in zip(logs, kept, strict=True)]
+        bound += sum(x != k for x, k in zip(logs, kept, strict=True))
+    assert bound >= 2
+    got, slopes = objective(method("gmpo").but(objective=GeometricMean(0.3, 0.35)), hand_batch(), logp_N=LOGP)
+    close(got, value)
+    close(slopes["logp_N"], slope)
+
+
+# SAPO
+
+
+def test_sapo_gate_by_hand() -> None:
+    """SAPO (arXiv:2511.20347), by hand: at r = 1 σ = ½, so f = 2/τ and the slope by log π is 1.
+
+    At r = 2 with τ = ln 3: σ = ¾, f = 3/ln 3, slope 4 · ¾ · ¼ · 2 = 1.5."""
+    for r, tau, value, slope in ((1.0, 1.0, 2.0, 1.0), (1.0, 1.05, 2 / 1.05, 1.0), (2.0, LN3, 3 / LN3, 1.5)):
+        batch = batch_of([answer(0, "g", 1, 1.0)], logp_old_N=[-1.0 - math.log(r)], adv_N=[1.0])
+        logp_N = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+        [term] = SoftGate(tau_pos=tau, tau_neg=9.0)(Context(), batch, Stats(logp_N=logp_N))
+        total = term.total(term.weights(batch))
+        close(float(total.detach()), value)
+        close(column(torch.autograd.grad(total, logp_N)[0]), [slope])
+
+
+def test_sapo() -> None:
+    """1/B Σ_i 1/T_i Σ_t 4/τ σ(τ(r − 1)) A, τ = 2 where A > 0, 3 where not; d/dlog π = 4σ(1 − σ) r A."""
+    value, slope = 0.0, []
+    for (lps, olds), a in zip(answers(LOGP, OLD), ADV, strict=True):
+        tau = 2.0 if a > 0 else 3.0
+        for lp, old in zip(lps, olds, strict=True):
+            r = math.exp(lp - old)
+            gate = 1.0 / (1.0 + math.exp(-tau * (r - 1)))
+            value += 4 / tau * gate * a / len(lps) / B
+            slope.append(4 * gate * (1 - gate) * r * a / len(lps) / B)
+    got, slopes = objective(method("sapo").but(objective=SoftGate(2.0, 3.0)), hand_batch(), logp_N=LOGP)
+    close(got, value)
+    close(slopes["logp_N"], slope)
+
+
+def test_sapo_refuses_a_temperature_of_zero() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        SoftGate(tau_neg=0.0)
+
+
+# VAPO
+
+
+def test_vapo_card() -> None:
+    """Card B12: l = 20 → λ = 0, 100 → .8, 1000 → .98; shorter answers are held at 0."""
+    lengths = torch.tensor([0.0, 1.0, 20.0, 100.0, 1000.0], dtype=torch.float64)
+    close(column(adaptive_lambda(lengths, 0.05)), [0.0, 0.0, 0.0, 0.8, 0.98])
+
+
+def vapo_credit(credit: LengthAdaptiveGae, *episodes: Any, values: list[float]) -> dict[str, list[float]]:
+    batch = batch_of(list(episodes), value_critic_N=values)
+    return {k: column(v) for k, v in credit(Context(), batch).items()}
+
+
+def test_vapo_decouples_the_two_lambdas() -> None:
+    """V = .2, .4, .6, reward 1 at the end (card B03). The critic's target is the return, 1, at every token.
+
+    The policy's λ: 3 tokens with length_share 1 → 1 − 1/3 = 2/3. δ = .2, .2, .4, so Â_3 = .4,
+    Â_2 = .2 + 2/3 · .4 = 7/15, Â_1 = .2 + 2/3 · 7/15 = 23/45; whitened: (x − m) / sqrt(var + 1e-8)."""
+    out = vapo_credit(LengthAdaptiveGae(length_share=1.0), answer(0, "g", 3, 1.0), values=[0.2, 0.4, 0.6])
+    close(out["ret_N"], [1.0, 1.0, 1.0])
+    raw = [23 / 45, 7 / 15, 0.4]
+    scale = math.sqrt(sum((x - mean(raw)) ** 2 for x in raw) / 2 + 1e-8)
+    close(out["adv_N"], [(x - mean(raw)) / scale for x in raw])
+
+
+def test_vapo_has_a_lambda_for_each_answer() -> None:
+    """Length_share 1: an answer of 2 tokens has λ = ½, one of 4 has ¾. Before whitening, V = 0: Â of the first token
+    is λ^(T−1) R: ½ and 27/64; so the whitened ones have these distances."""
+    two, four = answer(0, "g", 2, 1.0), answer(1, "g", 4, 1.0)
+    out = vapo_credit(LengthAdaptiveGae(length_share=1.0), two, four, values=[0.0] * 6)["adv_N"]
+    raw = [0.5, 1.0, 27 / 64, 9 / 16, 3 / 4, 1.0]
+    unit = (out[1] - out[0]) / (raw[1] - raw[0])
+    close([(x - out[0]) / unit for x in out], [x - raw[0] for x in raw])
+
+
+def test_vapo_marks_right_answers() -> None:
+    """Judged, and above 0. A failed answer, and one apart, is not right whatever reward it had."""
+    episodes = [answer(0, "g", 2, 1.0), answer(1, "g", 1, 0.0), answer(2, "g", 1, -1.0)]
+    episodes += [answer(3, "g", 1, 1.0, status=Status.ENV_ERROR), answer(4, "g", 1, 1.0, use=Use.APART)]
+    out = vapo_credit(LengthAdaptiveGae(), *episodes, values=[0.0] * 6)
+    assert out["right_N"] == [1, 1, 0, 0, 0, 0]
+
+
+def imitation(rewards: list[float]) -> tuple[float, list[float]]:
+    episodes = [answer(i, "g", n, r) for i, (n, r) in enumerate(zip((2, 3, 1), rewards, strict=True))]
+    batch = batch_of(episodes, value_critic_N=[0.0] * 6)
+    batch = batch.with_columns(**LengthAdaptiveGae()(Context(), batch))
+    logp_N = torch.tensor([-1.0, -2.0, -3.0, -1.0, -1.0, -0.5], dtype=torch.float64, requires_grad=True)
+    [term] = ImitateRight(nll_coef=0.1)(Context(), batch, Stats(logp_N=logp_N))
+    total = term.total(term.weights(batch))
+    return float(total.detach()), column(torch.autograd.grad(total, logp_N)[0])
+
+
+def test_vapo_imitates_right_answers() -> None:
+    """Card B12: μ Σ log π of right answers / their tokens: .1 · (−1 − 2 − .5) / 3; nothing when none is right."""
+    value, slope = imitation([1.0, 0.0, 1.0])
+    close(value, -0.35 / 3)
+    close(slope, [0.1 / 3, 0.1 / 3, 0, 0, 0, 0.1 / 3])
+    value, slope = imitation([0.0, 0.0, 0.0])
+    assert value == 0.0 and slope == [0.0] * 6
+
+
+def flat(world: World, role: str) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in world.models[role].parameters()])
+
+
+@pytest.mark.parametrize("step", [0, 2, 3])
+def test_vapo_trains_the_critic_alone_first(step: int) -> None:
+    """warmup = 3: at steps 0 to 2 only the critic moves, from step 3 on both do."""
+    vapo = method("vapo").but(update=CriticFirst(minibatches=2, warmup=3))
+    world = World(vapo, 0)
+    world.ctx.step = step
+    batch = world.prepared(world.packed(random_episodes(0)))
+    before = {role: flat(world, role) for role in ("policy", "critic")}
+    vapo.update(world.ctx, world.learner, batch)
+    moved = {role: not torch.equal(x, flat(world, role)) for role, x in before.items()}
+    assert moved == {"policy": step >= 3, "critic": True}
+
+
+def test_without_a_critic_there_is_no_warm_up() -> None:
+    grpo = method("grpo").but(update=CriticFirst(warmup=3))
+    world = World(grpo, 0)
+    before = flat(world, "policy")
+    grpo.update(world.ctx, world.learner, world.prepared(world.packed(random_episodes(0))))
+    assert not torch.equal(before, flat(world, "policy"))
+
+
+# TIS and its gates
+
+
+def corrected(occupant: Any, old: list[float], lengths: tuple[int, ...] = (3, 1), gen: Any = None) -> tuple[list, list]:
+    """(keep, weight); the sampler's log-probability is −1 everywhere unless told."""
+    batch = batch_of([answer(i, "g", n, float(i % 2)) for i, n in enumerate(lengths)], logp_old_N=old)
+    if gen is not None:
+        batch = batch.with_columns(logp_gen_N=torch.tensor(gen, dtype=torch.float64))
+    keep_N, weight_N = occupant.tokens(Context(), batch, Stats())
+    return column(keep_N), column(weight_N)
+
+
+THREE = [-1.0 + LN3, -1.0 - LN3, -1.0 + LN3, -1.0]  # ratios 3, 1/3, 3 of the first answer, 1 of the second
+
+
+def test_tis_card() -> None:
+    """Card B13 (verl rollout_corr_helper): log-ratio ln 3, C = 2 → w = 2; the product 3 of the sequence → 2 for all of
+    its tokens; the geometric mean 3^(1/3) is below the cap. Equal log-probabilities → exactly 1."""
+    close(corrected(TruncatedImportance(cap=2.0), THREE)[1], [2.0, 1 / 3, 2.0, 1.0])
+    close(corrected(TruncatedImportance(cap=2.0, level="sequence"), THREE)[1], [2.0, 2.0, 2.0, 1.0])
+    close(corrected(TruncatedImportance(cap=9.0, level="sequence"), THREE)[1], [3.0, 3.0, 3.0, 1.0])
+    close(corrected(TruncatedImportance(level="geometric"), THREE)[1], [3 ** (1 / 3)] * 3 + [1.0])
+    for level in ("token", "sequence", "geometric"):
+        assert corrected(TruncatedImportance(level=level), [-1.0] * 4)[1] == [1.0] * 4
+
+
+def test_tis_self_normalised() -> None:
+    """w = 2, 1/3, 2, 1: the mean is 4/3."""
+    close(corrected(TruncatedImportance(self_normalised=True), THREE)[1], [1.5, 0.25, 1.5, 0.75])
+
+
+def test_tis_without_the_samplers_log_probabilities() -> None:
+    """Missing ones weigh 1, and a sequence is made of those that are known: 3 · 3 = 9, and √9 = 3."""
+    nan = float("nan")
+    gen = [-1.0, nan, -1.0, nan]
+    close(corrected(TruncatedImportance(cap=9.0), THREE, gen=gen)[1], [3.0, 1.0, 3.0, 1.0])
+    close(corrected(TruncatedImportance(cap=9.0, level="sequence"), THREE, gen=gen)[1], [9.0, 9.0, 9.0, 1.0])
+    close(corrected(TruncatedImportance(cap=9.0, level="geometric"), THREE, gen=gen)[1], [3.0, 3.0, 3.0, 1.0])
+
+
+def test_a_gate_drops_what_leaves_the_band() -> None:
+    """Band ½ to 2: the first three tokens leave it; so does their product 3; their geometric mean 1.44 does not."""
+    assert corrected(SamplerGate(), THREE) == ([False, False, False, True], [1.0] * 4)
+    assert corrected(SamplerGate(level="sequence"), THREE)[0] == [False, False, False, True]
+    assert corrected(SamplerGate(level="geometric"), THREE)[0] == [True] * 4
+    narrow = SamplerGate(gate_low=0.999, gate_high=1.001, level="geometric")
+    assert corrected(narrow, [-1.0, -1.0, -1.0 + 0.006, -1.0005])[0] == [False, False, False, True]
+    assert corrected(SamplerGate(counted=True), THREE) == ([True] * 4, [0.0, 0.0, 0.0, 1.0])
+
+
+def test_a_gate_and_the_denominators() -> None:
+    """Dropped: the one answer that is left is the whole mean. Counted: it is one of two."""
+    batch = batch_of([answer(0, "g", 3, 1.0), answer(1, "g", 1, 0.0)], logp_old_N=THREE, logp_ref_N=THREE)
+    a = 0.5 / (math.sqrt(0.5) + 1e-6)
+    for counted, share in ((False, 1.0), (True, 0.5)):
+        grpo = method("grpo").but(select=SamplerGate(level="sequence", counted=counted), penalties=())
+        _, slope = objective(grpo, batch, logp_N=THREE)
+        close(slope["logp_N"], [0.0, 0.0, 0.0, -a * share])
+
+
+def test_no_gradient_flows_through_the_weight() -> None:
+    """GRPO with w = 2, 1/3, 2 and 1, on-policy: dJ/dlog π = w A / T / B and nothing else."""
+    batch = batch_of([answer(0, "g", 3, 1.0), answer(1, "g", 1, 0.0)], logp_old_N=THREE, logp_ref_N=THREE)
+    a = 0.5 / (math.sqrt(0.5) + 1e-6)
+    _, slope = objective(method("grpo_tis").but(penalties=()), batch, logp_N=THREE)
+    close(slope["logp_N"], [2 * a / 6, a / 18, 2 * a / 6, -a / 2])
+
+
+def test_effective_share() -> None:
+    """Card B13: (Σ w)² / (n Σ w²): w = 2, 1, 1 → 16 / 18; all alike → 1; rows outside do not matter."""
+    w = torch.tensor([2.0, 1.0, 1.0, 50.0], dtype=torch.float64)
+    inside = torch.tensor([True, True, True, False])
+    close(float(effective_share(w, inside)), 16 / 18)
+    close(float(effective_share(torch.ones(4, dtype=torch.float64), inside)), 1.0)
+    assert float(effective_share(w, torch.zeros(4, dtype=torch.bool))) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: TruncatedImportance(level="sequnce"), "sequence"),
+        (lambda: TruncatedImportance(cap=0.0), "weigh nothing"),
+        (lambda: SamplerGate(gate_low=2.0, gate_high=1.0), "no ratio would pass"),
+        (lambda: ReferenceKL(estimator="k4"), "k1, k2, k3, full"),
+    ],
+)
+def test_wrong_settings_are_refused(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+# KL to the reference
+
+
+def test_estimators() -> None:
+    """Card B04: π = .5, π_ref = .25: k1 = ln 2 = .69315, k2 = ½ ln² 2 = .24023, k3 = ½ − 1 + ln 2 = .19315."""
+    logp, ref = torch.tensor([math.log(0.5), math.log(0.25)], dtype=torch.float64)
+    close(float(divergence.k1(logp, ref)), LN2)
+    close(float(divergence.k2(logp, ref)), 0.5 * LN2**2)
+    close(float(divergence.k3(logp, ref)), LN2 - 0.5)
+
+
+def test_full_by_hand() -> None:
+    """π = (½, ½, 0), π_ref = (¼, ½, ¼): KL = ½ ln 2 + ½ ln 1 + 0; the token of probability 0 adds nothing."""
+    with np.errstate(divide="ignore"):
+        log_p, log_q = (torch.from_numpy(np.log(x)) for x in ([0.5, 0.5, 0.0], [0.25, 0.5, 0.25]))
+    close(float(divergence.full(log_p, log_q)), 0.5 * LN2)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "full"])
+def test_reference_kl_by_estimator(estimator: str) -> None:
+    """−β · mean over sequences of the mean over tokens of the estimate; `full` reads what the model says it is."""
+    beta, kl = 0.5, [0.3 + 0.1 * i for i in range(T)]
+
+    def one(lp: float, ref: float, whole: float) -> tuple[float, float]:
+        d = lp - ref
+        return {
+            "k1": (d, 1.0),
+            "k2": (d * d / 2, d),
+            "k3": (math.exp(-d) + d - 1, 1 - math.exp(-d)),
+            "full": (whole, 1.0),
+        }[estimator]
+
+    value, slope = 0.0, []
+    for lps, refs, wholes in answers(LOGP, REF, kl):
+        for args in zip(lps, refs, wholes, strict=True):
+            k, dk = one(*args)
+            value -= beta * k / len(lps) / B
+            slope.append(-beta * dk / len(lps) / B)
+    stats = {"kl_ref_N": torch.tensor(kl, dtype=torch.float64), "logp_N": torch.tensor(LOGP, dtype=torch.float64)}
+    leaf = stats["kl_ref_N" if estimator == "full" else "logp_N"].requires_grad_()
+    batch = hand_batch()
+    [term] = ReferenceKL(kl_coef=beta, estimator=estimator)(Context(), batch, Stats(stats))
+    total = term.total(term.weights(batch))
+    close(float(total.detach()), value)
+    close(column(torch.autograd.grad(total, leaf)[0]), slope)

@@ -1,0 +1,345 @@
+"""The exact laboratory against sums by hand, against the trainer, and for every method there is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import by_hand
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Episode
+from gruppo.lab.exact import Lab, lab, true_gradient
+from gruppo.lab.exact_bench import Bench
+from gruppo.lab.exact_trial import Trial
+from gruppo.lab.exact_world import ExactWorld
+from gruppo.methods import all_methods, method
+from gruppo.stages import Context, Method, Need, Occupant, Prompt, Stats, Term, need
+from gruppo.stages.credit import LeaveOneOut
+from gruppo.stages.objective import PolicyGradient
+from gruppo.stages.penalties import EntropyBonus, ReferenceKL
+from gruppo.stages.rollout import Group
+from gruppo.stages.select import TopEntropy
+
+SMALL = ExactWorld(rates=(0.1, 0.5), answers=("", "a", "bb"), right=("a", "bb"))
+FLAT = ExactWorld(rates=(0.1, 0.3, 0.5), answers=("a", "b", "c"), right=("a", "b"))  # all answers have two tokens
+RLOO = method("rloo").but(credit=LeaveOneOut())  # without the KL in its reward
+
+
+def figures(result: Lab, i: int = 0) -> Any:
+    f = result.rows[i].figures
+    assert f is not None, result.rows[i].says
+    return f
+
+
+def away(result: Lab, i: int = 0) -> float:
+    return float(np.abs(np.array(figures(result, i).expected) - np.array(result.true)).max())
+
+
+# against sums by hand
+
+
+@pytest.mark.parametrize("world", [SMALL, FLAT, ExactWorld(seed=2)])
+def test_true_gradient(world: ExactWorld) -> None:
+    """Two ways: central differences of the expected reward, and Σ P R ∇ log P."""
+    theta, got = world.theta.numpy(), true_gradient(Bench(world), world.theta).numpy()
+    step = np.eye(len(theta)) * 1e-5
+    slope = [
+        (by_hand.expected_reward(world, theta + e) - by_hand.expected_reward(world, theta - e)) / 2e-5 for e in step
+    ]
+    assert np.allclose(got, slope, atol=1e-9)
+    mass, reward = by_hand.mass(world, theta), world.reward_QA.numpy()
+    places = [(q, a) for q in range(len(world.rates)) for a in range(len(world.answers))]
+    summed = sum(mass[q, a] * reward[q, a] * by_hand.score(world, theta, q, a) for q, a in places) / len(world.rates)
+    assert np.allclose(got, summed, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["rloo", "reinforce", "remax"])
+@pytest.mark.parametrize("shape", [{"samples": 4}, {"samples": 2, "prompts": 2}, {"samples": 3, "seed": 5}])
+def test_unbiased_methods_have_the_true_gradient(name: str, shape: dict[str, int]) -> None:
+    result = lab([name], SMALL, steps=0, **shape)  # type: ignore[arg-type]
+    assert away(result) < 1e-9
+    f = figures(result)
+    assert f.cosine == pytest.approx(1.0) and f.scale == pytest.approx(1.0) and f.bias < 1e-9
+    assert result.rows[0].exact
+
+
+def test_rloo_and_reinforce_on_the_default_bench() -> None:
+    result = lab(["rloo", "reinforce"], steps=0)
+    assert away(result, 0) < 1e-9 and away(result, 1) < 1e-9 and result.rows[0].draws == 840
+
+
+def test_mean_and_variance_of_rloo_by_ordered_groups() -> None:
+    result = lab(["rloo"], SMALL, samples=3, steps=0)
+    mean, variance = by_hand.rloo_moments(SMALL, 3)
+    assert np.allclose(figures(result).expected, mean, atol=1e-14)
+    assert figures(result).variance == pytest.approx(variance, rel=1e-12)
+    assert figures(result).noise == pytest.approx(variance**0.5 / np.linalg.norm(mean))
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_reinforce_at_its_first_step(samples: int) -> None:
+    """With an empty memory the baseline is the mean of the batch, the sample itself included: (1 − 1/G) ∇J."""
+    f = figures(lab(["reinforce"], SMALL, samples=samples, steps=0, warm=0))
+    assert f.scale == pytest.approx(1 - 1 / samples) and f.cosine == pytest.approx(1.0)
+    assert f.bias == pytest.approx(1 / samples)
+
+
+@pytest.mark.parametrize("samples", [2, 3, 4, 8])
+def test_grpo_weighs_a_prompt_by_its_binomial_sum(samples: int) -> None:
+    """p = .1, .3, .5. All answers of FLAT have two tokens, so the mean over a sequence is half of its sum."""
+    for p in figures(lab(["grpo"], FLAT, samples=samples, steps=0)).prompts:
+        want = by_hand.grpo_contrast(p.rate, samples)
+        assert p.contrast == pytest.approx(want, rel=1e-9)
+        assert p.weight == pytest.approx(want / 2, rel=1e-9) and p.cosine == pytest.approx(1.0)
+
+
+def test_the_binomial_sum_does_not_look_at_lengths() -> None:
+    for p in figures(lab(["grpo"], steps=0)).prompts:
+        assert p.contrast == pytest.approx(by_hand.grpo_contrast(p.rate, 4), rel=1e-9)
+
+
+def test_a_large_group_divides_by_the_deviation() -> None:
+    """G → ∞: E[A | right] − E[A | wrong] → 1 / sqrt(p (1 − p)); with two answers a group is a number."""
+    world = ExactWorld(rates=(0.3, 0.5), answers=("a", "b"), right=("a",))
+    result = lab(["grpo", "rloo"], world, samples=64, steps=0)
+    for p in figures(result).prompts:
+        assert p.contrast == pytest.approx((p.rate * (1 - p.rate)) ** -0.5, rel=0.02)
+    assert away(result, 1) < 1e-9
+
+
+def test_length_bias() -> None:
+    """Answers that differ in length alone: GRPO pulls short right ones up more than long ones, RLOO does not."""
+    world = ExactWorld(rates=(0.5,), answers=("a", "bbb", "c", "ddd"), right=("a", "bbb"), shares=(1.0,))
+    result = lab(["grpo", "rloo", "dr_grpo"], world, steps=1)
+    start = 0.25
+    grown = [{a: m[-1] / start for a, m in figures(result, i).prompts[0].mass.items()} for i in range(3)]
+    assert grown[0]["a"] > grown[0]["bbb"] > 1 > grown[0]["ddd"] > grown[0]["c"]
+    for fair in grown[1:]:
+        assert fair["a"] == pytest.approx(fair["bbb"]) and fair["c"] == pytest.approx(fair["ddd"])
+    assert figures(result, 2).cosine == pytest.approx(1.0)
+
+
+# small steps
+
+
+def test_small_steps_go_along_the_expected_gradient() -> None:
+    result = lab([RLOO], SMALL, samples=2, steps=2, size=0.3)
+    f, bench, theta = figures(result), Bench(SMALL), SMALL.theta
+    for step in range(3):
+        mass = bench.log_mass(theta).exp()
+        assert f.success[step] == pytest.approx(float((mass * SMALL.reward_QA).sum(1).mean()))
+        plogp = -(mass * mass.log()).sum(1).mean()
+        assert f.entropy[step] == pytest.approx(float(plogp))
+        got = [[f.prompts[q].mass[a][step] for a in SMALL.answers] for q in range(2)]
+        assert np.allclose(got, mass.numpy())
+        true = true_gradient(bench, theta)
+        theta = theta + 0.3 * true / true.norm()
+    assert f.success[2] > f.success[1] > f.success[0]
+
+
+def test_the_reference_stays_where_it_was() -> None:
+    """At the start it is the policy, so a KL to it says nothing; after a step it pulls back."""
+    near, far = (method("grpo").but(penalties=ReferenceKL(kl_coef=c)) for c in (0.0, 1e6))
+    result = lab([near, far], SMALL, samples=2, steps=2)
+    a, b = figures(result, 0), figures(result, 1)
+    assert a.expected == pytest.approx(b.expected, abs=1e-12) and a.success[1] == pytest.approx(b.success[1])
+    assert b.success[2] < b.success[1] < a.success[2]
+
+
+def test_without_small_steps_there_is_the_start() -> None:
+    f = figures(lab(["rloo"], SMALL, samples=2, steps=0))
+    assert len(f.entropy) == len(f.success) == 1 and f.success[0] == pytest.approx(0.3)
+
+
+# against the trainer
+
+
+def _trial(m: Method, **options: Any) -> Trial:
+    return Trial(m, Bench(SMALL, **options), 1, max([3, *(o.min_samples for _, o in m.occupants())]))
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.4])
+@pytest.mark.parametrize("m", all_methods().values(), ids=lambda m: m.name)
+def test_the_gradient_of_a_draw_is_the_trainers(m: Method, drift: float) -> None:
+    """`Learner.grad` on the same batch: its micro-batches, its forward and its backward."""
+    trial = _trial(m, drift=drift)
+    compared = 0
+    for c in range(len(trial.draws.places)):
+        d = trial.drawn(c)
+        if d is None:
+            continue
+        batch = trial.prepared(d)
+        trial.learner.grad("policy", batch)
+        want = -trial.models["policy"].theta.grad
+        assert torch.allclose(trial.gradient(d, batch), want, atol=1e-12), c
+        compared += bool(want.any())
+    trial.close()
+    assert compared > 1 or drift  # a narrow clip may stop everything once the policies differ
+
+
+# every method
+
+
+def test_every_method_is_accepted() -> None:
+    """On a bench for which two samples are enough. A method without figures says why."""
+    known = all_methods()
+    result = lab(list(known), ExactWorld(rates=(0.3,), answers=("", "a"), right=("a",)), samples=2, steps=1)
+    assert [r.method for r in result.rows] == list(known)
+    for row in result.rows:
+        assert row.figures is not None or row.says[-1].startswith("not done: "), row
+    done = {r.method for r in result.rows if r.figures is not None}
+    assert {"grpo", "dr_grpo", "rloo", "reinforce", "gspo", "dapo", "ppo", "disco"} <= done
+
+
+def test_remarks() -> None:
+    result = lab(["ppo", "dapo", "rloo"], SMALL, samples=2, steps=0)
+    ppo, dapo, rloo = (" ".join(r.says) for r in result.rows)
+    assert "critic knows the exact value" in ppo and "first of 2 optimiser steps" in ppo
+    assert "not drawn again" in dapo and "overlong_shaping" in dapo and rloo == ""
+    assert "says 0 everywhere" in " ".join(lab(["ppo"], SMALL, samples=2, steps=0, critic="zero").rows[0].says)
+
+
+def test_dropped_draws_are_counted() -> None:
+    """DAPO drops groups that are all right or all wrong: p^G + (1 − p)^G."""
+    f = figures(lab(["dapo"], SMALL, samples=3, steps=0))
+    assert f.dropped == pytest.approx(np.mean([p**3 + (1 - p) ** 3 for p in SMALL.rates]))
+
+
+# what cannot be done, and what needs another step
+
+
+@dataclass(frozen=True)
+class Comparing(LeaveOneOut):
+    expects = ("several_groups",)
+
+
+@dataclass(frozen=True)
+class Forking(Group):
+    async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
+        return await super().__call__(ctx, [replace(p, ids=np.append(p.ids, 1)) for p in prompts])
+
+
+@dataclass(frozen=True)
+class FirstTwice(Group):
+    """The first answer counts twice: by its order, not by what it is."""
+
+    async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
+        out = await super().__call__(ctx, prompts)
+        return [*out, replace(out[0], uid=7)]
+
+
+@dataclass(frozen=True)
+class Steering(Group):
+    capabilities = frozenset({"steer"})
+
+
+@dataclass(frozen=True)
+class Dice(LeaveOneOut):
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        adv = super().__call__(ctx, batch)["adv_N"]
+        return {"adv_N": adv * 2 * (ctx.uniform("dice", batch.uid_E)[batch.episode_N] < 0.5)}
+
+
+@dataclass(frozen=True)
+class Broken(LeaveOneOut):
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        raise RuntimeError("no such thing here.\nsecond line")
+
+
+@dataclass(frozen=True)
+class Pooled(PolicyGradient):
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (*super().needs(ctx), need("pool", "old", at="S"))
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"rollout": Forking()}, "other prefixes"),
+        ({"rollout": FirstTwice()}, "by their order"),
+        ({"rollout": Steering()}, "needs an engine that can 'steer'"),
+        ({"credit": Broken()}, "no such thing here$"),
+        ({"objective": Pooled()}, "at level S"),
+    ],
+)
+def test_what_cannot_be_done_is_a_sentence(change: dict[str, Any], said: str) -> None:
+    result = lab([RLOO.but(**change), "rloo"], SMALL, samples=3, steps=0)
+    row = result.rows[0]
+    assert row.figures is None and not row.exact
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(row.says[-1])
+    assert away(result, 1) < 1e-9  # and the next one goes on
+
+
+def test_a_method_that_compares_groups_gets_two() -> None:
+    result = lab([RLOO.but(credit=Comparing())], SMALL, samples=4, steps=0)
+    row = result.rows[0]
+    assert (row.prompts, row.samples) == (2, 2) and "2 × 2 answers" in row.says[0]
+    assert away(result) < 1e-9
+
+
+def test_dice_are_owned_up_to() -> None:
+    row = lab([RLOO.but(credit=Dice())], SMALL, samples=2, steps=0).rows[0]
+    assert not row.exact and row.figures is not None and "throws dice" in row.says[-1]
+
+
+def test_more_samples_where_a_method_needs_them() -> None:
+    row = lab(["grpo"], SMALL, samples=1, steps=0).rows[0]
+    assert row.samples == 2 and "which it needs" in row.says[0]
+
+
+def test_selection_of_tokens_and_a_statistic_of_the_step() -> None:
+    """A second door, and a penalty that reads another statistic than logp."""
+    m = RLOO.but(select=(TopEntropy(share=0.5),), penalties=(EntropyBonus(entropy_coef=0.3),))
+    trial = _trial(m)
+    d = trial.drawn(4)
+    assert d is not None
+    batch = trial.prepared(d)
+    trial.learner.grad("policy", batch)
+    assert torch.allclose(trial.gradient(d, batch), -trial.models["policy"].theta.grad, atol=1e-12)
+    assert not bool(batch.keep_N.all()) and {n.readout for n in trial.slopes(d, batch)} == {"logp", "entropy"}
+
+
+# off-policy
+
+
+@dataclass(frozen=True)
+class WholeRatio(Occupant):
+    """Σ over answers of π(o)/π_old(o) · A: importance sampling of whole answers, unbiased and unclipped."""
+
+    takes = ("adv_N",)
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", when="step"), need("logp", "old"))
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        ratio_E = batch.gather(stats.logp_N - batch.logp_old_N, "N", "E", "sum").exp()
+        adv_E = batch.gather(batch.adv_N, "N", "E", "mean")
+        return [Term("policy", ratio_E * adv_E, batch.learn_E, at="E", additive=False)]
+
+
+def test_off_policy() -> None:
+    """Draws come from another policy: a ratio of whole answers repairs it exactly, no ratio does not."""
+    whole = RLOO.but(objective=WholeRatio())
+    result = lab([whole, RLOO, "gspo"], SMALL, samples=3, steps=0, off_policy=0.7)
+    assert away(result, 0) < 1e-9
+    assert away(result, 1) > 1e-3 and away(result, 2) > 1e-3
+    assert away(lab([whole], SMALL, samples=3, steps=0), 0) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"steps": -1}, "0 or more"),
+        ({"size": 0.0}, "stand still"),
+        ({"off_policy": -1.0}, "on-policy"),
+        ({"critic": "good"}, "exact or zero"),
+        ({"samples": 40}, "Use fewer samples"),
+    ],
+)
+def test_settings_that_make_no_sense(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        lab(["rloo"], **wrong)
