@@ -1,7 +1,8 @@
 """Write what docs/lab.md shows of the exact laboratory: the table of every method, and the pictures in docs/lab/.
 
     python scripts/make_lab.py              both
-    python scripts/make_lab.py --table      the table alone (a second or two a method)
+    python scripts/make_lab.py --table      the table alone (some seconds a method)
+    python scripts/make_lab.py --new        lines for methods that have none; the other lines stay as they are
     python scripts/make_lab.py --pictures   the pictures alone
     python scripts/make_lab.py --check      write nothing, and fail when the table is stale
 
@@ -63,11 +64,27 @@ def table(result: Lab) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
 
 
+MARKS = re.compile(r"(<!-- lab:begin -->\n)(.*?)(<!-- lab:end -->)", re.S)
+
+
 def page(text: str, body: str) -> str:
-    marks = re.compile(r"(<!-- lab:begin -->\n).*?(<!-- lab:end -->)", re.S)
-    if not marks.search(text):
+    if not MARKS.search(text):
         raise SystemExit(f"{PAGE}: the marks lab:begin and lab:end are gone, so there is no place for the table.")
-    return marks.sub(lambda m: f"{m[1]}{body}\n{m[2]}", text)
+    return MARKS.sub(lambda m: f"{m[1]}{body}\n{m[3]}", text)
+
+
+def written(text: str) -> dict[str, str]:
+    """{method: line} of the table that is there."""
+    found = MARKS.search(text)
+    return {m[1]: m[0] for m in re.finditer(r"^\| \[(\w+)\].*$", found[2] if found else "", re.M)}
+
+
+def with_new(text: str) -> str:
+    """The page with lines for methods that had none, and without those of methods that are gone."""
+    lines, known = written(text), list(built_in())
+    head, rule, *fresh = table(measured([n for n in known if n not in lines])).splitlines()
+    lines |= written(f"<!-- lab:begin -->\n{chr(10).join(fresh)}\n<!-- lab:end -->")
+    return page(text, "\n".join([head, rule, *(lines[n] for n in known)]))
 
 
 # the pictures
@@ -86,9 +103,9 @@ def draw_weight(path: Path) -> None:
     flat = [p.contrast for p in true.prompts]  # type: ignore[union-attr]
     left.plot(GRID, flat, color="black", label="rloo = true gradient")
     right.plot(GRID, [c * p * (1 - p) for c, p in zip(flat, GRID, strict=True)], color="black")  # type: ignore[operator]
-    left.plot(GRID, [(p * (1 - p)) ** -0.5 for p in GRID], ":", color="grey", label="1 / √(p (1 − p))")
+    left.plot(GRID, [(p * (1 - p)) ** -0.5 for p in GRID], ":", color="grey", label="1 / √(p (1 - p))")
     left.set(xlabel="success rate p", ylim=(0, 5), title="advantage of right less that of wrong")
-    right.set(xlabel="success rate p", ylim=(0, None), title="the same times p (1 − p): pull of the prompt")
+    right.set(xlabel="success rate p", ylim=(0, None), title="the same times p (1 - p): pull of the prompt")
     left.legend(frameon=False, fontsize="small")
     save(figure, path)
 
@@ -120,7 +137,7 @@ def draw_methods(path: Path, result: Lab) -> None:
 
 
 def draw_off_policy(path: Path) -> None:
-    """The cosine with the true gradient, when answers come from a policy that stands at a distance."""
+    """The cosine with the true gradient, when answers come from a policy that has drifted."""
     names = ("reinforce", "rloo", "grpo", "dr_grpo", "gspo", "cispo")
     drifts = (0.0, 0.1, 0.2, 0.4, 0.8)
     cosine: dict[str, list[float | None]] = {n: [] for n in names}
@@ -130,7 +147,9 @@ def draw_off_policy(path: Path) -> None:
     figure, axis = plt.subplots(figsize=(6.4, 3.8), constrained_layout=True)
     for i, (name, y) in enumerate(cosine.items()):
         axis.plot(drifts, y, marker="o", linewidth=4 - 0.5 * i, label=name)  # type: ignore[arg-type]
-    axis.set(xlabel="distance of the policy that sampled, in logits", ylabel="cosine with the true gradient")
+    axis.set(
+        xlabel="drift of each logit of the policy that sampled (deviation)", ylabel="cosine with the true gradient"
+    )
     axis.legend(frameon=False, fontsize="small")
     save(figure, path)
 
@@ -139,9 +158,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write the table and the pictures of docs/lab.md.")
     parser.add_argument("--table", action="store_true", help="the table alone")
     parser.add_argument("--pictures", action="store_true", help="the pictures alone")
+    parser.add_argument("--new", action="store_true", help="lines for methods that have none")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when the table is stale")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)  # the batches are tiny
+    if args.new:
+        PAGE.write_text(with_new(PAGE.read_text()))
+        print(f"written: {PAGE.relative_to(ROOT)}")
+        return 0
     result = measured(list(built_in()))
     text = page(PAGE.read_text(), table(result))
     if args.check:

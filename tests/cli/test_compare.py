@@ -1,5 +1,6 @@
 """`gruppo compare`: the numbers, the files, going on after a stop, and bad input."""
 
+import io
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import tomli_w
 from cli_runs import SMALL, refused, strict_json, trained
+from rich.console import Console
 
 from gruppo.cli import main
 from gruppo.train import processes
@@ -285,6 +287,24 @@ def test_a_run_has_the_threads_it_began_with(monkeypatch: pytest.MonkeyPatch) ->
     assert processes._threads(run, 3) == {"OMP_NUM_THREADS": "5"}
 
 
+def test_progress_on_a_terminal_and_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gruppo.cli.overrides import apply
+    from gruppo.train.config import RunConfig
+
+    runs = [Planned("grpo", apply(RunConfig(), ["steps=4", "save.name=a"]), ())]
+    runs[0].path.mkdir(parents=True)
+    for terminal, wanted in ((True, ("all steps", "grpo, seed 0", "2/4")), (False, ("steps 2/4  left ",))):
+        shown = io.StringIO()
+        console = Console(file=shown, force_terminal=terminal, width=100)
+        monkeypatch.setattr(processes, "Console", lambda **_: console)  # noqa: B023
+        (runs[0].path / "metrics.jsonl").write_text("{}\n")  # step 0
+        with processes.Board(runs, quiet=False) as board:
+            (runs[0].path / "metrics.jsonl").write_text("{}\n{}\n{}\n")
+            board.look(runs)
+        for words in wanted:
+            assert words in shown.getvalue(), (terminal, shown.getvalue())
+
+
 def test_two_comparisons_do_not_share_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     with alone(Path("runs/c")):
         assert "is at work in runs/c" in refused(capsys, "compare", "grpo", "rloo", *QUICK, "save.name=c")
@@ -319,7 +339,7 @@ def until(process: "subprocess.Popen[str]", what: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_ctrl_c_saves_the_runs_and_the_same_command_goes_on() -> None:
+def test_ctrl_c_saves_the_runs_and_names_the_command_to_go_on() -> None:
     process = start(*LONG)
     until(process, lambda: min(map(rows, RUNS)) > 2)
     process.send_signal(signal.SIGINT)

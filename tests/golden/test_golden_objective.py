@@ -26,6 +26,7 @@ from gruppo.pieces.ratio import effective_share
 from gruppo.stages import Context, Stats
 from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.select import SamplerGate, TruncatedImportance
+from gruppo.train.metrics import batch_metrics
 
 LN2, LN3 = math.log(2.0), math.log(3.0)
 ADV = group_advantages(REWARDS)
@@ -357,6 +358,14 @@ def test_effective_share() -> None:
     close(float(effective_share(w, inside)), 16 / 18)
     close(float(effective_share(torch.ones(4, dtype=torch.float64), inside)), 1.0)
     assert float(effective_share(w, torch.zeros(4, dtype=torch.bool))) == 0.0
+
+
+def test_the_effective_share_is_logged_where_weights_differ() -> None:
+    """w = 2, 1/3, 2, 1: (16/3)² / (4 · 82/9) = 256/328."""
+    batch = batch_of([answer(0, "g", 3, 1.0), answer(1, "g", 1, 0.0)], logp_old_N=THREE)
+    assert "effective" not in batch_metrics(batch)
+    _, weight_N = TruncatedImportance().tokens(Context(), batch, Stats())
+    close(batch_metrics(batch.with_columns(weight_N=weight_N))["effective"], 256 / 328)
 
 
 @pytest.mark.parametrize(

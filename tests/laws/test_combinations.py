@@ -62,6 +62,7 @@ def test_every_occupant_is_in_some_sensible_combination(room: str) -> None:
 
     hosts = [named("grpo"), named("disco"), named("ppo"), named("ppo").but(credit=Gae(), cast=CRITIC)]
     hosts.append(named("ppo").but(objective={"policy": ClippedSurrogate(), "critic": ValueLoss()}))
+    hosts += [named("dpo"), named("kto"), named("sft")]
     for o in furniture(room):
         put = {"policy": ClippedSurrogate(), "critic": o} if isinstance(o, ValueLoss) else o
         assert any(sensible(h.but(**{room: put})) for h in hosts), kind(o)

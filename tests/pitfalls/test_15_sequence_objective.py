@@ -1,7 +1,7 @@
 """Pitfall 15: "GSPO with token-sum". Rule: "sequence loss".
 
-The method comes later; its parts are here: a ratio a sequence, and a term on the level of sequences. If the bug
-came back, an answer would be pushed in proportion to its length.
+Its parts, a ratio a sequence and a term on the level of sequences, and the method itself, which is written per token.
+If the bug came back, an answer would be pushed in proportion to its length.
 """
 
 from dataclasses import dataclass
@@ -57,6 +57,7 @@ def test_length_does_not_multiply_the_push() -> None:
     episodes = [answer(i, reward, tokens=n) for i, (reward, n) in enumerate(rows)]
     z = 0.5 / (3**-0.5 + 1e-6)  # (1 − mean) / (std + eps)
     assert pushes(world_of(False), episodes) == pytest.approx([z / 4, -z / 4, z / 4, -z / 4])
+    assert pushes(World(method("gspo"), 7, on_policy=True), episodes) == pytest.approx([z / 4, -z / 4, z / 4, -z / 4])
     assert pushes(world_of(True), episodes) == pytest.approx([2 * z / 4, -20 * z / 4, 20 * z / 4, -2 * z / 4])
 
 

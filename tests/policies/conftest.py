@@ -1,94 +1,20 @@
-"""Small Hugging Face models and a small tokenizer, made here: nothing is downloaded."""
+from functools import partial
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
+import hf_models
 import pytest
-import torch
-
-from gruppo.policies.tokenizer import CHARACTERS
-
-SHAPE = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 24}
-SHAPE |= {"max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
-GQA = {**SHAPE, "num_key_value_heads": 2}
-GEMMA = {**GQA, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 48}
-GPT2 = {"n_embd": 16, "n_layer": 3, "n_head": 4, "n_positions": 64, "bos_token_id": None, "eos_token_id": 2}
-
-# name: (class of the configuration, its fields)
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", {**GQA, "tie_word_embeddings": True}),
-    "llama_untied": ("LlamaConfig", GQA),
-    "llama3": (
-        "LlamaConfig",
-        {**GQA, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
-    ),
-    "qwen2": ("Qwen2Config", GQA),
-    "qwen3": ("Qwen3Config", {**GQA, "head_dim": 8}),
-    "mistral": ("MistralConfig", {**GQA, "sliding_window": 48}),
-    "gpt2": ("GPT2Config", GPT2),
-    "gpt_neox": ("GPTNeoXConfig", SHAPE),
-    "gemma2": ("Gemma2Config", {**GEMMA, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0}),
-    "gemma3": ("Gemma3TextConfig", GEMMA),
-    "phi3": ("Phi3Config", GQA),
-    "granite": ("GraniteConfig", {**GQA, "logits_scaling": 2.0}),
-    "cohere": ("CohereConfig", {**GQA, "logit_scale": 0.5}),
-}
 
 
 @pytest.fixture
-def hf_model() -> Callable[..., Any]:
-    """A random model of a family; weights are large enough that a wrong one shows."""
-    transformers = pytest.importorskip("transformers")
-
-    def build(family: str, vocab: int = 40, dtype: torch.dtype = torch.float64, **fields: Any) -> Any:
-        config, shape = FAMILIES[family]
-        config = getattr(transformers, config)(vocab_size=vocab, **{**shape, **fields})
-        model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for p in model.parameters():
-                if p.dim() > 1:
-                    p.copy_(0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
-        return model
-
-    return build
-
-
-SPECIALS = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>")
-SPECIALS += ("<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
+def hf_model():
+    return hf_models.hf_model
 
 
 @pytest.fixture
-def chat_tokenizer() -> Callable[..., Any]:
-    """A tokenizer of transformers: the special tokens above, and one id for each character."""
-    transformers = pytest.importorskip("transformers")
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers
-
-    def build(template: str | None = None, **fields: Any) -> Any:
-        words = {t: i for i, t in enumerate((*SPECIALS, *CHARACTERS))}
-        core = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-        core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")  # type: ignore[assignment]
-        core.decoder = decoders.Fuse()  # type: ignore[assignment]
-        core.add_special_tokens(list(SPECIALS))
-        named = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", **fields}
-        tok = transformers.PreTrainedTokenizerFast(tokenizer_object=core, **named)
-        tok.chat_template = template
-        return tok
-
-    return build
+def chat_tokenizer():
+    return hf_models.chat_tokenizer
 
 
 @pytest.fixture
-def hf_folder(hf_model: Any, chat_tokenizer: Any, tmp_path: Path) -> Callable[..., Path]:
-    """A folder as transformers writes it: model and tokenizer."""
-
-    def build(family: str = "llama", template: str | None = None, dtype: torch.dtype = torch.float32, **fields: Any) -> Path:
-        tok = chat_tokenizer(template)
-        folder = tmp_path / f"{family}-{len(list(tmp_path.iterdir()))}"
-        hf_model(family, vocab=len(tok), dtype=dtype, **fields).save_pretrained(folder)
-        tok.save_pretrained(folder)
-        return folder
-
-    return build
+def hf_folder(tmp_path):
+    """Makes a folder with a model and a tokenizer: hf_folder(family, template)."""
+    return partial(hf_models.hf_folder, tmp_path / "model")

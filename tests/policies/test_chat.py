@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from conftest import SPECIALS
+from hf_models import SPECIALS
+
 from gruppo.policies.hf_tokenizer import HFTokenizer, load_hf_tokenizer
 from gruppo.policies.tokenizer import CHARACTERS
 

@@ -9,7 +9,8 @@ import torch
 
 pytest.importorskip("transformers")
 
-from conftest import FAMILIES
+from hf_models import FAMILIES
+
 from gruppo.data import Inputs
 from gruppo.data.prefix import prefix_nodes
 from gruppo.engines import NativeEngine, Request, complete

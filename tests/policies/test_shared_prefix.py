@@ -184,8 +184,8 @@ def total_gradient(policy: TinyTransformer, micros: Iterable[Batch], slopes: dic
     return torch.cat([p.grad.flatten() for p in policy.parameters()])
 
 
-@LAW
-@given(seed=SEEDS, tokens=st.integers(1, 120))
+@settings(LAW, max_examples=8)
+@given(seed=SEEDS, tokens=st.integers(10, 120))
 def test_every_readout_and_its_gradient_is_that_of_the_copies_for_any_cut(make, seed, tokens):
     policy, episodes = make(), mixed_episodes(seed)
     copied, shared = (pack(episodes, views=VIEWS, dtype=torch.float64, share=s) for s in (NEVER, ANY))
@@ -277,7 +277,11 @@ def _positions_restart(monkeypatch: pytest.MonkeyPatch) -> None:
 def _drops_the_prompts_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values of shared rows as in a cache: used, not trained."""
     good = Layout.paths
-    monkeypatch.setattr(Layout, "paths", lambda self, x: [y.detach() for y in good(self, x)])
+
+    def cached(self: Layout, x_M: torch.Tensor) -> list[torch.Tensor]:
+        return [y if m is None else y.detach() for y, m in zip(good(self, x_M), self.masks, strict=True)]
+
+    monkeypatch.setattr(Layout, "paths", cached)
 
 
 def _reads_once(monkeypatch: pytest.MonkeyPatch) -> None:

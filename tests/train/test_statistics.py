@@ -256,5 +256,5 @@ def test_holm_worked() -> None:
 
 def test_holm_keeps_the_chance_of_any_false_finding() -> None:
     rng = np.random.default_rng(0)
-    four = [[paired(x, np.zeros(5)).p for x in draw] for draw in rng.normal(0, 1, (1000, 4, 5))]
+    four = [[paired(x, np.zeros(5)).p for x in draw] for draw in rng.normal(0, 1, (600, 4, 5))]
     assert np.mean([min(holm(p)) < 0.05 for p in four]) < 0.065 and np.mean([min(p) < 0.05 for p in four]) > 0.12

@@ -21,7 +21,7 @@ def add(sub: Any) -> None:
     command.add_argument("--steps", type=int, default=3, help="small steps along the expected gradient (default 3)")
     command.add_argument("--size", type=float, default=0.5, help="length of such a step, in logits (default 0.5)")
     command.add_argument(
-        "--off-policy", type=float, default=0.0, metavar="D", help="distance of the policy that sampled, in logits"
+        "--off-policy", type=float, default=0.0, metavar="D", help="drift of the policy that sampled, in logits"
     )
     command.add_argument(
         "--critic", default="exact", metavar="exact | zero", help="what a critic knows (default exact)"

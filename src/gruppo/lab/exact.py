@@ -102,7 +102,7 @@ def lab(
 
     prompts, samples  of one optimiser step
     steps, size       small steps along the expected gradient, each of this length in logits, whatever its norm
-    off_policy        distance of the sampling policy from the one that is trained; critic, warm: see Bench
+    off_policy        drift of the policy that sampled from the one that is trained; critic, warm: see Bench
     """
     _checked(steps, size, off_policy, critic, warm)
     found = [by_name(m) if isinstance(m, str) else m for m in methods]
@@ -124,7 +124,7 @@ def _checked(steps: int, size: float, off_policy: float, critic: str, warm: int)
         raise ValueError(f"size={size}: the policy would stand still. Use a length above 0, such as 0.5.")
     if not 0 <= off_policy < float("inf"):
         raise ValueError(
-            f"off_policy={off_policy}: it is a distance in logits. Use 0 (on-policy) or more, such as 0.3."
+            f"off_policy={off_policy}: it is a deviation, in logits. Use 0 (on-policy) or more, such as 0.3."
         )
     if critic not in ("exact", "zero"):
         raise ValueError(f"critic={critic!r}: there is no such critic here. Use exact or zero.")
@@ -164,7 +164,7 @@ def _shape(m: Method, prompts: int, samples: int) -> tuple[int, int, list[str]]:
     several = prompts == 1 and any("several_groups" in o.expects for _, o in m.occupants())
     shape = (2, max(samples // 2, least)) if several else (prompts, max(samples, least))
     changed = [f"a step of {shape[0]} × {shape[1]} answers, which it needs"] if shape != (prompts, samples) else []
-    return *shape, changed
+    return shape[0], shape[1], changed
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Drawn:
 class Bench:
     """A world, how a step draws from it, and which policies stand beside the one that is trained.
 
-    drift   how far the policy that sampled stands from the one that is trained, in logits; 0: on-policy
+    drift   the policy that sampled: each logit off by a random amount of this deviation; 0: on-policy
     critic  "exact": a critic knows the expected reward of every state; "zero": it says 0
     warm    steps that memory has seen before; 0: the very first step
     """

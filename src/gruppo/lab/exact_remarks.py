@@ -43,4 +43,4 @@ def _update(m: Method) -> Iterable[str]:
 
 def _luck(trial: Trial) -> Iterable[str]:
     if trial.ctx.luck:
-        yield f"throws dice of its own: averaged over {LUCK} throws, not exact"
+        yield f"throws dice of its own: averaged over {LUCK} throws, which differ by {trial.spread:.1%}"

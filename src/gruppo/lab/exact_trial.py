@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gruppo.data import Batch, Episode, Use, pack
 from gruppo.lab.exact_bench import Bench, Drawn, LabContext
-from gruppo.lab.exact_groups import Script, Unlike
+from gruppo.lab.exact_groups import MOST, Script, Unlike
 from gruppo.lab.exact_world import TableCritic, TablePolicy
 from gruppo.stages import Ask, Memory, Method, Need, Sampling, Stats, StepRecord
 from gruppo.stages.check import check_first_batch, problems
@@ -26,7 +26,7 @@ from gruppo.stages.select import through_first_door, through_second_door
 from gruppo.train.forward import serve
 from gruppo.train.learner import Learner, OptimConfig
 
-LUCK = 4  # passes over all draws for a method that throws dice of its own
+LUCK = 2  # passes over all draws for a method that throws dice of its own
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Trial:
         doors = any(hasattr(o, "episodes") for o in method.select)
         self.own_rollout = type(method.rollout) is not Group or bool(method.prompting)
         self.plain = not (self.own_rollout or doors or method.reward)
-        self.checked = False
+        self.checked, self.spread = False, 0.0
         self.runner = asyncio.Runner()
         for said in problems(method, self.ctx, samples=samples, can=self.script.can):
             raise Unlike(said.removeprefix(f"{method.name}: ").rstrip("."))
@@ -212,8 +212,9 @@ class Trial:
         chance = self.draws.chances(self.log_mass_QA)
         parts = [self._pass(chance, tick)]
         if self.ctx.luck:
-            seeds = [self.bench.seed + 1000 + i for i in range(LUCK - 1)]
-            parts += [self._pass(chance, tick, seed) for seed in seeds]
+            parts += [self._pass(chance, tick, 1 + i) for i in range(LUCK - 1)]
+            apart, mean = chance @ (parts[0][0] - parts[1][0]), chance @ (parts[0][0] + parts[1][0]) / 2
+            self.spread = float(apart.norm() / mean.norm()) if bool(mean.any()) else 0.0
         n = len(parts)
         advantages = [p[1] for p in parts]
         adv_I = None if any(a is None for a in advantages) else torch.stack(advantages).mean(0)  # type: ignore[arg-type]
@@ -222,16 +223,14 @@ class Trial:
             sum(p[2] for p in parts) / n,
         )  # fmt: skip
 
-    def _pass(
-        self, chance: Tensor, tick: Callable[[], None], seed: int | None = None
-    ) -> tuple[Tensor, Tensor | None, float]:
-        """Every draw once: gradients, advantages by place, and how probable it is that nothing is left."""
-        if seed is not None:
-            self.ctx.seed = seed
+    def _pass(self, chance: Tensor, tick: Callable[[], None], throw: int = 0) -> tuple[Tensor, Tensor | None, float]:
+        """Every draw once, with luck of its own: gradients, advantages by place, and how probable it is that nothing
+        is left."""
         grads = torch.zeros(len(chance), len(self.world.theta), dtype=torch.float64)
         adv_I, dropped = torch.zeros(self.draws.counts.shape[1], dtype=torch.float64), 0.0
         has_adv = "adv_N" in self.method.credit.gives
         for c, p in enumerate(chance.tolist()):
+            self.ctx.seed = (self.bench.seed * LUCK + throw) * MOST + c
             d = self.drawn(c)
             if c % 16 == 0:
                 tick()
@@ -244,7 +243,6 @@ class Trial:
             if has_adv:
                 learned = batch.gather(batch.adv_N, "N", "E", "mean", where=batch.policy_N)
                 adv_I.index_add_(0, d.place_E, learned * p / (self.prompts * self.samples))
-        self.ctx.seed = self.bench.seed
         return grads, adv_I if has_adv else None, dropped
 
     def _check(self, batch: Batch) -> None:

@@ -6,10 +6,10 @@
 Differs from GRPO: no division by the group's deviation, which favours questions that are too easy or too hard; no
 division by an answer's own length, which favours short right answers and long wrong ones; no KL. With G equal samples,
 G/(G−1) A_i is RLOO's advantage. Checked against sail-sg/understand-r1-zero, train_zero_math.py (masked_sum with
-constant_normalizer = generate_max_length, then the mean over answers) and verl, norm_adv_by_std_in_grpo=False with
-seq-mean-token-sum-norm, which divides by C only, leaves 1/G to its caller, and takes the padded width of the batch for
-C unless told (pitfall 14). Here C is the run's max_tokens, or budget_tokens, whatever the batch. A group of one is
-refused (verl: A = R).
+constant_normalizer = generate_max_length; advantages without the deviation) and verl, norm_adv_by_std_in_grpo=False
+with seq-mean-token-sum-norm, which divides by C only, leaves 1/G to its caller, and takes the padded width of the batch
+for C unless told. Here C is the run's max_tokens, or budget_tokens, whatever the batch. A group of one is refused
+(verl: A = R).
 """
 
 from dataclasses import dataclass

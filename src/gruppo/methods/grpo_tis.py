@@ -5,7 +5,7 @@
 
 π_gen is what the sampler drew from, π_old the same weights in the trainer, π the weights being trained. Differs from
 GRPO: one occupant of select's second door, which any method can take: `method.select+=truncated_importance`. A sampler
-that computes exactly what the trainer computes, as the built-in one does to 1e-5, has w = 1: then this is GRPO.
+that computes what the trainer computes, as the built-in one does to 1e-4, has w = 1 as nearly: then this is GRPO.
 
 Its other forms: level=sequence (the product over an answer, unbiased and wide) or level=geometric; self_normalised;
 and `method.select+=sampler_gate`, which drops what leaves a band (masked importance sampling, MIS; Liu et al. 2025,

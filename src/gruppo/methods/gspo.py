@@ -8,7 +8,8 @@ whole; a clip three orders narrower, because the mean of many log-ratios is smal
 `core_algos.py`, compute_policy_loss_gspo: the token form, the mean per sequence whatever the aggregation asked for;
 clips, no KL and four updates a batch as in verl's examples/gspo_trainer and TRL's paper index (the paper's 5.1). verl
 bounds the log-ratio by 10, here by 20. With a single update a batch s = 1 and nothing is clipped. Answers of few
-tokens have a wide s: the clip then stops most of a batch after its first update (see `clip_fraction`).
+tokens have a wide s: on the built-in addition (3.5 tokens) the clip stops 65 % of the tokens of the first steps, that
+is most of what follows a batch's first update, and 14 % over 60 steps; it learns all the same.
 """
 
 from dataclasses import dataclass

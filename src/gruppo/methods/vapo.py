@@ -36,8 +36,10 @@ def adaptive_lambda(length: Tensor, length_share: float) -> Tensor:
 
 @dataclass(frozen=True)
 class LengthAdaptiveGae(Occupant):
-    """Two generalised advantages: the policy's with λ = 1 − 1/(length_share · length), whitened, and the critic's
-    target with lam_value. `right_N` marks the tokens of right answers."""
+    """Two generalised advantages: λ = 1 − 1/(length_share · length) for the policy, lam_value for the critic's target.
+
+    The policy's are whitened. Also gives `right_N`, which marks the tokens of right answers.
+    """
 
     gamma: float = 1.0
     length_share: float = 0.05
@@ -91,8 +93,10 @@ class ImitateRight(Occupant):
 
 @dataclass(frozen=True)
 class CriticFirst(Passes):
-    """Passes; in the first `warmup` steps every trained role but the policy takes them, and the policy stays as it is.
-    Without another role to train there is no warm-up."""
+    """Passes over the batch; in the first `warmup` steps for every trained role but the policy, which stays as it is.
+
+    Without another role to train there is no warm-up.
+    """
 
     warmup: int = 10
     witness = {"epochs": 2, "minibatches": [2, 3], "warmup": 0}

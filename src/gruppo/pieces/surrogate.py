@@ -22,8 +22,7 @@ def clip_fraction(ratio: Tensor, adv: Tensor, clip_low: float, clip_high: float)
 
 
 def clipped_log(log_ratio: Tensor, adv: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """The same clip on the log-ratio l: min(l, clip_high) where A > 0, max(l, −clip_low) where not (GMPO,
-    arXiv:2507.20673)."""
+    """The clip on the log-ratio l: min(l, clip_high) where A > 0, else max(l, −clip_low) (GMPO, arXiv:2507.20673)."""
     return torch.where(adv > 0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low))
 
 

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 BUILT_IN = ("addition", "chain", "countdown", "sorting")  # what the shipped weights have learned
-NAMES = (*BUILT_IN, "preference")
+NAMES = (*BUILT_IN, "preference", "sums")
 
 
 def family(name: str) -> Family:

@@ -73,7 +73,8 @@ def _local(datasets: Any, path: Path, config: str) -> dict[str, Any]:
         return _quietly(datasets, str(path), config)
     except Exception as error:
         raise ValueError(
-            f"task=hf:{path} cannot be read as a dataset, so there are no tasks. It said: {_first_line(error)}"
+            f"task=hf:{path} cannot be read as a dataset, so there are no tasks. It said: {_first_line(error)}. Name a "
+            "folder or file of JSON, CSV or Parquet, or another task.config."
         ) from None
 
 
@@ -85,12 +86,13 @@ def _remote(datasets: Any, name: str, config: str) -> dict[str, Any]:
     except Exception as error:
         if trouble:
             raise ValueError(
-                f"task=hf:{name}: {trouble}, and there is no copy of it in the cache of Hugging Face, so there are no "
-                "tasks. Connect, or fetch it elsewhere and name its folder: task=hf:./folder, or a file: "
+                f"task=hf:{name}: {trouble}, and its cache on this machine does not help ({_first_line(error)}), so "
+                "there are no tasks. Connect, or fetch it elsewhere and name its folder, task=hf:./folder, or a file, "
                 "task=./data.jsonl."
             ) from None
         raise ValueError(
-            f"task=hf:{name} cannot be loaded, so there are no tasks. It said: {_first_line(error)}"
+            f"task=hf:{name} cannot be loaded, so there are no tasks. It said: {_first_line(error)}. A dataset with "
+            "several configurations needs task.config=NAME."
         ) from None
 
 
@@ -133,4 +135,8 @@ def _as_it_is() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What was said first of all, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = " ".join(str(error).split()).rstrip(".")
+    return (said if len(said) < 400 else said[:397] + "...") or type(error).__name__

@@ -15,7 +15,7 @@ from gruppo.tasks.settings import TaskConfig, plain, refuse_unused
 from gruppo.tasks.template import compiled
 
 GENERATED = ("level", "seed", "train_size")
-KINDS = {"hf": "gruppo.tasks.hub", "gym": "gruppo.tasks.gym"}
+KINDS = ("hf", "gym")
 OTHER_DATA = (".csv", ".tsv", ".json", ".parquet", ".arrow")
 
 
@@ -23,12 +23,13 @@ def load(settings: TaskConfig, held_out_size: int = 1_000) -> TaskSet:
     """The task set that the settings describe. A ValueError says what is wrong with them."""
     if settings.train_size < 0:
         raise ValueError(f"train_size={settings.train_size}: the split would be empty. Give at least 1, or 0 for all.")
-    name, kind = settings.name, settings.name.partition(":")[0]
+    name = settings.name
+    if name.startswith("gym:"):
+        return _worded(import_module("gruppo.tasks.gym").load(settings, held_out_size), settings)
+    if name.startswith("hf:"):
+        return import_module("gruppo.tasks.hub").load(settings)
     if is_data(name) or name == "humaneval":
-        return import_module("gruppo.tasks.files" if is_data(name) else "gruppo.tasks.humaneval").load(settings)
-    if kind in KINDS and ":" in name:
-        made = import_module(KINDS[kind]).load(settings, *([held_out_size] if kind == "gym" else []))
-        return made if kind == "hf" else _worded(made, settings)
+        return import_module(f"gruppo.tasks.{'files' if is_data(name) else name}").load(settings)
     _refuse_other_data(name)
     made = _own(settings, held_out_size) if is_path(name) else _built_in(settings, held_out_size)
     return _worded(_judged(made, settings), settings)

@@ -1,0 +1,66 @@
+"""Sums of two digits, asked in words: "What is 3 + 4? Answer with just the number." is answered by `7`.
+
+For models that speak. Of the 100 sums 30 are held out, always the same; a sum and the same two digits in the other
+order are on the same side. There is one level.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from gruppo.tasks.base import Family, Task
+from gruppo.tasks.numbering import Shuffle, hash64
+
+DOUBLES, PAIRS = 2, 14  # held out: 2 sums such as 3 + 3, and 14 pairs of digits in both orders
+
+
+@cache
+def _ranks(split: str) -> tuple[int, ...]:
+    """The sums of a split; a sum is 10 a + b."""
+    pairs = [(a, b) for a in range(10) for b in range(a)]
+    held = {(a, a) for a in map(Shuffle(10, hash64("split", "sums", "doubles")), range(DOUBLES))}
+    held |= {pairs[i] for i in map(Shuffle(len(pairs), hash64("split", "sums", "pairs")), range(PAIRS))}
+    every = [(10 * a + b, (max(a, b), min(a, b)) in held) for a in range(10) for b in range(10)]
+    return tuple(rank for rank, out in every if out == (split == "held_out"))
+
+
+@dataclass(frozen=True)
+class Sums(Family):
+    """A family with a split of its own."""
+
+    def held_out(self, level: int, rank: int) -> bool:
+        return rank in _ranks("held_out")
+
+    def rank(self, level: int, split: str, seed: int, index: int) -> int:
+        ranks = _ranks(split)
+        return ranks[Shuffle(len(ranks), hash64("order", self.name, split, seed))(index)]
+
+    def size(self, level: int, split: str) -> int:
+        return len(_ranks(split))
+
+
+def make(level: int, rank: int, pick: int) -> Task:
+    a, b = divmod(rank, 10)
+    return Task(
+        uid=f"sums/{a}+{b}",
+        prompt=f"What is {a} + {b}? Answer with just the number.",
+        answer=str(a + b),
+        level=level,
+        source="sums",
+        solution=str(a + b),
+        meta={"a": a, "b": b},
+    )
+
+
+def score(task: Task, text: str) -> float:
+    """1 if the text is the sum and nothing else but spaces and a full stop."""
+    return float(text.strip().removesuffix(".") == task.answer)
+
+
+FAMILY = Sums(
+    name="sums",
+    count=lambda level: 100,
+    make=make,
+    scorer="gruppo.tasks.sums:score",
+    max_tokens={1: 16},
+    default=1,
+)
