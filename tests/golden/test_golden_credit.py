@@ -17,7 +17,7 @@ from gruppo.data import Batch, Key
 from gruppo.methods import method
 from gruppo.methods.dr_grpo import OverConstant
 from gruppo.methods.gpg import CentredPerUseful
-from gruppo.methods.grpo_passk import BestOfK
+from gruppo.methods.grpo_passk import BestOfK, UpperClipped
 from gruppo.methods.opo import LengthWeighted
 from gruppo.methods.reinforce_pp import WhitenedReturn
 from gruppo.methods.reinforce_pp_baseline import WhitenedCentred
@@ -397,4 +397,4 @@ def test_fields_are_the_papers() -> None:
     assert method("gpg").objective == PolicyGradient(mean="token")
     for name in ("opo", "gpg", "remax", "dr_grpo"):
         assert method(name).update.steps == 1, f"{name} is exactly on-policy"
-    assert passk.objective == method("grpo").objective and passk.penalties == method("grpo").penalties
+    assert passk.objective == UpperClipped(0.2, "sequence") and passk.penalties == method("grpo").penalties

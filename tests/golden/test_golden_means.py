@@ -96,7 +96,7 @@ def test_a_sum_over_a_constant(unit: str) -> None:
 def test_a_constant_that_is_none(mean: str) -> None:
     with pytest.raises(ValueError, match=r"divides by no constant. Write a sum, a slash and a number"):
         total(ragged(), mean, ALL)
-    with pytest.raises(ValueError, match="mean='answer_sum' is no way to average. Use one of"):
+    with pytest.raises(ValueError, match=r"mean='answer_sum' is no way to average. Use one of"):
         total(ragged(), "answer_sum/4", ALL)
 
 

@@ -284,6 +284,7 @@ def test_a_method_that_compares_groups_gets_two() -> None:
 def test_dice_are_owned_up_to() -> None:
     row = lab([RLOO.but(credit=Dice())], SMALL, samples=2, steps=0).rows[0]
     assert not row.exact and row.figures is not None and "throws dice" in row.says[-1]
+    assert row.figures.cosine == pytest.approx(1.0, abs=0.1) and row.figures.bias > 1e-6
 
 
 def test_more_samples_where_a_method_needs_them() -> None:

@@ -29,5 +29,6 @@ def test_trains_two_steps(name: str, reward: str, tmp_path: Path, capsys: pytest
     assert (summary["method"], summary["steps"]) == (name, 2)
     rows = [json.loads(line) for line in (Path(summary["folder"]) / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
-    assert any(row.get("grad_norm", 0.0) > 0 for row in rows), "no step had a gradient"
+    norms = [v for row in rows for k, v in row.items() if k.startswith("grad_norm")]  # vapo begins with its critic
+    assert max(norms) > 0, "no step had a gradient"
     assert (Path(summary["folder"]) / "policy" / "config.json").is_file()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gruppo.tasks import family, load_task
-from gruppo.tasks.sums import score
+from gruppo.tasks import family, load_object, load_task
 
 
 def test_the_split():
@@ -24,9 +23,9 @@ def test_the_seed_orders_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("text", "right"), [("7", 1), (" 7.\n", 1), ("07", 0), ("3 + 4 = 7", 0), ("7 7", 0), ("", 0), ("-7", 0)]
+    ("text", "right"), [("7", 1), (" 7.\n", 1), ("07", 0), ("3 + 4 = 7", 1), ("7, no 8", 0), ("", 0), ("-7", 0), ("7.5", 0)]
 )
 def test_score(text, right):
     task = next(t for t in [*load_task("sums").train, *load_task("sums").held_out] if t.uid == "sums/3+4")
     assert task.prompt == "What is 3 + 4? Answer with just the number."
-    assert score(task, text) == right
+    assert load_object(family("sums").scorer)(task, text) == right

@@ -154,7 +154,8 @@ def _row(
     except Unlike as said:
         return Row(m.name, 0, prompts, samples, False, [*changed, f"not done: {said}"], None)
     except Exception as error:  # a room that wants what the laboratory does not have: say what it was
-        what = str(error).split("\n")[0].rstrip(".") or type(error).__name__
+        what = str(error).split("\n")[0].rstrip(".")
+        what = what if isinstance(error, ValueError) else f"{type(error).__name__}: {what}"
         return Row(m.name, 0, prompts, samples, False, [*changed, f"not done: {what}"], None)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gruppo.lab.exact_trial import LUCK, Trial
+from gruppo.lab.exact_trial import Trial
 from gruppo.stages import Method, kind
 from gruppo.stages.curriculum import Uniform
 from gruppo.stages.replay import Forget
@@ -43,4 +43,4 @@ def _update(m: Method) -> Iterable[str]:
 
 def _luck(trial: Trial) -> Iterable[str]:
     if trial.ctx.luck:
-        yield f"throws dice of its own: averaged over {LUCK} throws, which differ by {trial.spread:.1%}"
+        yield f"throws dice of its own, which are sampled: an error of about {trial.error:.0%}"

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Use, pack
+from gruppo.data import Batch, Episode, Use, key_hash, pack
 from gruppo.lab.exact_bench import Bench, Drawn, LabContext
-from gruppo.lab.exact_groups import MOST, Script, Unlike
+from gruppo.lab.exact_groups import Script, Unlike
 from gruppo.lab.exact_world import TableCritic, TablePolicy
 from gruppo.stages import Ask, Memory, Method, Need, Sampling, Stats, StepRecord
 from gruppo.stages.check import check_first_batch, problems
@@ -26,15 +26,13 @@ from gruppo.stages.select import through_first_door, through_second_door
 from gruppo.train.forward import serve
 from gruppo.train.learner import Learner, OptimConfig
 
-LUCK = 2  # passes over all draws for a method that throws dice of its own
-
 
 @dataclass(frozen=True)
 class Moments:
     """What a method does over all draws at one policy."""
 
     chance_C: Tensor
-    subset_C: Tensor
+    subset_C: Tensor  # which prompts were asked
     grad_CT: Tensor  # the gradient of each draw
     adv_I: Tensor | None  # Σ over draws of P(draw) · advantage of an answer / samples of the step, by place
     dropped: float  # probability that selection leaves nothing to learn from
@@ -42,6 +40,16 @@ class Moments:
     @property
     def mean_T(self) -> Tensor:
         return self.chance_C @ self.grad_CT
+
+    def joined(self, other: "Moments") -> "Moments":
+        """Half of each."""
+        return Moments(
+            torch.cat([self.chance_C, other.chance_C]) / 2,
+            torch.cat([self.subset_C, other.subset_C]),
+            torch.cat([self.grad_CT, other.grad_CT]),
+            None if self.adv_I is None or other.adv_I is None else (self.adv_I + other.adv_I) / 2,
+            (self.dropped + other.dropped) / 2,
+        )
 
     def variance(self) -> float:
         """The trace of the covariance from the answers alone: inside each choice of prompts, then averaged."""
@@ -72,7 +80,7 @@ class Trial:
         doors = any(hasattr(o, "episodes") for o in method.select)
         self.own_rollout = type(method.rollout) is not Group or bool(method.prompting)
         self.plain = not (self.own_rollout or doors or method.reward)
-        self.checked, self.spread = False, 0.0
+        self.checked, self.error = False, 0.0
         self.runner = asyncio.Runner()
         for said in problems(method, self.ctx, samples=samples, can=self.script.can):
             raise Unlike(said.removeprefix(f"{method.name}: ").rstrip("."))
@@ -210,40 +218,48 @@ class Trial:
         if self.own_rollout and not self.checked:
             self._order_matters_not()
         chance = self.draws.chances(self.log_mass_QA)
-        parts = [self._pass(chance, tick)]
-        if self.ctx.luck:
-            parts += [self._pass(chance, tick, 1 + i) for i in range(LUCK - 1)]
-            apart, mean = chance @ (parts[0][0] - parts[1][0]), chance @ (parts[0][0] + parts[1][0]) / 2
-            self.spread = float(apart.norm() / mean.norm()) if bool(mean.any()) else 0.0
-        n = len(parts)
-        advantages = [p[1] for p in parts]
-        adv_I = None if any(a is None for a in advantages) else torch.stack(advantages).mean(0)  # type: ignore[arg-type]
-        return Moments(
-            chance.repeat(n) / n, self.draws.subset.repeat(n), torch.cat([p[0] for p in parts]), adv_I,
-            sum(p[2] for p in parts) / n,
-        )  # fmt: skip
+        first = self._pass(chance, tick)
+        if not self.ctx.luck:
+            return first
+        second = self._pass(chance, tick, again=True)
+        apart = float((first.mean_T - second.mean_T).norm())
+        both = first.joined(second)
+        self.error = apart / 2 / float(both.mean_T.norm()) if apart else 0.0
+        return both
 
-    def _pass(self, chance: Tensor, tick: Callable[[], None], throw: int = 0) -> tuple[Tensor, Tensor | None, float]:
-        """Every draw once, with luck of its own: gradients, advantages by place, and how probable it is that nothing
-        is left."""
-        grads = torch.zeros(len(chance), len(self.world.theta), dtype=torch.float64)
+    def _pass(self, chance: Tensor, tick: Callable[[], None], again: bool = False) -> Moments:
+        """Every draw, through the rooms. Dice of the method's own are thrown more often where a draw is probable."""
+        grads, weight, which = list[Tensor](), list[float](), list[int]()
         adv_I, dropped = torch.zeros(self.draws.counts.shape[1], dtype=torch.float64), 0.0
         has_adv = "adv_N" in self.method.credit.gives
         for c, p in enumerate(chance.tolist()):
-            self.ctx.seed = (self.bench.seed * LUCK + throw) * MOST + c
-            d = self.drawn(c)
             if c % 16 == 0:
                 tick()
-            if d is None:
-                dropped += p
-                continue
-            batch = self.prepared(d)
-            self._check(batch)
-            grads[c] = self.gradient(d, batch)
-            if has_adv:
-                learned = batch.gather(batch.adv_N, "N", "E", "mean", where=batch.policy_N)
-                adv_I.index_add_(0, d.place_E, learned * p / (self.prompts * self.samples))
-        return grads, adv_I if has_adv else None, dropped
+            throw, throws = 0, 1
+            while throw < throws:
+                self.ctx.seed = int(key_hash(self.bench.seed, c, throw, int(again))) % 2**31
+                grad, adv = self._through(c)
+                throws = 1 + int(p * len(chance)) if self.ctx.luck else 1
+                grads.append(grad)
+                weight.append(p / throws)
+                which.append(c)
+                dropped += p / throws if adv is None else 0.0
+                if adv is not None and has_adv:
+                    adv_I.index_add_(0, adv[0], adv[1] * p / throws / (self.prompts * self.samples))
+                throw += 1
+        subset = self.draws.subset[torch.tensor(which)]
+        chances = torch.tensor(weight, dtype=torch.float64)
+        return Moments(chances, subset, torch.stack(grads), adv_I if has_adv else None, dropped)
+
+    def _through(self, c: int) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """The gradient of a draw, with the place and the advantage of each episode; None when nothing was left."""
+        d = self.drawn(c)
+        if d is None:
+            return torch.zeros_like(self.world.theta), None
+        batch = self.prepared(d)
+        self._check(batch)
+        adv_N = batch.columns.get("adv_N", batch.weight_N)
+        return self.gradient(d, batch), (d.place_E, batch.gather(adv_N, "N", "E", "mean", where=batch.policy_N))
 
     def _check(self, batch: Batch) -> None:
         """What a run checks at its first batch, here at the first one that holds right and wrong answers."""

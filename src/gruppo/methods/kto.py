@@ -10,7 +10,7 @@ TRL 1.16 trainer/kto_trainer.py: λ_D = λ_U = 1, β = 0.1; the paper advises λ
 single prompt there is no other one, and z is 0.
 
 An answer is good if its reward is above the mean of its group: of a preference pair, chosen is good and rejected bad.
-Where the rewards of a group are equal or alone, it is good from `threshold` on.
+Where a group has one reward only, an answer is good from `threshold` on.
 """
 
 from dataclasses import dataclass

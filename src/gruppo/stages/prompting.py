@@ -15,9 +15,7 @@ class Prompting(Protocol):
 
 def plain(ctx: Context, ask: Ask) -> list[Prompt]:
     """The task's own prompt, through the model's chat template if it has one. Stands at the start of every chain."""
-    system = [{"role": "system", "content": ask.task.system}] if ask.task.system else []
-    ids = ctx.tokenizer.chat([*system, {"role": "user", "content": ask.task.prompt}])
-    return [Prompt(ids, ask, ask.group, ask.samples)]
+    return [Prompt(ctx.tokenizer.chat(ask.task.messages), ask, ask.group, ask.samples)]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ HELD_OUT = 5  # one problem in five
 class Task:
     """One problem. The last line of `solution` is the answer; the lines before it are the steps.
 
-    `system` is the system prompt, for models with a chat template.
+    `system` is the system prompt, for models with a chat template; `meta["messages"]` are turns before the prompt.
     """
 
     uid: str
@@ -32,6 +32,12 @@ class Task:
     solution: str = ""
     system: str = ""
     meta: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The dialogue that asks: system prompt, earlier turns, prompt."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.meta.get("messages", ()), {"role": "user", "content": self.prompt}]
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ class Source:
     """A task of reasoning-gym at some levels of its curriculum; level -1 is its default configuration."""
 
     def __init__(self, name: str, levels: tuple[int, ...] = (), options: dict[str, Any] | None = None) -> None:
-        self.gym = library("reasoning_gym", f"task=gym:{name} comes from it")
-        self.factory = library("reasoning_gym.factory", "its tasks are listed there")
+        self.gym = library("reasoning_gym", f"task=gym:{name} comes from it", "gym")
+        self.factory = library("reasoning_gym.factory", "its tasks are listed there", "gym")
         self.name, self.options = name, options or {}
         if name not in self.factory.DATASETS:
             raise ValueError(
@@ -87,7 +87,7 @@ class Source:
     def _options(self) -> dict[str, Any]:
         if self.name != "composite":
             return self.options
-        spec = library("reasoning_gym.composite", "gym:composite mixes tasks").DatasetSpec
+        spec = library("reasoning_gym.composite", "gym:composite mixes tasks", "gym").DatasetSpec
         parts = [spec(**{"weight": 1.0, "config": {}, **part}) for part in self.options.get("datasets", ())]
         return {**self.options, "datasets": parts}
 

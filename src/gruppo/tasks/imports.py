@@ -48,15 +48,16 @@ def split_path(path: str) -> tuple[str, str]:
     return where, name
 
 
-def library(name: str, why: str) -> ModuleType:
+def library(name: str, why: str, extra: str = "data") -> ModuleType:
     """A module of an optional package; a ValueError says how to install it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != name.partition(".")[0]:
-            raise  # it is there, and something that it needs is not
+        package = name.partition(".")[0]
+        missing = (error.name or package).partition(".")[0]
         raise ValueError(
-            f"{name} is not installed, and {why}, so nothing was started. Install it with  pip install 'gruppo[data]'"
+            f"{missing} is not installed{'' if missing == package else f', which {package} needs'}, and {why}, so "
+            f"nothing was started. Install it with  pip install 'gruppo[{extra}]'"
         ) from None
 
 

@@ -1,7 +1,7 @@
 """Sums of two digits, asked in words: "What is 3 + 4? Answer with just the number." is answered by `7`.
 
 For models that speak. Of the 100 sums 30 are held out, always the same; a sum and the same two digits in the other
-order are on the same side. There is one level.
+order are on the same side. There is one level. The last number in an answer counts, so that a sentence is right too.
 """
 
 from dataclasses import dataclass
@@ -51,16 +51,11 @@ def make(level: int, rank: int, pick: int) -> Task:
     )
 
 
-def score(task: Task, text: str) -> float:
-    """1 if the text is the sum and nothing else but spaces and a full stop."""
-    return float(text.strip().removesuffix(".") == task.answer)
-
-
 FAMILY = Sums(
     name="sums",
     count=lambda level: 100,
     make=make,
-    scorer="gruppo.tasks.sums:score",
+    scorer="gruppo.tasks.addition:score_last",
     max_tokens={1: 16},
     default=1,
 )

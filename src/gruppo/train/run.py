@@ -14,6 +14,7 @@ from gruppo.policies import learned_state, load_learned, load_policy, load_token
 from gruppo.stages import Context, Memory, Need, Never, Prompt, kind
 from gruppo.stages.check import check, compares
 from gruppo.tasks import TaskSet
+from gruppo.tasks.fit import refuse_unfit
 from gruppo.tasks.judge import Judge
 from gruppo.tasks.load import load
 from gruppo.train.allocator import keep_freed_memory
@@ -33,6 +34,8 @@ class Run:
         self.share = WORTH if config.optim.share_prefixes else math.inf
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         self.tasks = tasks_of(config)
+        for note in self.tasks.notes:
+            self.say(note)
         longest = config.sampling.max_tokens or self.tasks.max_tokens
         self.sampling = replace(config.sampling, max_tokens=longest)
         self.memory = Memory()
@@ -50,6 +53,7 @@ class Run:
         self.engine = NativeEngine(self._writers(), eos=self.tokenizer.stops, say=self.warn)
         if self.tokenizer.rewrites:
             self.warn(self.tokenizer.rewrites)
+        refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
         self.judge = Judge(self.tasks.scorer, seconds=config.task.seconds).start()
         self.learner = Learner(self.method, self.models, config.optim, self.warn)
         self.clock = self.learner.clock
@@ -127,7 +131,7 @@ class Run:
     def state(self, step: int, facts: dict[str, Any]) -> State:
         own = {"version": self.version, "checked": self.checked, "bad_steps": self.learner.bad_steps}
         own |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
-        own |= {"micro_tokens": self.learner.micro_tokens}
+        own |= {"micro_tokens": self.learner.micro_tokens, "data": self.tasks.digest}
         return State(
             step=step,
             weights={r: learned_state(m) for r, m in self.models.items() if self._changes(r)},
@@ -148,6 +152,11 @@ class Run:
                 "would be added in another "
                 f"order, and the run would not go on exactly. Resume with threads={threads}, or "
                 f"OMP_NUM_THREADS={threads}."
+            )
+        if state.facts.get("data", "") != self.tasks.digest:
+            self.warn(
+                f"the data of task {self.config.task.name} is not what it was when this run was saved, so it goes on, "
+                "but not as it would have. Put the data back to go on exactly."
             )
         for role, weights in state.weights.items():
             load_learned(self.models[role], weights)

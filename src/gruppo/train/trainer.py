@@ -13,6 +13,8 @@ from types import FrameType
 from typing import Any
 
 from gruppo.stages import StepRecord
+from gruppo.tasks import BUILT_IN
+from gruppo.tasks.load import short_name
 from gruppo.train.checkpoint import State, latest_checkpoint, load_checkpoint, save_checkpoint, step_of
 from gruppo.train.config import RunConfig
 from gruppo.train.doctor import refuse, step_zero
@@ -50,7 +52,7 @@ class Interrupt:
 
 def new_folder(config: RunConfig) -> RunFolder:
     """An empty folder of its own; of two runs that start in the same second, the later one has a number."""
-    task = Path(config.task.name.split(":")[0]).stem
+    task = short_name(config.task.name)
     plain = f"{config.method.name}-{task}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [config.save.name] if config.save.name else [plain, *(f"{plain}-{i}" for i in range(2, 100))]
     for name in names:
@@ -255,7 +257,9 @@ class Trainer:
 
 def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
     other = "grpo" if summary["method"] == "dapo" else "dapo"
-    harder = "" if ":" in summary["task"] else " task.level=3"
+    again = f"task={summary['task']} task.level=3"
+    if summary["task"] not in BUILT_IN:  # others have settings that only the run's own file knows
+        again = f"--config {shlex.quote(str(folder['config.toml']))}"
     return "\n".join(
         [
             f"held-out accuracy {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in "
@@ -268,7 +272,7 @@ def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
             f"AutoModelForCausalLM.from_pretrained({str(folder['policy'])!r}))",
             f"  summary   {folder['summary.json']}",
             f"try next:  gruppo methods   ·   gruppo train method={other}   ·   gruppo methods diff grpo dapo",
-            f"           gruppo eval {shlex.quote(str(folder['policy']))} task={summary['task']}{harder}",
+            f"           gruppo eval {shlex.quote(str(folder['policy']))} {again}",
         ]
     )
 

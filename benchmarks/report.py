@@ -1,0 +1,148 @@
+"""benchmarks/results.json, which the benchmarks write with --save, and RESULTS.md, which is made from it.
+
+python benchmarks/report.py [--add FILE.json]     # FILE: what plain_loop.py --json wrote on another machine
+"""
+
+import argparse
+import json
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS, PAGE = HERE / "results.json", HERE / "RESULTS.md"
+PACKAGES = ("torch", "transformers", "trl", "gruppo")
+GOALS = {"tiny": 2.0, "smollm2": 1.5}
+LOADED = 1.5  # load average above which a run is called loaded
+
+HEAD = """# Results
+
+Made by `python benchmarks/report.py` from `results.json`; not written by hand. What was tried, and what did not help:
+[LOG.md](LOG.md).
+"""
+
+TRL = """## Against TRL's GRPOTrainer, on the CPU
+
+`python benchmarks/against_trl.py --save`. Both sides take turns in one run; each has a process of its own, and only one
+works at a time. Same weights, prompts, group size, answer length, reward function, float32, threads, fused AdamW, clipping
+and clipped surrogate with the mean of a sequence; one optimiser step a batch, no reference. No answer ends early: the id
+that would end it does not exist on either side. The ratio is that of the median steps of one turn; its median and range
+are over the turns. Memory is the highest resident set of the whole process, from its start on; gruppo's has that of
+its judge added, which is a process too.
+
+What a step contains. Both: prompts to ids, sampling with a cache, text of the answers, rewards, advantages, forward and
+backward, clipping, AdamW, metrics. gruppo besides: rewards come from a process of its own, sampled log-probabilities are
+kept and compared with the trainer's; a prompt is computed once for its group, in sampling and in training. TRL besides:
+entropy of every token for its metrics, padded rows. Checkpointing of activations, which TRL turns on by default, is off;
+so are logging, saving and progress bars on both sides.
+"""
+
+PLAIN = """## Against a plain transformers loop, on a GPU
+
+`python benchmarks/plain_loop.py`. One process, both sides in turn, random weights of a Qwen2-0.5B in bfloat16.
+The plain loop: `model.generate`, rewards, one padded forward and backward in micro-batches with logits of the answers only,
+clipping, AdamW on the bfloat16 weights. gruppo: its engine on the same architecture, rewards, packing, credit, forward
+and backward in micro-batches of as many tokens with each prompt once, clipping, AdamW on float32 copies of the
+weights. Memory is the most that the GPU had allocated in a step, less what the other side holds.
+"""
+
+
+def machine() -> dict[str, Any]:
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "cores": os.cpu_count(), **found} | {
+        "python": platform.python_version()
+    }
+
+
+def save(section: str, name: str, found: dict[str, Any]) -> None:
+    """Put one result in its place and write the page anew."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    results.setdefault(section, {})[name] = {"machine": machine()} | found
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    PAGE.write_text(page(results))
+
+
+def page(results: dict[str, Any]) -> str:
+    parts = [HEAD]
+    for section, text in (("trl", TRL), ("plain_loop", PLAIN)):
+        if section in results:
+            parts += [text, *(describe(found) for found in results[section].values())]
+    return "\n".join(parts)
+
+
+def describe(found: dict[str, Any]) -> str:
+    """One result as Markdown."""
+    shape = (
+        f"{found['prompts']} prompts of {found['prompt_tokens']} tokens x {found['samples']} answers of "
+        f"{found['new_tokens']}"
+    )
+    lines = [f"### {found['model']}: {found['parameters'] / 1e6:.1f} M parameters, {shape}", "", _where(found), ""]
+    lines += ["| side | s a step (range over turns) | tokens/s | peak memory (MiB) | where the time goes (s) |"]
+    lines += ["|---|---|---|---|---|"]
+    lines += [_row(name, side) for name, side in found["sides"].items()]
+    low, high = found["ratio_range"]
+    other = next(name for name in found["sides"] if name != "gruppo")
+    lines += [
+        "",
+        f"**gruppo is {found['ratio']:.2f} x as fast as {other}** ({low:.2f} to {high:.2f}), at " + _memory(found),
+    ]
+    return "\n".join([*lines, *_verdict(found), ""])
+
+
+def _where(found: dict[str, Any]) -> str:
+    m = found.get("machine", machine())
+    packages = ", ".join(f"{p} {m[p]}" for p in PACKAGES if p in m)
+    place = found.get("device") or f"{m['cores']} cores, {found['threads']} threads"
+    load = ""
+    if "load" in found:
+        before, after = found["load"]
+        load = f"; load {before:.1f} before, {after:.1f} after"
+        load += " (**a loaded machine**: trust the ratio more than the seconds)" if before > LOADED else ""
+    return f"{m['date']}; {place}; {packages}; {found['turns']} turns of {found['steps_a_turn']} steps{load}."
+
+
+def _row(name: str, side: dict[str, Any]) -> str:
+    low, high = side["seconds_range"]
+    parts = ", ".join(f"{k} {v:.3g}" for k, v in side["parts"].items())
+    memory = f"{side['peak_mib']:.0f}"
+    if side.get("peak_own_mib", side["peak_mib"]) != side["peak_mib"]:
+        memory += f" ({side['peak_own_mib']:.0f} without its judge)"
+    return f"| {name} | {side['seconds']:.4g} ({low:.4g} to {high:.4g}) | {side['tokens_per_second']:.0f} | {memory} | {parts} |"
+
+
+def _memory(found: dict[str, Any]) -> str:
+    mine, other = (side["peak_mib"] for side in found["sides"].values())
+    return f"{mine / other:.2f} x its memory."
+
+
+def _verdict(found: dict[str, Any]) -> list[str]:
+    goal = GOALS.get(found["model"])
+    if goal is None:
+        return []
+    mine, other = (side["peak_mib"] for side in found["sides"].values())
+    speed = "met" if found["ratio"] >= goal else "**missed**"
+    return [f"Goals: {goal:g} x the speed, {speed}; no more memory, {'met' if mine <= other else '**missed**'}."]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--add", type=Path, help="a file that plain_loop.py --json wrote")
+    args = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    if args.add is not None:
+        found = json.loads(args.add.read_text())
+        results.setdefault("plain_loop", {})[found["model"]] = found
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    PAGE.write_text(page(results))
+
+
+if __name__ == "__main__":
+    main()
