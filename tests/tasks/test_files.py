@@ -227,12 +227,13 @@ def test_held_out_file(write: Write) -> None:
     assert not {t.prompt for t in tasks.train} & {t.prompt for t in tasks.held_out}
 
 
-def test_a_hundred_thousand_rows_take_seconds(write: Write) -> None:
-    file = write(*({"question": f"{i}+{i}= " + "x" * 200, "answer": f"{2 * i}", "n": i} for i in range(100_000)))
-    begun = time.perf_counter()
+@pytest.mark.parametrize("count", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_large_files_take_seconds(write: Write, count: int) -> None:
+    file = write(*({"question": f"{i}+{i}= " + "x" * 200, "answer": f"{2 * i}", "n": i} for i in range(count)))
+    begun = time.process_time()
     tasks = load_task(file)
-    assert len(tasks.train) == 90_000
-    assert time.perf_counter() - begun < 20  # 3 s on a quiet machine
+    assert len(tasks.train) == 0.9 * count
+    assert time.process_time() - begun < count / 5_000  # a fifth of that where it was measured
 
 
 # ---- bad input -----------------------------------------------------------------------------------

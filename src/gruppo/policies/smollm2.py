@@ -79,7 +79,9 @@ def _make(folder: Path, gguf: Path) -> None:
 def convert(gguf: Path, folder: Path) -> None:
     """GGUF to a Hugging Face folder in float32, with tokenizer, chat template and generation config."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     where, name = str(gguf.parent), gguf.name
     AutoTokenizer.from_pretrained(where, gguf_file=name).save_pretrained(str(folder))
     packed = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)

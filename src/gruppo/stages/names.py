@@ -6,5 +6,7 @@ from collections.abc import Iterable
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (nearest: a, b)`, or nothing when no known name is close."""
-    close = difflib.get_close_matches(name, list(known), n=2, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=4, cutoff=0.5)
+    # Two letters that changed places are the commonest slip: the same letters come first.
+    close = sorted(close, key=lambda other: sorted(other) != sorted(name))[:2]
     return f" (nearest: {', '.join(close)})" if close else ""

@@ -4,6 +4,7 @@ For models that speak. Of the 100 sums 30 are held out, always the same; a sum a
 order are on the same side. There is one level. The last number in an answer counts, so that a sentence is right too.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -51,11 +52,17 @@ def make(level: int, rank: int, pick: int) -> Task:
     )
 
 
+def score(task: Task, text: str) -> float:
+    """1 if the last number in the text is the sum."""
+    numbers = re.findall(r"-?[0-9]+(?:\.[0-9]+)?", text)
+    return float(bool(numbers) and numbers[-1] == task.answer)
+
+
 FAMILY = Sums(
     name="sums",
     count=lambda level: 100,
     make=make,
-    scorer="gruppo.tasks.addition:score_last",
+    scorer="gruppo.tasks.sums:score",
     max_tokens={1: 16},
     default=1,
 )
