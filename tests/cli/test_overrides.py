@@ -71,7 +71,7 @@ def values(path: str) -> st.SearchStrategy[Any]:
         return st.floats(0, allow_infinity=False, exclude_min=True) | st.sampled_from(
             ["token", "sequence", "group_sum"]
         )
-    plain = {bool: st.booleans(), int: st.integers(low, 10**9), float: numbers, str: TEXT}
+    plain = {bool: st.booleans(), int: st.integers(low, 10**9), float: numbers, str: TEXT, float | str: TEXT}
     return plain[wanted] if wanted in plain else st.lists(WORD, max_size=3).map(tuple)
 
 

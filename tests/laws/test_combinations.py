@@ -11,7 +11,7 @@ from gruppo.stages import Context, Method, kind
 from gruppo.stages.check import check_first_batch, problems
 
 ALWAYS = (
-    "micro_batches", "fused_is_two_pass", "order", "nan_mask", "failures", "unused", "extremes",
+    "micro_batches", "shared_prefixes", "fused_is_two_pass", "order", "nan_mask", "failures", "unused", "extremes",
     "finite_differences", "keep_and_weight", "memory", "record",
 )  # fmt: skip
 PATIENT = {"suppress_health_check": [HealthCheck.filter_too_much, HealthCheck.too_slow]}

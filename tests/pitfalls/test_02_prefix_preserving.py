@@ -1,8 +1,8 @@
 """Pitfall 2: "chat template not prefix-preserving". Rule: "incremental rendering …; else fork the row, never mask
 silently".
 
-Templates of several turns come later; what exists is a prompt that is rewritten (hints). If the bug came back, a
-prompt would be rendered anew instead of extended, or a sequence learned under another prompt would pass as
+Here the prompts that a room rewrites (hints); chat templates of several turns: tests/policies/test_chat.py. If the bug
+came back, a prompt would be rendered anew instead of extended, or a sequence learned under another prompt would pass as
 on-policy: its log-probabilities would be compared with a sampler that saw something else.
 """
 

@@ -1,7 +1,8 @@
 """Pitfall 3: "generation prompt missing / doubled between turns". Rule: "golden token test of a … dialogue".
 
-One turn so far: <bos>, the task's own words, the answer, <eos>. If the bug came back, the golden ids below would
-have a token more or less between question and answer.
+Here one turn: <bos>, the task's own words, the answer, <eos>; chat templates of several turns have their golden tokens
+in tests/policies/test_chat.py. If the bug came back, the ids below would have a token more or less between question and
+answer.
 """
 
 import asyncio

@@ -3,6 +3,8 @@
 The templates are the families' forms in our own words, on a tokenizer with one id for each character.
 """
 
+import re
+
 import numpy as np
 import pytest
 
@@ -17,8 +19,9 @@ EACH = "{% for m in messages %}"
 CHATML = EACH + "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 CHATML += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 SMOLLM2 = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}" + CHATML
-LLAMA3 = "{{ bos_token }}" + EACH + "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
-LLAMA3 += "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+LLAMA3 = "{{ bos_token }}" + EACH + "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+LLAMA3 += "{{ m.content | trim }}<|eot_id|>{% endfor %}"
+LLAMA3 += "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 MISTRAL = "{{ bos_token }}" + EACH + "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
 MISTRAL += "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}"
 MISTRAL += "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
@@ -42,65 +45,59 @@ TALK = [
     {"role": "user", "content": "ok"},
 ]
 
-# family: (template, the dialogue up to the next answer as special tokens and plain text, ends an answer, bos)
+# family: (template, the dialogue up to the next answer, what ends an answer, bos)
 GOLDEN = {
     "chatml": (
         CHATML,
-        ["<|im_start|>", "user\nhi", "<|im_end|>", "\n", "<|im_start|>", "assistant\nyo", "<|im_end|>", "\n"]
-        + ["<|im_start|>", "user\n1+1?", "<|im_end|>", "\n", "<|im_start|>", "assistant\n2", "<|im_end|>", "\n"]
-        + ["<|im_start|>", "user\nok", "<|im_end|>", "\n", "<|im_start|>", "assistant\n"],
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n"
+        "<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\nok<|im_end|>\n<|im_start|>assistant\n",
         "<|im_end|>",
         None,
     ),
     "smollm2": (
         SMOLLM2,
-        ["<|im_start|>", "system\nBe kind.", "<|im_end|>", "\n"]
-        + ["<|im_start|>", "user\nhi", "<|im_end|>", "\n", "<|im_start|>", "assistant\nyo", "<|im_end|>", "\n"]
-        + ["<|im_start|>", "user\n1+1?", "<|im_end|>", "\n", "<|im_start|>", "assistant\n2", "<|im_end|>", "\n"]
-        + ["<|im_start|>", "user\nok", "<|im_end|>", "\n", "<|im_start|>", "assistant\n"],
+        "<|im_start|>system\nBe kind.<|im_end|>\n"
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n"
+        "<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\nok<|im_end|>\n<|im_start|>assistant\n",
         "<|im_end|>",
         None,
     ),
     "llama3": (
         LLAMA3,
-        ["<s>", "<|start_header_id|>", "user", "<|end_header_id|>", "\n\nhi", "<|eot_id|>"]
-        + ["<|start_header_id|>", "assistant", "<|end_header_id|>", "\n\nyo", "<|eot_id|>"]
-        + ["<|start_header_id|>", "user", "<|end_header_id|>", "\n\n1+1?", "<|eot_id|>"]
-        + ["<|start_header_id|>", "assistant", "<|end_header_id|>", "\n\n2", "<|eot_id|>"]
-        + ["<|start_header_id|>", "user", "<|end_header_id|>", "\n\nok", "<|eot_id|>"]
-        + ["<|start_header_id|>", "assistant", "<|end_header_id|>", "\n\n"],
+        "<s><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nyo<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\n1+1?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n2<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nok<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
         "<|eot_id|>",
         "<s>",
     ),
     "mistral": (
         MISTRAL,
-        ["<s>", "[INST] hi [/INST] yo", "</s>", "[INST] 1+1? [/INST] 2", "</s>", "[INST] ok [/INST]"],
+        "<s>[INST] hi [/INST] yo</s>[INST] 1+1? [/INST] 2</s>[INST] ok [/INST]",
         "</s>",
         "<s>",
     ),
     "gemma": (
         GEMMA,
-        ["<s>", "<start_of_turn>", "user\nhi", "<end_of_turn>", "\n"]
-        + ["<start_of_turn>", "model\nyo", "<end_of_turn>", "\n"]
-        + ["<start_of_turn>", "user\n1+1?", "<end_of_turn>", "\n"]
-        + ["<start_of_turn>", "model\n2", "<end_of_turn>", "\n"]
-        + ["<start_of_turn>", "user\nok", "<end_of_turn>", "\n", "<start_of_turn>", "model\n"],
+        "<s><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\nyo<end_of_turn>\n"
+        "<start_of_turn>user\n1+1?<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n"
+        "<start_of_turn>user\nok<end_of_turn>\n<start_of_turn>model\n",
         "<end_of_turn>",
         "<s>",
     ),
     "phi": (
         PHI,
-        ["<|user|>", "\nhi", "<|end|>", "\n", "<|assistant|>", "\nyo", "<|end|>", "\n"]
-        + ["<|user|>", "\n1+1?", "<|end|>", "\n", "<|assistant|>", "\n2", "<|end|>", "\n"]
-        + ["<|user|>", "\nok", "<|end|>", "\n", "<|assistant|>", "\n"],
+        "<|user|>\nhi<|end|>\n<|assistant|>\nyo<|end|>\n<|user|>\n1+1?<|end|>\n<|assistant|>\n2<|end|>\n"
+        "<|user|>\nok<|end|>\n<|assistant|>\n",
         "<|end|>",
         None,
     ),
     "zephyr": (
         ZEPHYR,
-        ["<|user|>", "\nhi", "</s>", "\n", "<|assistant|>", "\nyo", "</s>", "\n"]
-        + ["<|user|>", "\n1+1?", "</s>", "\n", "<|assistant|>", "\n2", "</s>", "\n"]
-        + ["<|user|>", "\nok", "</s>", "\n", "<|assistant|>", "\n"],
+        "<|user|>\nhi</s>\n<|assistant|>\nyo</s>\n<|user|>\n1+1?</s>\n<|assistant|>\n2</s>\n"
+        "<|user|>\nok</s>\n<|assistant|>\n",
         "</s>",
         None,
     ),
@@ -108,7 +105,9 @@ GOLDEN = {
 ID = {t: i for i, t in enumerate((*SPECIALS, *CHARACTERS))}
 
 
-def ids(pieces):
+def ids(text):
+    """Special tokens are one id, everything else is one id for each character."""
+    pieces = re.split("(" + "|".join(map(re.escape, SPECIALS)) + ")", text)
     return [i for p in pieces for i in ([ID[p]] if p in SPECIALS else [ID[c] for c in p])]
 
 
@@ -119,9 +118,9 @@ def tokenizer(chat_tokenizer):
 
 @pytest.mark.parametrize("family", GOLDEN)
 def test_three_turns_are_these_tokens(tokenizer, family):
-    template, pieces, end, bos = GOLDEN[family]
+    template, golden, end, bos = GOLDEN[family]
     t = tokenizer(template)
-    assert t.chat(TALK).tolist() == ids(pieces)
+    assert t.chat(TALK).tolist() == ids(golden)
     assert t.turn_end == t.eos == ID[end] and ID[end] in t.stops
     assert t.bos == (None if bos is None else ID[bos])
     assert t.rewrites == ""
@@ -131,14 +130,14 @@ def test_three_turns_are_these_tokens(tokenizer, family):
 
 @pytest.mark.parametrize("family", GOLDEN)
 def test_a_dialogue_that_grows_is_the_dialogue_rendered_whole(tokenizer, family):
-    template, pieces, end, _ = GOLDEN[family]
+    template, golden, end, _ = GOLDEN[family]
     t = tokenizer(template)
     space = " " if family == "mistral" else ""  # its answers begin with one, which the model writes itself
     grown = t.chat(TALK[:1])
     for answer, question in ((TALK[1], TALK[2]), (TALK[3], TALK[4])):
-        sampled = ids([space + answer["content"], end])
+        sampled = ids(space + answer["content"] + end)
         grown = np.concatenate([grown, sampled, t.follow([question], last=sampled[-1])])
-    assert grown.tolist() == ids(pieces)
+    assert grown.tolist() == ids(golden)
     cut_off = t.follow([TALK[2]], last=ID["y"])  # the answer ran out of tokens: its turn is ended first
     assert cut_off[0] == ID[end] and cut_off[1:].tolist() == t.follow([TALK[2]], last=ID[end]).tolist()
 
@@ -149,7 +148,7 @@ def test_a_template_that_drops_earlier_thinking_is_named_and_extended(tokenizer)
     assert "sampled tokens stay as they are" in t.rewrites
     thought = "<think>\nhm\n</think>\n\nyo"
     talk = [TALK[0], {"role": "assistant", "content": thought}, TALK[2]]
-    sampled = ids([thought, "<|im_end|>"])
+    sampled = ids(thought + "<|im_end|>")
     grown = np.concatenate([t.chat(TALK[:1]), sampled, t.follow([TALK[2]], last=sampled[-1])])
     assert grown.tolist()[: len(t.chat(talk[:2], answer=False)) - 1] == t.chat(talk[:2], answer=False).tolist()[:-1]
     assert grown.tolist() != t.chat(talk).tolist()  # the template would have dropped the thinking
@@ -169,10 +168,10 @@ def test_a_template_that_begins_answers_otherwise_is_named(tokenizer):
 
 def test_system(tokenizer):
     talk = [{"role": "system", "content": "Sum."}, TALK[0]]
-    first = ids(["<|im_start|>", "system\nSum.", "<|im_end|>"])
+    first = ids("<|im_start|>system\nSum.<|im_end|>")
     assert tokenizer(CHATML).chat(talk).tolist()[: len(first)] == first
     assert tokenizer(GEMMA).chat(talk).tolist() == ids(  # a template without system messages
-        ["<s>", "<start_of_turn>", "user\nSum.\n\nhi", "<end_of_turn>", "\n", "<start_of_turn>", "model\n"]
+        "<s><start_of_turn>user\nSum.\n\nhi<end_of_turn>\n<start_of_turn>model\n"
     )
     with pytest.raises(ValueError, match="refuses a dialogue of system: no system"):
         tokenizer(GEMMA).chat(talk[:1])
@@ -185,7 +184,7 @@ def test_options_reach_the_template(tokenizer):
 
 def test_without_a_template(tokenizer):
     t = tokenizer(None)
-    assert t.chat(TALK[:1]).tolist() == ids(["hi"]) and t.bos is None  # this tokenizer puts nothing in front
+    assert t.chat(TALK[:1]).tolist() == ids("hi") and t.bos is None  # this tokenizer puts nothing in front
     assert t.stops == (ID["</s>"],) and t.rewrites == ""
     with pytest.raises(ValueError, match="cannot go on after its first answer"):
         t.follow([TALK[2]])
@@ -198,8 +197,8 @@ def test_bos_once_without_a_template(chat_tokenizer):
     both = [("<s>", ID["<s>"]), ("</s>", ID["</s>"])]
     tok.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=both)
     t = HFTokenizer(tok)
-    assert t.chat(TALK[:1]).tolist() == ids(["<s>", "hi"])  # and no end in the middle
-    assert t.bos == ID["<s>"] and t.encode("hi").tolist() == ids(["hi"])
+    assert t.chat(TALK[:1]).tolist() == ids("<s>hi")  # and no end in the middle
+    assert t.bos == ID["<s>"] and t.encode("hi").tolist() == ids("hi")
 
 
 def test_text_never_becomes_special(tokenizer):
@@ -228,8 +227,9 @@ def test_folders(hf_folder, tokenizer, tmp_path):
     (tmp_path / "again" / "config.json").write_text((folder / "config.json").read_text())
     assert load_tokenizer(tmp_path / "again").chat(TALK).tolist() == t.chat(TALK).tolist()
     assert load_tokenizer(tmp_path / "again").words() == t.words()
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"vocab_size": 110', '"vocab_size": 60'))
     with pytest.raises(ValueError, match=r"has 110 ids, the model 60: they do not belong together"):
-        (folder / "config.json").write_text((folder / "config.json").read_text().replace('"vocab_size": 110', '"vocab_size": 60'))
         load_tokenizer(folder)
     for path in folder.glob("*token*"):
         path.unlink()

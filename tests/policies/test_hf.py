@@ -203,12 +203,12 @@ def test_both_ways_agree_on_a_llama(hf_folder):
 # bad input
 
 
-@pytest.mark.parametrize(("family", "said"), [("BloomConfig", "cannot be sampled"), ("MambaConfig", "cannot be sampled")])
-def test_other_kinds_of_memory_are_refused(family, said):
+@pytest.mark.parametrize("family", ["BloomConfig", "MambaConfig"])
+def test_other_kinds_of_memory_are_refused(family):
     import transformers
 
     config = getattr(transformers, family)(vocab_size=40, hidden_size=16, num_hidden_layers=2, n_head=4)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match="cannot be sampled and trained here"):
         HFPolicy(transformers.AutoModelForCausalLM.from_config(config), family)
 
 

@@ -5,6 +5,8 @@ import torch
 
 pytest.importorskip("peft")
 
+from test_hf import draws, own_logits
+
 from gruppo.policies import (
     Critic,
     Incremental,
@@ -17,7 +19,6 @@ from gruppo.policies import (
     load_policy,
     packed,
 )
-from test_hf import draws, own_logits
 
 FAMILY = pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])  # our own way, transformers', transposed weights
 SEQUENCES = draws([9, 3, 14])
@@ -127,5 +128,5 @@ def test_without_peft(hf_folder, monkeypatch):
 
     folder = hf_folder()
     monkeypatch.setattr(load, "find_spec", lambda name: None if name == "peft" else True)
-    with pytest.raises(ValueError, match=r"model.lora.rank=4 needs peft, which is not installed. pip install 'gruppo\[hf\]'"):
+    with pytest.raises(ValueError, match=r"rank=4 needs peft, which is not installed. pip install 'gruppo\[hf\]'"):
         adapted(folder)

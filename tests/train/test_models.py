@@ -28,7 +28,7 @@ def folder(family: str = "llama", name: str = "model") -> Path:
     return hf_folder(Path(name), family, CHATML)
 
 
-REWARD = "def score(task, text):\n    return float(sum(map(ord, text)) % 2)\n"  # a random model hits it half of the time
+REWARD = "def score(task, text):\n    return float(sum(map(ord, text)) % 2)\n"  # a random model earns half of it
 
 
 def train(name: str, *settings: str) -> Path:
@@ -56,7 +56,8 @@ def test_the_result_is_a_folder_that_transformers_loads(family, settings):
     theirs = AutoModelForCausalLM.from_pretrained(policy)(ids).logits[0]
     torch.testing.assert_close(logits(after), theirs, rtol=1e-4, atol=1e-4)
     talk = [{"role": "user", "content": "hi"}]
-    text = AutoTokenizer.from_pretrained(policy).apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
+    tok = AutoTokenizer.from_pretrained(policy)
+    text = tok.apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
     assert list(text) == load_tokenizer("model").chat(talk).tolist()
     assert gruppo("eval", str(policy), "eval.prompts=4", "sampling.max_tokens=3") == 0
     facts = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -251,6 +252,6 @@ def test_refused(settings, said, capsys):
 
 def test_a_role_of_another_folder():
     model, other = folder("llama"), folder("llama_untied", "other")
-    own, theirs = (train(name, f"model={model}", *told) for name, told in (("a", ()), ("b", (f"method.cast.ref={other}",))))
+    own, theirs = train("a", f"model={model}"), train("b", f"model={model}", f"method.cast.ref={other}")
     kl = [json.loads((run / "metrics.jsonl").read_text().splitlines()[1])["kl_ref"] for run in (own, theirs)]
     assert abs(kl[0]) < 1e-6 < 0.1 < abs(kl[1])  # a copy of the policy, and another model

@@ -24,11 +24,11 @@ def _cast(trial: Trial) -> Iterable[str]:
 def _data(trial: Trial) -> Iterable[str]:
     m = trial.method
     if "expert" in m.rollout.makes:
-        yield "the answers that are recorded are those of the draw, as if the policy had written them"
+        yield "its recorded answers are those of the draw"
     if m.reward:
-        yield f"{', '.join(kind(o) for o in m.reward)} is part of its reward, not of the true gradient"
+        yield f"{', '.join(kind(o) for o in m.reward)} is in its reward, not in the true gradient"
     if trial.ctx.again:
-        yield "what selection drops is not drawn again, which with one prompt a step would only scale the gradient"
+        yield "what selection drops is not drawn again"
     if type(m.curriculum) is not Uniform:
         yield f"prompts come uniformly, not by {kind(m.curriculum)}"
     if type(m.replay) is not Forget:

@@ -105,7 +105,7 @@ def plot(lab: Lab, path: Path) -> None:
     figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.6), constrained_layout=True)
     pull(axes[0, 0], lab)
     components(axes[0, 1], lab)
-    noise(axes[1, 0], lab)
+    noise(axes[1, 0], points(lab))
     answers(axes[1, 1], lab)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize="small")
@@ -160,14 +160,23 @@ def components(axis: Any, lab: Lab) -> None:
     axis.set(xlabel="true gradient", ylabel="expected / scale", title="every parameter: bias is off the diagonal")
 
 
-def noise(axis: Any, lab: Lab) -> None:
-    same: dict[tuple[str, str], list[str]] = {}
-    for name, f, style in _done(lab):
-        if f.noise is not None and f.cosine is not None:
-            axis.plot(f.cosine, f.noise, "o", color=style["color"])
-            same.setdefault((f"{f.cosine:.2f}", f"{f.noise:.1f}"), []).append(name)
-    for (x, y), names in same.items():
-        axis.annotate(f" {', '.join(names)}", (float(x), float(y)), fontsize="xx-small", ha="right", va="bottom")
+def points(lab: Lab) -> list[tuple[str, float, float]]:
+    """(name, cosine, noise) of every method that has them."""
+    return [(n, f.cosine, f.noise) for n, f, _ in _done(lab) if f.cosine is not None and f.noise is not None]
+
+
+def noise(axis: Any, at: Sequence[tuple[str, float, float]]) -> None:
+    """A point for each method; names of methods that coincide stand together."""
+    same: dict[tuple[float, float], list[tuple[str, float, float]]] = {}
+    for point in at:
+        same.setdefault((round(point[1], 2), round(point[2], 1)), []).append(point)
+    middle = (min(x for _, x, _ in at) + max(x for _, x, _ in at)) / 2 if at else 0.0
+    for near in same.values():
+        axis.plot([x for _, x, _ in near], [y for _, _, y in near], "o", color="tab:blue", markersize=4)
+        place, names = max((x, y) for _, x, y in near), ", ".join(name for name, _, _ in near)
+        side = "right" if place[0] > middle else "left"
+        axis.annotate(names, place, (0, 4), textcoords="offset points", fontsize="x-small", ha=side)
+    axis.margins(0.08)
     axis.set(xlabel="cosine with the true gradient", ylabel="noise: √variance / |expected|", title="bias and noise")
 
 

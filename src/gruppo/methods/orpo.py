@@ -5,8 +5,9 @@
 
 Differs from DPO: no reference; the chosen answers are learned by their likelihood, and the odds ratio pushes the
 rejected ones away. a is kept below −1e-6: at probability 1 the odds have no number. Checked against TRL 1.16
-experimental/orpo/orpo_trainer.py: λ = 0.1 (there `beta`), mean log-probability of an answer. The likelihood here is
-that of the chosen answers' tokens, each answer once; TRL's runs over the prompt as well. The implicit reward is a(y).
+experimental/orpo/orpo_trainer.py, whose odds ratio has the same numbers: λ = 0.1 (there `beta`), mean log-probability
+of an answer. The likelihood here is that of the chosen answers' tokens, each answer once; TRL's runs over the prompt
+as well. The implicit reward is a(y).
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,8 @@
 Differs from DPO: no reference; the implicit reward is the mean log-probability, which is also what sampling goes by,
 and it has to win by a margin γ. Checked against TRL 1.16 experimental/cpo/cpo_trainer.py (loss_type simpo, no
 behaviour cloning) and against the authors' README, princeton-nlp/SimPO: β = 2 and γ/β = 0.5 are their setting for
-Llama3-Base and their advice to begin with; TRL's defaults are β = 0.1 and γ = 0.5. The formula is sure (two codes
-agree), the numbers are a starting point: they advise β up to 10.
+Llama3-Base and their advice to begin with; TRL's defaults are β = 0.1 and γ = 0.5. The formula is sure (TRL's loss has
+the same numbers), the defaults are a starting point: the authors advise β up to 10.
 """
 
 from dataclasses import dataclass

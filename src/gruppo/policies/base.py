@@ -88,8 +88,8 @@ def load_learned(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     if mine.keys() != state.keys():
         odd = sorted(mine.keys() ^ state.keys())
         raise ValueError(
-            f"the saved weights are of another model ({len(odd)} names differ, the first is {odd[0]!r}), so they cannot "
-            "be put back. Load the model that they were saved from, with the same model.lora."
+            f"the saved weights are of another model ({len(odd)} names differ, the first is {odd[0]!r}), so they "
+            "cannot be put back. Load the model that they were saved from, with the same model.lora."
         )
     with torch.no_grad():
         for name, p in mine.items():

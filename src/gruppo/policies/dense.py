@@ -46,8 +46,8 @@ def dense_of(inputs: Inputs, context: int, dim: int, dtype: torch.dtype = torch.
         _mask([ends[i] for i in order[a:b]], n, device, dtype) if several[order[a]] else None
         for (a, b), (_, n) in zip(pairwise(cut), buckets, strict=True)
     )
-    cells = (torch.from_numpy(x).to(device) for x in (row_C, cell_M))
-    return Layout(*cells, buckets, even=False, spans=tuple(n for _, n in buckets), masks=masks)
+    row, cell = (torch.from_numpy(x).to(device) for x in (row_C, cell_M))
+    return Layout(row, cell, buckets, even=False, spans=tuple(n for _, n in buckets), masks=masks)
 
 
 def _heads(branches: Lines, gain: int) -> np.ndarray:

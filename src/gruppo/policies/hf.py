@@ -7,7 +7,7 @@ loading that its own forward, whole packed sequences and token by token agree on
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -60,8 +60,8 @@ class HFPolicy(nn.Module):
         head, blocks = model.get_output_embeddings(), _blocks(model)
         if head is None or blocks is None or self.trunk is model:
             raise ValueError(
-                f"model {self.name!r} ({type(model).__name__}) has no trunk of blocks with a linear head on top, so its "
-                "hidden states cannot be read. Use a causal language model of transformers."
+                f"model {self.name!r} ({type(model).__name__}) has no trunk of blocks with a linear head on top, so "
+                "its hidden states cannot be read. Use a causal language model of transformers."
             )
         self.blocks_name = blocks
         self.vocab, self.dim = head.weight.shape
@@ -83,7 +83,11 @@ class HFPolicy(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.get_output_embeddings().weight.dtype
+        return self._linear.weight.dtype
+
+    @property
+    def _linear(self) -> Any:
+        return self.model.get_output_embeddings()
 
     # whole sequences
 
@@ -150,7 +154,7 @@ class HFPolicy(nn.Module):
 
     def head(self, hidden_XD: Tensor) -> Tensor:
         """Logits in at least float32 (pitfall 24), with the scale or cap that the architecture puts on them."""
-        linear, config = self.model.get_output_embeddings(), self.model.config.get_text_config()
+        linear, config = self._linear, self.model.config.get_text_config()
         dtype = torch.promote_types(hidden_XD.dtype, torch.float32)
         bias = getattr(linear, "bias", None)
         logits_XV = F.linear(hidden_XD.to(dtype), linear.weight.to(dtype), None if bias is None else bias.to(dtype))
@@ -165,7 +169,7 @@ class HFPolicy(nn.Module):
     # one token a row
 
     def cache(self, rows: int, span: int) -> Cache:
-        return new_cache(self.layers, rows, span, self.width, like=self.model.get_output_embeddings().weight)
+        return new_cache(self.layers, rows, span, self.width, like=self._linear.weight)
 
     def decode(self, ids_B: Tensor, pos_B: Tensor, cache: Cache, span: int | None = None) -> Tensor:
         """Hidden states (B, dim) of one token for each of the first B rows of the cache, which it extends."""
@@ -217,7 +221,7 @@ class HFPolicy(nn.Module):
         cache.put(0, kv_M, first, torch.tensor(length, device=self.device), max(length))
         return cache
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str) -> NoReturn:
         raise ValueError(
             f"model {self.name!r} ({type(self.model).__name__}) cannot be sampled and trained here: {why}. Use a model "
             "with ordinary attention, such as a Llama, Qwen, Mistral, Gemma or GPT."
@@ -245,7 +249,8 @@ def load_hf(
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        model, info = loaded
     except Exception as error:  # a hundred architectures, each with its own complaints
         said = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
         raise ValueError(
@@ -287,7 +292,8 @@ def _blocks(model: nn.Module) -> str | None:
 
 def _tree(trunk: Tensor, branch: Tensor, device: torch.device) -> Inputs:
     """A sequence, and a branch after its third token."""
-    parent = torch.cat([torch.arange(-1, len(trunk) - 1), torch.tensor([2]), len(trunk) + torch.arange(len(branch) - 1)])
+    rest = torch.arange(len(branch) - 1) + len(trunk)
+    parent = torch.cat([torch.arange(-1, len(trunk) - 1), torch.tensor([2]), rest])
     pos = torch.cat([torch.arange(len(trunk)), 3 + torch.arange(len(branch))])
     zero = torch.zeros_like(parent)
     return Inputs(torch.cat([trunk, branch]), pos, zero, parent, zero[:0]).to(device)

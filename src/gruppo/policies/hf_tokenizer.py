@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 import numpy as np
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer
 
 Ints = NDArray[np.int64]
 Messages = Sequence[dict[str, str]]  # {"role": "system" | "user" | "assistant", "content": …}
@@ -26,7 +26,7 @@ class HFTokenizer:
     stops  ids that end an answer: those of the generation config, the tokenizer's eos and the template's end of turn
     """
 
-    def __init__(self, tok: PreTrainedTokenizerBase, stops: Iterable[int] = (), name: str = "") -> None:
+    def __init__(self, tok: Any, stops: Iterable[int] = (), name: str = "") -> None:
         self.tok, self.name = tok, name
         self.vocab = max(tok.get_vocab().values()) + 1
         self._special = frozenset(tok.all_special_ids) | {i for i, t in tok.added_tokens_decoder.items() if t.special}
@@ -35,8 +35,8 @@ class HFTokenizer:
         self.stops = tuple(dict.fromkeys(int(i) for i in known))
         if not self.stops:
             raise ValueError(
-                f"model {name!r}: neither its generation_config.json nor its tokenizer names an id that ends an answer, "
-                "so every answer would be cut off. Add eos_token_id to generation_config.json."
+                f"model {name!r}: neither its generation_config.json nor its tokenizer names an id that ends an "
+                "answer, so every answer would be cut off. Add eos_token_id to generation_config.json."
             )
         self.eos = self.stops[0]
         self.pad = self.eos if tok.pad_token_id is None else int(tok.pad_token_id)
@@ -195,8 +195,8 @@ def load_hf_tokenizer(folder: Path, name: str) -> HFTokenizer:
     rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if rows and not rows / 2 < tokenizer.vocab <= rows:  # models often have some spare rows
         raise ValueError(
-            f"model {name!r}: its tokenizer has {tokenizer.vocab} ids, the model {rows}: they do not belong together, and "
-            "ids would stand for other words. Copy the tokenizer files of the model it was made from into the folder."
+            f"model {name!r}: its tokenizer has {tokenizer.vocab} ids, the model {rows}: they do not belong together, "
+            "and ids would stand for other words. Copy the tokenizer files of the model it was made from there."
         )
     return tokenizer
 

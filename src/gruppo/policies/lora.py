@@ -82,7 +82,7 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
     for name, layer in _adapters(module):
         weight = state[f"{name}.base_layer.weight"]
         delta = layer.get_delta_weight(layer.active_adapters[0])
-        state[f"{name}.base_layer.weight"] = (weight + delta.to(torch.promote_types(delta.dtype, weight.dtype))).to(weight)
+        state[f"{name}.base_layer.weight"] = (weight + delta).to(weight.dtype)  # added in the wider of the two
     return {k.replace(".base_layer.", "."): v for k, v in state.items()}
 
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,7 +55,8 @@ def _packed_weights() -> Path:
 
 def _make(folder: Path, gguf: Path) -> None:
     """Convert into a draft beside the folder, then rename: it appears whole or not at all."""
-    print(f"model={NAME}: unpacking its weights once, into {folder} (half a minute, 540 MB)", file=sys.stderr, flush=True)
+    said = f"model={NAME}: unpacking its weights once, into {folder} (half a minute, 540 MB)"
+    print(said, file=sys.stderr, flush=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for left in folder.parent.glob(f".{NAME}-*"):
@@ -84,7 +86,7 @@ def convert(gguf: Path, folder: Path) -> None:
     logging.disable_progress_bar()
     where, name = str(gguf.parent), gguf.name
     AutoTokenizer.from_pretrained(where, gguf_file=name).save_pretrained(str(folder))
-    packed = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
+    packed: Any = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
     config = copy.deepcopy(packed.config)
     del config.quantization_config  # a model that says it is quantised cannot be saved
     model = type(packed)(config).float()

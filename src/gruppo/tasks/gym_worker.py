@@ -22,9 +22,9 @@ EXAMPLES = ("possible_answer", "example_correct_answer", "example_answer")  # wh
 
 def main() -> None:
     """Serves items until stdin ends. The first message says which task; then (level, key), one item each."""
-    from gruppo.tasks.worker import _take_pipes
+    from gruppo.tasks.worker import take_pipes
 
-    requests, replies = _take_pipes()
+    requests, replies = take_pipes()
 
     def send(message: Any) -> None:
         data = memoryview(pickle.dumps(message))

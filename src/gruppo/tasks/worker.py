@@ -30,7 +30,7 @@ _REMEDY = (
 
 def main() -> None:
     """Serves requests until stdin ends. The first request is the import path of the scorer, and its arguments."""
-    requests, replies = _take_pipes()
+    requests, replies = take_pipes()
     inbox: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_receive, args=(requests, inbox), daemon=True).start()
     try:
@@ -45,7 +45,7 @@ def main() -> None:
         _serve(scorer, batch, inbox.get(), replies)
 
 
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
+def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     """Moves the protocol off stdin and stdout: a scorer's prints go to stderr, its input() is empty."""
     requests, replies = os.dup(0), os.dup(1)  # copies that a process started by the scorer does not get
     nothing = os.open(os.devnull, os.O_RDWR)

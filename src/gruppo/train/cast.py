@@ -49,8 +49,8 @@ def _build(name: str, role: Role, models: Mapping[str, Any], tokenizer: Any) -> 
 def _refuse_other_words(name: str, start: str, tokenizer: Any) -> None:
     if tokenizer is not None and load_tokenizer(start).words() != tokenizer.words():
         raise ValueError(
-            f"role {name!r} from {start!r} has another tokenizer than the policy: the same ids stand for other words, so "
-            "their log-probabilities cannot be compared. Use a model with the policy's tokenizer."
+            f"role {name!r} from {start!r} has another tokenizer than the policy: the same ids stand for other words, "
+            "so their log-probabilities cannot be compared. Use a model with the policy's tokenizer."
         )
 
 

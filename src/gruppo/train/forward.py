@@ -31,7 +31,8 @@ class States(NamedTuple):
 def states_of(model: Any, inputs: Inputs, layers: tuple[int, ...] = ()) -> States:
     """One forward: every prefix that sequences share is computed once."""
     tree, row_M = inputs.tree()
-    return States(*model.hidden(tree, layers), row_M)
+    hidden_XD, by_layer = model.hidden(tree, layers)
+    return States(hidden_XD, by_layer, row_M)
 
 
 def serve(

@@ -39,7 +39,7 @@ class OptimConfig:
     beta2: float = 0.95  # AdamW's
     weight_decay: float = 0.0  # AdamW's
     clip_norm: float = 1.0  # largest norm of a gradient
-    micro_tokens: int = 16384  # input tokens of one forward and backward
+    micro_tokens: int = 16384  # input tokens of one forward and backward; what is shared counts once
     share_prefixes: bool = True  # compute what sequences begin with alike once, where that is faster
 
 
@@ -192,9 +192,7 @@ class Learner:
         return batch, stats
 
     def _micros(self, batch: Batch, cut: Cut) -> Iterable[Batch]:
-        return (
-            (batch.micro(rows) for rows in cut) if cut is not None else micro_batches(batch, self.micro_tokens)
-        )
+        return (batch.micro(rows) for rows in cut) if cut is not None else micro_batches(batch, self.micro_tokens)
 
     def _step(self, optimiser: torch.optim.Optimizer) -> None:
         try:
@@ -228,13 +226,14 @@ class Learner:
         free_memory()
         if now <= longest:
             raise ValueError(
-                f"out of memory with one sequence of {longest} tokens at a time: smaller micro-batches cannot help. Use "
-                "model.checkpointing=true, model.lora.rank=16, fewer sampling.max_tokens, or model.dtype=bfloat16 on a GPU."
+                f"out of memory with one sequence of {longest} tokens at a time: smaller micro-batches cannot help. "
+                "Use model.checkpointing=true, model.lora.rank=16, fewer sampling.max_tokens, or on a GPU "
+                "model.dtype=bfloat16."
             )
         self.micro_tokens = max(now // 2, longest)
         self.say(
-            f"out of memory: micro-batches of {self.micro_tokens} tokens instead of {now} from here on. The gradient is "
-            f"the same; optim.micro_tokens={self.micro_tokens} starts with it."
+            f"out of memory: micro-batches of {self.micro_tokens} tokens instead of {now} from here on. The gradient "
+            f"is the same; optim.micro_tokens={self.micro_tokens} starts with it."
         )
 
     def _fused(

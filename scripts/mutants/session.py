@@ -1,0 +1,90 @@
+"""What is known so far, in .mutants/: which test touches which line, and what became of each mutant."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import running
+from making import PACKAGE, ROOT, Mutant
+
+FOLDER = ROOT / ".mutants"
+
+
+class Session:
+    def __init__(self, fresh: bool = False) -> None:
+        FOLDER.mkdir(exist_ok=True)
+        self._log, self._tests = FOLDER / "results.jsonl", FOLDER / "tests.json"
+        if fresh:
+            self._log.unlink(missing_ok=True)
+        self.results: dict[str, dict[str, Any]] = {}
+        self.read()
+
+    def read(self) -> None:
+        if self._log.exists():
+            for row in map(json.loads, self._log.read_text(encoding="utf-8").splitlines()):
+                self.results[row["name"]] = row  # the last word counts
+
+    def add(self, m: Mutant, result: dict[str, Any]) -> None:
+        row = {"name": m.name, **result}
+        self.results[m.name] = row
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(row) + "\n")
+
+    def tests(self) -> dict[str, Any]:
+        return json.loads(self._tests.read_text(encoding="utf-8"))["tests"]
+
+    def measure(self, say: Callable[[str], None]) -> None:
+        """Run the tests that are new, or whose file or lines have changed, and see what they touch."""
+        old = json.loads(self._tests.read_text(encoding="utf-8")) if self._tests.exists() else {"tests": {}, "files": {}}
+        now = {p.relative_to(ROOT).as_posix(): _hash(p) for d in (PACKAGE, ROOT / "tests") for p in d.rglob("*.py")}
+        same = {f for f, h in now.items() if old["files"].get(f) == h}
+        known = {
+            name: t
+            for name, t in old["tests"].items()
+            if name.split("::")[0] in same and all(f"src/gruppo/{f}" in same for f in t["lines"])
+        }
+        found = running.measure(known, say)
+        tests = {name: t for name, t in (known | found["new"]).items() if name in set(found["here"])}
+        self._tests.write_text(json.dumps({"tests": tests, "files": now}), encoding="utf-8")
+        say(f"{len(tests)} tests, {sum(t['seconds'] for t in tests.values()):.0f} s of work without a mutant")
+
+
+def _hash(path: Any) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+class Tests:
+    """Chooses the tests for a mutant."""
+
+    def __init__(self, tests: dict[str, Any]) -> None:
+        self.seconds = {name: t["seconds"] for name, t in tests.items()}
+        self._by_line: dict[tuple[str, int], set[str]] = {}
+        self._by_file: dict[str, set[str]] = {}
+        for name, t in tests.items():
+            for file, lines in t["lines"].items():
+                self._by_file.setdefault(file, set()).add(name)
+                for line in lines:
+                    self._by_line.setdefault((file, line), set()).add(name)
+        self._records = {name for name in tests if "/registry/" in name}
+
+    def choose(self, m: Mutant, budget: float) -> list[str]:
+        """Tests that touch the mutated lines; for one outside of functions, those that touch the file, and the records.
+
+        The quickest of each test file first, then the second quickest of each, and so on: many kinds of test early.
+        """
+        lines = range(m.line, m.last + 1)
+        found = set[str]().union(*(self._by_line.get((m.file, n), set[str]()) for n in lines))
+        if not m.live:
+            found = self._by_file.get(m.file, set[str]()) | self._records
+        by_file: dict[str, list[str]] = {}
+        for name in sorted(found, key=lambda t: (self.seconds[t], t)):
+            by_file.setdefault(name.split("::")[0], []).append(name)
+        turns = sorted((i, self.seconds[t], t) for mine in by_file.values() for i, t in enumerate(mine))
+        out, spent = list[str](), 0.0
+        for _, seconds, name in turns:
+            if out and spent + seconds > budget:
+                continue
+            out.append(name)
+            spent += seconds
+        return out

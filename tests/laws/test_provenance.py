@@ -1,0 +1,49 @@
+"""Who wrote an answer: methods of given answers learn an expert's tokens as their own, all others leave them out."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from gruppo.data import Episode, Source
+from gruppo.lab.compare import far
+from gruppo.lab.world import World, random_cut, random_episodes
+from gruppo.methods import all_methods, method
+
+GIVEN = ("dpo", "ipo", "kto", "orpo", "simpo", "sft", "rft")
+
+
+def by_experts(episodes: list[Episode], every: int = 1) -> list[Episode]:
+    """The same episodes, every so manieth of them written by an expert."""
+    out = deepcopy(episodes)
+    for e in out[::every]:
+        e.source = Source.EXPERT if e.source == Source.POLICY else e.source
+        for s in e.sequences:
+            s.source[s.source == Source.POLICY] = Source.EXPERT
+    return out
+
+
+@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("seed", range(2))
+def test_it_does_not_matter_who_wrote_an_answer(name: str, seed: int) -> None:
+    """A preference file and sampled groups are learned alike, also when a pair has one of each, and in any cut."""
+    episodes, world = random_episodes(seed), World(method(name), seed)
+    plain = world.gradient(episodes)
+    for every in (1, 2):
+        batch = world.prepared(world.packed(by_experts(episodes, every)))
+        assert far(plain, world.grad(batch, cut=random_cut(batch, seed))) < 1e-9
+    assert float(plain.norm()) > 0
+
+
+@pytest.mark.parametrize("name", sorted(set(all_methods()) - set(GIVEN)))
+def test_others_learn_nothing_from_experts(name: str) -> None:
+    world = World(method(name), 0)
+    batch = world.prepared(world.packed(by_experts(random_episodes(0))))
+    assert float(world.grad(batch).norm()) == 0 and not bool(batch.policy_N.any())
+
+
+def test_the_rule_is_declared() -> None:
+    for name, m in all_methods().items():
+        assert ("expert" in {s for _, o in m.occupants() for s in o.handles}) == (name in GIVEN), name
+    batch = World(method("sft"), 0).packed(by_experts(random_episodes(0)))
+    assert torch.equal(batch.learn_N, torch.zeros_like(batch.learn_N))
