@@ -35,7 +35,7 @@ def main() -> int:
     chosen = everything
     if args.sample and args.sample < len(everything):
         chosen = random.Random(args.seed).sample(everything, args.sample)
-    session = Session(args.fresh)
+    session, running.TESTS = Session(args.fresh), tuple(args.tests)
     if "report" not in args.parts:
         run(chosen, session, args.jobs, args.budget)
     return report.show(chosen, len(everything), session.results, args.seed)
@@ -48,6 +48,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--seed", type=int, default=0, help="of the sample")
     p.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
     p.add_argument("--budget", type=float, default=20.0, help="CPU seconds of tests in the first look at a mutant")
+    p.add_argument("--tests", nargs="+", default=running.TESTS, help="folders of tests to use")
     p.add_argument("--fresh", action="store_true", help="forget earlier results")
     p.add_argument("--only", type=int, nargs="*", default=[], help="these pitfalls")
     return p.parse_args()

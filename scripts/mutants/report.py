@@ -48,8 +48,10 @@ def show(chosen: list[Mutant], population: int, results: dict[str, dict[str, Any
     alive = [m for m, s in known if s == "survived"]
     open_ones = [m for m in alive if (m.file, m.before, m.after) not in table]
     gaps = [m for m in alive if table.get((m.file, m.before, m.after), {}).get("reason") == "gap"]
-    print(f"{len(alive)} survivors: {len(alive) - len(open_ones)} explained in {SURVIVORS.relative_to(ROOT)}"
-          f" ({len(gaps)} of them gaps), {len(open_ones)} not")
+    print(
+        f"{len(alive)} survivors: {len(alive) - len(open_ones)} explained in {SURVIVORS.relative_to(ROOT)}"
+        f" ({len(gaps)} of them gaps), {len(open_ones)} not"
+    )
     for m in open_ones:
         print(f'\n[[survivor]]\nfile = "{m.file}"\nline = {m.line}\nbefore = {m.before!r}\nafter = {m.after!r}')
     return int(bool(open_ones) or dead < GOAL * len(known))

@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import running
 from making import PACKAGE, ROOT, Mutant
 
 FOLDER = ROOT / ".mutants"
+THOROUGH = 1000.0  # CPU seconds: a look that leaves nothing out
 
 
 class Session:
@@ -36,7 +38,9 @@ class Session:
 
     def measure(self, say: Callable[[str], None]) -> None:
         """Run the tests that are new, or whose file or lines have changed, and see what they touch."""
-        old = json.loads(self._tests.read_text(encoding="utf-8")) if self._tests.exists() else {"tests": {}, "files": {}}
+        old = (
+            json.loads(self._tests.read_text(encoding="utf-8")) if self._tests.exists() else {"tests": {}, "files": {}}
+        )
         now = {p.relative_to(ROOT).as_posix(): _hash(p) for d in (PACKAGE, ROOT / "tests") for p in d.rglob("*.py")}
         same = {f for f, h in now.items() if old["files"].get(f) == h}
         known = {
@@ -45,7 +49,9 @@ class Session:
             if name.split("::")[0] in same and all(f"src/gruppo/{f}" in same for f in t["lines"])
         }
         found = running.measure(known, say)
-        tests = {name: t for name, t in (known | found["new"]).items() if name in set(found["here"])}
+        here = set(found["here"])
+        away = {name for name in known if not name.startswith(tuple(f"tests/{t}" for t in running.TESTS))}
+        tests = {name: t for name, t in (known | found["new"]).items() if name in here | away}
         self._tests.write_text(json.dumps({"tests": tests, "files": now}), encoding="utf-8")
         say(f"{len(tests)} tests, {sum(t['seconds'] for t in tests.values()):.0f} s of work without a mutant")
 
@@ -77,6 +83,9 @@ class Tests:
         found = set[str]().union(*(self._by_line.get((m.file, n), set[str]()) for n in lines))
         if not m.live:
             found = self._by_file.get(m.file, set[str]()) | self._records
+        if budget > THOROUGH:  # the laws of the method, or of three that between them use most pieces
+            names = (Path(m.file).stem,) if m.file.startswith("methods/") else ("grpo", "ppo", "dpo")
+            found |= {t for t in self.seconds if t.startswith(tuple(f"{running.LAWS}{n}-" for n in names))}
         by_file: dict[str, list[str]] = {}
         for name in sorted(found, key=lambda t: (self.seconds[t], t)):
             by_file.setdefault(name.split("::")[0], []).append(name)

@@ -24,9 +24,9 @@ class Layout:
     line attends to its path, the shared beginning and itself, in a second table of cells. Lines that share nothing are
     causal: they need neither a mask nor a second table.
 
-    Of three ways to attend over a tree (paths, one dense row a tree, prefix and rest in two products) paths have the
-    least work at 44 + 16 tokens x 8 and at 200 + 32 x 8, see benchmarks/LOG.md. They take any tree, and each query
-    meets the keys of the copied sequence in the same order.
+    Of three ways to attend over a tree (paths, one dense line a tree, prefix and rest in two products) paths are the
+    fastest or as fast at every shape in benchmarks/LOG.md, and by far where answers are long. They take any tree, and
+    each query meets the keys of the copied sequence in the same order.
     """
 
     row_C: Tensor  # the position of M that a cell holds

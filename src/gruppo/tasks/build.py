@@ -14,8 +14,10 @@ SHARE = 0.1  # held out where nothing is said
 LEAST, MOST, UNKNOWN = 16, 512, 64  # tokens of an answer
 
 
-def task_set(name: str, train: Table, held_out: Table | float, settings: TaskConfig, digest: str = "") -> TaskSet:
-    """The set of one table that is split, or of two."""
+def task_set(
+    name: str, train: Table, held_out: Table | float, settings: TaskConfig, digest: str = "", tokens: int = 0
+) -> TaskSet:
+    """The set of one table that is split, or of two; `tokens` an answer, or 0: as the longest answer needs."""
     names = names_of(train, settings)
     needs = _needs_answer(settings)
     if needs and not (names.answer or names.solution or names.chosen or _lists(train)):
@@ -36,7 +38,7 @@ def task_set(name: str, train: Table, held_out: Table | float, settings: TaskCon
     held = _in_order(kept, "held out")
     scorer = scorer_of(settings.reward or _usual_scorer(chosen + held), settings)
     longest = max(max(len(t.solution), len(t.answer)) for t in (*chosen, *held))
-    tokens = min(MOST, max(LEAST, longest + 1)) if longest else UNKNOWN
+    tokens = tokens or (min(MOST, max(LEAST, longest + 1)) if longest else UNKNOWN)
     notes.append(
         f"{name}: {len(chosen)} tasks to train on, {len(held)} held out, judged by {_said(scorer)}, at most {tokens} "
         "tokens an answer (task.held_out, task.reward, sampling.max_tokens)"

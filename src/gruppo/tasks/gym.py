@@ -47,22 +47,25 @@ def load(settings: TaskConfig, held_out_size: int) -> TaskSet:
     begun = time.perf_counter()
     longest = max(len(train[i].answer) for i in range(min(8, len(train))))
     seconds = (time.perf_counter() - begun) / 8
+    tokens = min(MOST, max(LEAST, 2 * longest)) if longest else UNKNOWN
     scorer = Scorer(SCORER, {"name": name, "levels": list(items.levels), "options": options, **plain(settings.args)})
     return TaskSet(
         name=name,
         train=train,
         held_out=held,
         scorer=scorer_of(settings.reward, settings) if settings.reward else scorer,
-        max_tokens=min(MOST, max(LEAST, 2 * longest)) if longest else UNKNOWN,
+        max_tokens=tokens,
         levels=tuple(map(_shown, items.levels)),
-        notes=_notes(settings.name, seconds),
+        notes=_notes(settings.name, train, tokens, seconds),
     )
 
 
-def _notes(name: str, seconds: float) -> tuple[str, ...]:
+def _notes(name: str, train: "Split", tokens: int, seconds: float) -> tuple[str, ...]:
+    made = f"{name}: {len(train)} tasks, one question in {HELD_OUT} held out, at most {tokens} tokens an answer"
     if seconds < 0.05:
-        return ()
+        return (made,)
     return (
+        made,
         f"{name}: an item takes {seconds:.2f} s to generate, and a held-out one {HELD_OUT} times that: with "
         "eval.prompts=500 the first evaluation waits for it. Use fewer, for example eval.prompts=50.",
     )

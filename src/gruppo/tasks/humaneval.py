@@ -13,6 +13,8 @@ from gruppo.tasks.imports import library
 from gruppo.tasks.rows import Table
 from gruppo.tasks.settings import TaskConfig, refuse_unused
 
+MAX_TOKENS = 384  # the longest of its own solutions has 864 characters
+
 
 def load(settings: TaskConfig) -> TaskSet:
     """Prompt and body of each function; `meta` has `test`, `entry_point` and `task_id`."""
@@ -23,7 +25,7 @@ def load(settings: TaskConfig) -> TaskSet:
         del row["canonical_solution"]
     table = Table("humaneval", rows, lambda i: str(rows[i]["task_id"]))
     own = replace(settings, reward=settings.reward or "gruppo.tasks.humaneval:Refusal")
-    return replace(task_set("humaneval", table, held_out(settings.held_out)[0], own), max_tokens=384)
+    return task_set("humaneval", table, held_out(settings.held_out)[0], own, tokens=MAX_TOKENS)
 
 
 class Refusal:
