@@ -2,9 +2,9 @@
 
 Taken from mutmut: arithmetic, comparison and logic swapped, numbers plus one, True for False, `not` and `~` removed,
 an argument left out, an `if … else` forced to one side, a lambda that returns None, += as =. Left out, because a mutant
-that cannot live says nothing of the tests and only lifts the figure: strings (messages and names), annotations, imports,
-`raise` statements, and None for an assigned value or an argument (the next line raises). mutmut itself leaves out
-decorated functions, class bodies and module level, for the sake of its own way to run: here they are in, since the
+that cannot live says nothing of the tests and only lifts the figure: strings (messages and names), annotations,
+imports, `raise` statements, and None for an assigned value or an argument (the next line raises). mutmut itself leaves
+out decorated functions, class bodies and module level, for the sake of its own way to run: here they are in, since the
 records of the methods and the defaults of the occupants stand there.
 """
 
@@ -77,7 +77,8 @@ def mutants(path: Path) -> list[Mutant]:
         seen.add(shape)
         before, after = _code(module.module, old), _code(module.module, new)
         file = path.relative_to(PACKAGE).as_posix()
-        mark = hashlib.sha256(f"{before}\0{after}\0{text.splitlines()[line - 1].strip()}".encode()).hexdigest()[:8]
+        here = f"{place.start.column}\0{before}\0{after}\0{text.splitlines()[line - 1].strip()}"
+        mark = hashlib.sha256(here.encode()).hexdigest()[:8]
         name = f"{file}:{line}:{operator.removeprefix('operator_')}:{mark}"
         out.append(Mutant(name, file, line, last, operator, before, after, source, live))
     return out
@@ -127,6 +128,6 @@ def _mutations(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
     for kind, operator in mutators.mutation_operators:
         if isinstance(node, kind) and operator.__name__ not in LEFT_OUT:
             for new in operator(node):
-                if operator.__name__ == "operator_arg_removal" and len(new.args) == len(node.args):  # type: ignore[attr-defined]
+                if operator is mutators.operator_arg_removal and len(new.args) == len(node.args):  # type: ignore
                     continue  # None for an argument
                 yield operator.__name__, new

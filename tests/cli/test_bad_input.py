@@ -111,7 +111,7 @@ def test_train(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     {
-        "eval nowhere": "policy 'nowhere'",
+        "eval nowhere": "model 'nowhere'",
         "eval tiny task=adition": "Did you mean 'addition'?",
         "eval tiny steps=many": "valid integer",
         "doctor method=grop": "nearest: grpo",

@@ -72,11 +72,13 @@ def values(path: str) -> st.SearchStrategy[Any]:
             ["token", "sequence", "group_sum"]
         )
     plain = {bool: st.booleans(), int: st.integers(low, 10**9), float: numbers, str: TEXT, float | str: TEXT}
+    if wanted == tuple[int, ...]:
+        return st.lists(st.integers(1, 99), max_size=3).map(tuple)
     return plain[wanted] if wanted in plain else st.lists(WORD, max_size=3).map(tuple)
 
 
 def written(value: Any) -> str:
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def test_all_paths_are_here() -> None:

@@ -1,6 +1,7 @@
 """Methods and rewards outside the package: the files in examples/, by path and as an installed entry point."""
 
 import ast
+import re
 import shlex
 import shutil
 import sys
@@ -125,13 +126,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_entry_point(installed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     installed("median_baseline:MEDIAN_BASELINE")
     assert main(["methods"]) == 0
-    assert "median_baseline  GRPO with the group's median" in capsys.readouterr().out
+    assert re.search(r"median_baseline +GRPO with the group.s median", capsys.readouterr().out)
     assert main(["methods", "show", "median_baseline"]) == 0
     run = trained("a", "method=median_baseline")
     assert not (run / "code").exists()  # a package has a version of its own
     assert main(["train", "--resume", "runs/a", "steps=3", "--allow-changes"]) == 0
     trained("b", "method=dapo", "method.credit=median_baseline")
-    assert "(nearest: median_baseline)" in refused(capsys, "train", *SMALL, "method=median_baselin")
+    assert "(nearest: median_baseline" in refused(capsys, "train", *SMALL, "method=median_baselin")
 
 
 @pytest.mark.parametrize(

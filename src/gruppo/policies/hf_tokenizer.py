@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -153,15 +154,17 @@ class HFTokenizer:
         return np.concatenate([np.asarray(start, np.int64), self.encode(text)])
 
     def _refuse_specials(self, message: dict[str, str]) -> None:
-        if message["role"] == "assistant":
-            return
-        for i in self._special:
-            token = str(self.tok.convert_ids_to_tokens(i))
-            if token in message["content"]:
-                raise ValueError(
-                    f"a {message['role']} message contains {token!r}, which is a special token of {self.name!r}: the "
-                    "template would take it for its own, for example for the end of a turn. Take it out of the text."
-                )
+        found = None if message["role"] == "assistant" else self._special_words.search(message["content"])
+        if found:
+            raise ValueError(
+                f"a {message['role']} message contains {found[0]!r}, which is a special token of {self.name!r}: the "
+                "template would take it for its own, for example for the end of a turn. Take it out of the text."
+            )
+
+    @cached_property
+    def _special_words(self) -> re.Pattern[str]:
+        words = [str(self.tok.convert_ids_to_tokens(i)) for i in sorted(self._special)]
+        return re.compile("|".join(map(re.escape, words)) or r"(?!)")
 
     def words(self) -> Mapping[str, int]:
         """Every token and its id."""

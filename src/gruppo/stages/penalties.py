@@ -1,7 +1,7 @@
 """What keeps the policy in bounds? Terms that are added to the objective; they count all policy tokens."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gruppo.data import Batch
 from gruppo.pieces.divergence import k1, k2, k3
@@ -29,7 +29,7 @@ class ReferenceKL(Occupant):
 
     kl_coef: Sched = 0.04
     mean: Any = "sequence"
-    estimator: str = added("k3")
+    estimator: Literal["k1", "k2", "k3", "full"] = added("k3")
     witness = {"kl_coef": 0.5, "mean": ["token", "sequence"], "estimator": ["k1", "k2", "k3", "full"]}
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.names import nearest
 from gruppo.stages.occupant import Occupant
 from gruppo.stages.readouts import Need, Stats, need
+
+Weighed = Literal["token", "sequence", "geometric"]  # what an importance weight is the ratio of
 
 
 class SelectEpisodes(Protocol):
@@ -91,7 +93,7 @@ class TruncatedImportance(Occupant):
     """
 
     cap: float = 2.0
-    level: str = "token"
+    level: Weighed = "token"
     self_normalised: bool = False
     current = False
     witness = {"cap": 0.5, "level": ["token", "sequence", "geometric"]}
@@ -123,7 +125,7 @@ class SamplerGate(Occupant):
 
     gate_low: float = 0.5
     gate_high: float = 2.0
-    level: str = "token"
+    level: Weighed = "token"
     counted: bool = False
     current = False
     witness = {"gate_low": 1.2, "gate_high": 0.9, "level": ["token", "sequence", "geometric"]}
@@ -145,7 +147,7 @@ class SamplerGate(Occupant):
         return (every_N, inside_N.to(ratio_N.dtype)) if self.counted else (inside_N, every_N.to(ratio_N.dtype))
 
 
-LEVELS = ("token", "sequence", "geometric")
+LEVELS = get_args(Weighed)
 
 
 def known_level(level: str) -> None:
