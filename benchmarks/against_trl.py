@@ -118,12 +118,14 @@ def compare(w: Workload, path: Path, turns: int, steps: int, profile: bool) -> d
             raise SystemExit(f"{w.name}: the sides do not do the same: prompts {prompt}, parameters {sizes}")
         rows: dict[str, list[list[dict[str, float]]]] = {name: [] for name in sides}
         memory: dict[str, Any] = {}
+        cpu: dict[str, list[float]] = {name: [] for name in sides}
         load = [os.getloadavg()[0]]
         for turn in range(turns):
             for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
                 answer = sides[name].do(do="steps", steps=steps)
                 rows[name].append(answer["rows"])
                 memory[name] = answer["memory"]
+                cpu[name].append(answer["cpu"])
             now = {name: median_of(rows[name][-1], "seconds") for name in sides}
             print(f"{w.name} {turn + 1}/{turns}: " + ", ".join(f"{k} {v:.4f} s" for k, v in now.items()), flush=True)
         load.append(os.getloadavg()[0])
@@ -141,7 +143,7 @@ def compare(w: Workload, path: Path, turns: int, steps: int, profile: bool) -> d
         "turns": turns,
         "steps_a_turn": steps,
         "load": load,
-        **_figures(rows, memory),
+        **_figures(rows, memory, cpu),
     }
 
 
@@ -152,7 +154,9 @@ def _same_tokens(w: Workload, rows: dict[str, list[list[dict[str, float]]]]) -> 
         raise SystemExit(f"{w.name}: {wanted} tokens a step were asked for, sampled were {found}")
 
 
-def _figures(rows: dict[str, list[list[dict[str, float]]]], memory: dict[str, Any]) -> dict[str, Any]:
+def _figures(
+    rows: dict[str, list[list[dict[str, float]]]], memory: dict[str, Any], cpu: dict[str, list[float]]
+) -> dict[str, Any]:
     turn = {name: [median_of(t, "seconds") for t in mine] for name, mine in rows.items()}
     ratio = [b / a for a, b in zip(turn["gruppo"], turn["trl"], strict=True)]
     sides: dict[str, Any] = {}
@@ -162,6 +166,7 @@ def _figures(rows: dict[str, list[list[dict[str, float]]]], memory: dict[str, An
         sides[name] = {
             "seconds": seconds,
             "seconds_range": [min(turn[name]), max(turn[name])],
+            "cpu_seconds": statistics.median(cpu[name]),
             "tokens_per_second": flat[0]["tokens"] / seconds,
             "peak_mib": memory[name]["mib"],
             "peak_own_mib": memory[name]["own_mib"],

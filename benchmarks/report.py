@@ -87,8 +87,8 @@ def describe(found: dict[str, Any]) -> str:
         f"{found['new_tokens']}"
     )
     lines = [f"### {found['model']}: {found['parameters'] / 1e6:.1f} M parameters, {shape}", "", _where(found), ""]
-    lines += ["| side | s a step (range over turns) | tokens/s | peak memory (MiB) | where the time goes (s) |"]
-    lines += ["|---|---|---|---|---|"]
+    lines += ["| side | s a step (range over turns) | CPU s a step | tokens/s | peak memory (MiB) | parts (s) |"]
+    lines += ["|---|---|---|---|---|---|"]
     lines += [_row(name, side) for name, side in found["sides"].items()]
     low, high = found["ratio_range"]
     other = next(name for name in found["sides"] if name != "gruppo")
@@ -118,7 +118,14 @@ def _row(name: str, side: dict[str, Any]) -> str:
     if side.get("peak_own_mib", side["peak_mib"]) != side["peak_mib"]:
         memory += f" ({side['peak_own_mib']:.0f} without its judge)"
     seconds = f"{side['seconds']:.4g} ({low:.4g} to {high:.4g})"
-    return f"| {name} | {seconds} | {side['tokens_per_second']:.0f} | {memory} | {parts} |"
+    cpu = f"{side['cpu_seconds']:.4g}" if "cpu_seconds" in side else "not measured"
+    return f"| {name} | {seconds} | {cpu} | {side['tokens_per_second']:.0f} | {memory} | {parts} |"
+
+
+def _by_cpu(found: dict[str, Any]) -> list[str]:
+    """Processor time does not count what other programs do, so it is the steadier figure on a loaded machine."""
+    mine, other = (side.get("cpu_seconds") for side in found["sides"].values())
+    return [f"By processor time, its own process and the judge's: {other / mine:.2f} x."] if mine and other else []
 
 
 def _memory(found: dict[str, Any]) -> str:

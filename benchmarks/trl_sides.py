@@ -59,6 +59,16 @@ class Line:
         return json.loads(line) if line else {"do": "end"}
 
 
+def children() -> list[int]:
+    return [int(pid) for f in Path("/proc/self/task").glob("*/children") for pid in f.read_text().split()]
+
+
+def cpu_seconds() -> float:
+    """Processor time so far, of this process and of those that it started: other work on the machine is not in it."""
+    ticks = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in children()]
+    return time.process_time() + sum(int(t) for pair in ticks for t in pair) / os.sysconf("SC_CLK_TCK")
+
+
 def peak_memory() -> dict[str, float]:
     """Most memory ever resident (MiB): of this process, and with the processes that it started (their own peaks)."""
 
@@ -68,10 +78,8 @@ def peak_memory() -> dict[str, float]:
                 return int(line.split()[1]) / 1024
         return 0.0
 
-    files = Path("/proc/self/task").glob("*/children")
-    children = [int(pid) for f in files for pid in f.read_text().split()]
     own = peak("self")
-    return {"own_mib": own, "mib": own + sum(peak(pid) for pid in children)}
+    return {"own_mib": own, "mib": own + sum(map(peak, children()))}
 
 
 # gruppo
@@ -106,14 +114,14 @@ def gruppo_side(w: Workload, line: Line) -> None:
         line.say(ready=True, prompt=first.tolist(), parameters=_parameters(run.models["policy"]))
         done = 0
         while (order := line.order())["do"] != "end":
-            rows: list[dict[str, float]] = []
+            rows, before = list[dict[str, float]](), cpu_seconds()
             with profiled(order.get("profile", "")):
                 for _ in range(order["steps"]):
                     start = clock()
                     facts = (await train_step(run, done)).facts
                     rows.append({"seconds": clock() - start, "tokens": facts["tokens"], **_parts(facts)})
                     done += 1
-            line.say(rows=rows, memory=peak_memory())
+            line.say(rows=rows, memory=peak_memory(), cpu=(cpu_seconds() - before) / order["steps"])
 
     try:
         asyncio.run(steps())
@@ -227,6 +235,7 @@ class Gate:
         self.line, self.spy, self.counted, self.hello = line, spy, counted, hello
         self.left, self.start, self.rows = 0, 0.0, list[dict[str, float]]()
         self.profile: Any = None
+        self.cpu = 0.0
 
     def pass_through(self) -> None:
         if self.left:
@@ -241,7 +250,8 @@ class Gate:
     def _wait(self) -> None:
         if self.profile is not None:
             self.profile.__exit__(None, None, None)
-        done = {"rows": self.rows, "prompt": self.spy.prompt, "memory": peak_memory()}
+        cpu = (cpu_seconds() - self.cpu) / max(len(self.rows), 1)
+        done = {"rows": self.rows, "prompt": self.spy.prompt, "memory": peak_memory(), "cpu": cpu}
         self.line.say(**(done if self.rows else self.hello()))
         order, self.rows = self.line.order(), []
         if order["do"] == "end":
@@ -249,6 +259,7 @@ class Gate:
         self.left = order["steps"]
         self.profile = profiled(order.get("profile", ""))
         self.profile.__enter__()
+        self.cpu = cpu_seconds()
 
 
 class profiled:

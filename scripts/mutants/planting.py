@@ -4,7 +4,9 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import tomllib
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,29 +40,41 @@ def mistakes(only: list[int]) -> list[dict[str, Any]]:
 def main(only: list[int], jobs: int) -> int:
     rows = mistakes(only)
     running.prepare()
-    missed: list[int] = []
+    missed = rows
     with tempfile.TemporaryDirectory(prefix="gruppo-mutants-") as folder:
-        for i in range(jobs):
-            _copy(Path(folder) / str(i))
-        free = list(range(jobs))
-        taken: dict[int, int] = {}
-
-        def done(row: dict[str, Any], result: dict[str, Any]) -> None:
-            free.append(taken.pop(row["pitfall"]))
-            caught = result["status"] != "survived"
-            if not caught:
-                missed.append(row["pitfall"])
-            how = result.get("by", result["status"]) if caught else f"MISSED by {result['tests']} tests"
-            print(f"pitfall {row['pitfall']:2}  {row['says']}\n            {how}", flush=True)
-
-        def work() -> Any:
-            for row in rows:
-                place = taken[row["pitfall"]] = free.pop()
-                yield row, partial(_plant, Path(folder) / str(place), row)
-
-        running.pool(work(), jobs, done)
+        places = [Path(folder) / str(i) for i in range(jobs)]
+        for place in places:
+            _copy(place)
+        for stage in range(1 + len(THEN)):
+            missed = _stage(missed, stage, list(places))
     print(f"{len(rows) - len(missed)} of {len(rows)} planted mistakes were caught")
+    for row in missed:
+        print(f"MISSED: pitfall {row['pitfall']}, {row['says']} ({row['file']})")
     return int(bool(missed))
+
+
+def _stage(rows: list[dict[str, Any]], stage: int, free: list[Path]) -> list[dict[str, Any]]:
+    """Show mistakes to the tests of one stage; those that were missed."""
+    missed, taken, start, count = list[dict[str, Any]](), dict[int, Path](), time.monotonic(), len(rows)
+
+    def done(row: dict[str, Any], result: dict[str, Any]) -> None:
+        nonlocal count
+        count -= 1
+        free.append(taken.pop(row["pitfall"]))
+        caught = result["status"] != "survived"
+        if not caught:
+            missed.append(row)
+        left = (time.monotonic() - start) / (len(rows) - count) * count
+        how = result.get("by", result["status"]) if caught else f"not seen by {result['tests']} tests of stage {stage}"
+        print(f"pitfall {row['pitfall']:2}  {row['says']}\n            {how}   ({left / 60:.1f} min left)", flush=True)
+
+    def work() -> Iterator[tuple[dict[str, Any], partial[dict[str, Any]]]]:
+        for row in rows:
+            place = taken[row["pitfall"]] = free.pop()
+            yield row, partial(_plant, place, row, stage)
+
+    running.pool(work(), len(free), done)
+    return missed
 
 
 def _copy(place: Path) -> None:
@@ -73,23 +87,19 @@ def _copy(place: Path) -> None:
             shutil.copy2(source, place / name)
 
 
-def _plant(place: Path, row: dict[str, Any]) -> dict[str, Any]:
+def _plant(place: Path, row: dict[str, Any], stage: int) -> dict[str, Any]:
     """In a fork: the mistake stands in the files themselves, since some tests start processes of their own."""
+    own = sorted(p.relative_to(place).as_posix() for p in place.glob(f"tests/pitfalls/test_{row['pitfall']:02}_*.py"))
+    tests = own if stage == 0 else [f"tests/{name}" for name in THEN[stage - 1]]
+    if not tests:
+        return {"status": "survived", "tests": 0}
     _mend(place)  # of the mistake before
     path = place / "src" / "gruppo" / row["file"]
     path.write_text(path.read_text(encoding="utf-8").replace(row["before"], row["after"]), encoding="utf-8")
-    sys.path[:] = [str(place / "src"), *(p for p in sys.path if Path(p) != ROOT / "src")]
+    sys.path[:] = [str(place / "src"), *(p for p in sys.path if Path(p).resolve() != ROOT / "src")]
     sys.dont_write_bytecode = True
-    own = sorted(p.relative_to(place).as_posix() for p in place.glob(f"tests/pitfalls/test_{row['pitfall']:02}_*.py"))
     os.chdir(place)
-    seen, result = 0, dict[str, Any](status="survived", tests=0)
-    for tests in (own, *([f"tests/{name}" for name in names] for names in THEN)):
-        if tests:
-            result = running.in_order(tests)
-            seen += result.get("tests", 0)
-        if result["status"] != "survived":
-            break
-    return result | {"tests": seen}
+    return running.in_order(tests)
 
 
 def _mend(place: Path) -> None:

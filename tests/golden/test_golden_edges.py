@@ -52,13 +52,17 @@ def test_leave_one_out_of_two_and_of_some() -> None:
 
 
 def test_weighted_centre() -> None:
-    """(4, 1) with weights (1, 2): mean 2, so 2 and −1; all weights 0: nothing is known, so 0."""
+    """(4, 1) with weights (1, 2), or an eighth of them: mean 2, so 2 and −1; all weights 0: nothing is known, so 0.
+
+    (4, 1, 7) with weights (1, 2, 3): mean 27/6 = 4.5, whatever stands outside.
+    """
     x, w = f64(4, 7, 1, 3), f64(1, 0, 2, 0)
     close(advantage.weighted_centre(x, w, TWO), [2.0, 0.0, -1.0, 0.0])
+    close(advantage.weighted_centre(x, w / 8, TWO), [2.0, 0.0, -1.0, 0.0])
     close(advantage.weighted_centre(x, f64(1, 3, 2, 1), TWO), [2.0, 1.0, -1.0, -3.0])
-    close(
-        advantage.weighted_centre(f64(4, 1, 7, 1000), f64(1, 2, 3, 50), ONE, where=THREE_OF_FOUR), [-0.5, -3.5, 2.5, 0]
-    )
+    for outside in (1000.0, -1000.0, float("nan")):
+        some = advantage.weighted_centre(f64(4, 1, 7, outside), f64(1, 2, 3, 50), ONE, where=THREE_OF_FOUR)
+        close(some, [-0.5, -3.5, 2.5, 0.0])
     third = torch.full((4,), 0.1, dtype=torch.float64)
     assert column(advantage.weighted_centre(third, f64(1, 2, 3, 4), ONE)) == [0.0] * 4
 

@@ -81,6 +81,15 @@ def test_chosen_is_better_and_both_are_answers(level: int) -> None:
     assert 20 < wrong < 180, "often the chosen answer is only the better one"
 
 
+def test_length_says_nothing() -> None:
+    """Longer answers are chosen as often as rejected: otherwise length is all that is learned."""
+    longer = shorter = 0
+    for t in load_task("preference").train[:2000]:
+        chosen, rejected = (len(a.text.split()) for a in recorded(t))
+        longer, shorter = longer + (chosen > rejected), shorter + (chosen < rejected)
+    assert longer > 100 and shorter > 100 and abs(longer - shorter) < 60
+
+
 def test_the_same_problems_are_held_out_as_in_sorting() -> None:
     """The shipped weights have learned from `sorting`: what was held out there is held out here."""
     for level in family("preference").levels:

@@ -182,8 +182,8 @@ PREDICATES: dict[str, Callable[[Batch], str]] = {
 
 
 def compares(method: Method) -> bool:
-    """Whether it learns from differences between the answers to one prompt: then equal rewards say nothing."""
-    return any(o.min_samples > 1 for _, o in method.occupants())
+    """Whether it learns from differences of rewards: then equal ones say nothing."""
+    return "equal_rewards" not in method.breaks
 
 
 def readable_N(method: Method, batch: Batch) -> Tensor:

@@ -6,7 +6,8 @@ is the same share of numbers in their places. The rewards are recorded with the 
 that samples is judged by the scorer.
 
 A number too many is as frequent as one too few. With slips that only ever leave a number out, rejected answers are the
-shorter ones, and DPO learns to write long: after ten steps the policy repeats numbers, and its win rate falls to 0.1.
+shorter ones, and DPO learns to write long: the policy came to repeat numbers, and its win rate fell from 0.75 after 8
+steps to 0.10 after 16 (one seed).
 """
 
 from dataclasses import replace
