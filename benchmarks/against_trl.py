@@ -1,13 +1,14 @@
 """gruppo against TRL's GRPOTrainer, step by step in turn, on the CPU.
 
-    python benchmarks/against_trl.py [--model tiny smollm2] [--turns 10] [--steps N] [--profile] [--save]
+    python benchmarks/against_trl.py [--model tiny tiny-short smollm2] [--turns 10] [--steps N] [--profile] [--save]
 
 Same weights, prompts, group size, answer length, reward, optimiser, clipping, threads, float32; one optimiser step a
 batch, no reference. Each side has a process of its own, so that each peak of memory is its own; only one works at a
 time. They take turns, and begin in turn. A ratio compares the median steps of one turn of both sides.
 
-tiny     a Llama of 1.8 M parameters with random weights; 2 prompts x 8 answers of 8 tokens
-smollm2  SmolLM2-135M; 2 prompts of 44 tokens x 8 answers of 16 tokens
+tiny        a Llama of 1.8 M parameters with random weights; 2 prompts of 44 tokens x 8 answers of 8 tokens
+tiny-short  the same with prompts of 7 tokens, where a shared prompt saves little
+smollm2     SmolLM2-135M; 2 prompts of 44 tokens x 8 answers of 16 tokens
 
 `--save` writes into benchmarks/results.json and RESULTS.md. `--profile` adds one turn of each side under torch's
 profiler at the end, into benchmarks/profile-SIDE-MODEL.txt.
@@ -29,23 +30,23 @@ from report import describe, save
 from trl_sides import SIDES, Workload, median_of, write
 
 HERE = Path(__file__).resolve().parent
-STEPS = {"tiny": 30, "smollm2": 2}  # of one side in one turn
-WARM_UP = {"tiny": 10, "smollm2": 1}
+STEPS = {"tiny": 30, "tiny-short": 30, "smollm2": 2}  # of one side in one turn
+WARM_UP = {"tiny": 10, "tiny-short": 10, "smollm2": 1}
 BOS_FIRST = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
 
 
 def workload(name: str, folder: Path, threads: int) -> Workload:
     """The model and the prompts, on disk."""
     common = {"prompts": 2, "samples": 8, "threads": threads, "rows": str(folder / f"{name}.jsonl")}
-    if name == "tiny":
+    prompts = [f"What is {a} + {b}? Answer with just the number." for a in range(10) for b in range(10)]
+    if name == "tiny-short":
         prompts = [f"{a}+{b}=" for a in range(10, 100) for b in range(11, 100, 11)]
-        made = Workload(name, str(_tiny(folder / "tiny")), chat=False, new_tokens=8, **common)
-    else:
+    if name == "smollm2":
         from gruppo.policies.smollm2 import smollm2_folder
 
-        digits = range(10)
-        prompts = [f"What is {a} + {b}? Answer with just the number." for a in digits for b in digits]
         made = Workload(name, str(smollm2_folder()), chat=True, new_tokens=16, **common)
+    else:
+        made = Workload(name, str(_tiny(folder / "tiny")), chat=False, new_tokens=8, **common)
     Path(made.rows).write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts))
     return made
 
@@ -179,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=0, help="of one side in one turn; default 30 and 2")
+    parser.add_argument("--steps", type=int, default=0, help="of one side in one turn; default 30, or 2 of smollm2")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--save", action="store_true")

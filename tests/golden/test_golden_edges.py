@@ -63,8 +63,12 @@ def test_weighted_centre() -> None:
     for outside in (1000.0, -1000.0, float("nan")):
         some = advantage.weighted_centre(f64(4, 1, 7, outside), f64(1, 2, 3, 50), ONE, where=THREE_OF_FOUR)
         close(some, [-0.5, -3.5, 2.5, 0.0])
-    third = torch.full((4,), 0.1, dtype=torch.float64)
-    assert column(advantage.weighted_centre(third, f64(1, 2, 3, 4), ONE)) == [0.0] * 4
+    light = f64(1, 2, 3, 50) / 8  # 6/8 in all
+    close(advantage.weighted_centre(f64(4, 1, 7, 0), light, ONE, where=THREE_OF_FOUR), [-0.5, -3.5, 2.5, 0.0])
+    close(advantage.weighted_centre(f64(4, 1, 7, 0), f64(0, 0, 0, 50), ONE, where=THREE_OF_FOUR), [0.0] * 4)
+    for equal in (0.1, 0.7, 1e8 + 0.3):
+        same = torch.full((4,), equal, dtype=torch.float64)
+        assert column(advantage.weighted_centre(same, f64(0.1, 0.3, 0.7, 0.2), ONE)) == [0.0] * 4
 
 
 def test_lead_with_ties_and_holes() -> None:
@@ -86,7 +90,9 @@ def test_whiten_two_rows_and_a_tiny_spread() -> None:
     every = torch.ones(2, dtype=torch.bool)
     close(advantage.whiten(f64(0, 2e-4), every), [-1 / math.sqrt(3), 1 / math.sqrt(3)], 1e-9)
     close(advantage.whiten(f64(1, 3), every, eps=2.0), [-0.5, 0.5])
-    assert column(advantage.whiten(torch.full((3,), 0.1), torch.ones(3, dtype=torch.bool))) == [0.0] * 3
+    for equal in (0.1, 0.7, 1e8 + 0.3):
+        same = torch.full((7,), equal, dtype=torch.float64)
+        assert column(advantage.whiten(same, same > 0)) == [0.0] * 7
 
 
 def test_ends_and_a_tail() -> None:
@@ -116,6 +122,7 @@ def three_answers(drawn: dict[str, int] | None = None) -> Batch:
         ("episode_sum", [1 / 3, 1 / 3, 1 / 3, 0, 1 / 3, 0]),
         ("group_sum", [1 / 2, 1 / 2, 1 / 2, 0, 1 / 2, 0]),
         ("episode_sum/2.5", [1 / 7.5, 1 / 7.5, 1 / 7.5, 0, 1 / 7.5, 0]),
+        ("episode_sum/0.5", [2 / 3, 2 / 3, 2 / 3, 0, 2 / 3, 0]),
         (8, [1 / 8, 1 / 8, 1 / 8, 0, 1 / 8, 0]),
         (0.5, [2, 2, 2, 0, 2, 0]),
     ],

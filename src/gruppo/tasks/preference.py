@@ -20,6 +20,7 @@ from gruppo.tasks.numbering import hash64
 from gruppo.tasks.writers import write
 
 CARES = (0.6, 0.2)  # of the two writers
+TWICE = 0.62  # so that the chosen answer is as often the longer as the shorter one
 
 
 def make(level: int, rank: int, pick: int) -> Task:
@@ -44,10 +45,11 @@ def _two_answers(problem: Task) -> list[dict[str, Any]]:
 
 
 def _write(problem: Task, care: float, draw: Random) -> str:
-    """An answer of a writer of that care; of those that leave a number out, half have one twice instead."""
+    """An answer of a writer of that care; where a number would be missing, often one stands twice instead."""
     text, numbers = write(problem, care, draw), problem.answer.split()
-    if len(text.split()) < len(numbers) and draw.random() < 0.5:
-        numbers.insert(draw.randrange(len(numbers) - 1), numbers[-1])
+    if len(text.split()) < len(numbers) and draw.random() < TWICE:
+        at = draw.randrange(len(numbers))
+        numbers.insert(at, numbers[at])
         return " ".join(numbers)
     return text
 
