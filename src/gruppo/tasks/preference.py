@@ -5,9 +5,9 @@ what has more numbers in their places, so that the chosen one may be wrong too a
 is the same share of numbers in their places. The rewards are recorded with the answers (`meta["answers"]`); a method
 that samples is judged by the scorer.
 
-A number too many is as frequent as one too few. With slips that only ever leave a number out, rejected answers are the
-shorter ones, and DPO learns to write long: the policy came to repeat numbers, and its win rate fell from 0.75 after 8
-steps to 0.10 after 16 (one seed).
+Length says nothing: an answer with a number too few is rejected about as often as one with a number too many. With
+slips that only leave numbers out, DPO learned to write long: the policy repeated numbers, and its win rate fell from
+0.75 after 8 steps to 0.10 after 16 (one seed).
 """
 
 from dataclasses import replace
