@@ -46,7 +46,7 @@ def expected(world: World, batch: Batch) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("chunk", [1 << 23, 24], ids=["one chunk", "two positions a chunk"])
 def test_the_penalty_is_the_whole_table(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "CHUNK_NUMBERS", chunk)
+    monkeypatch.setattr(forward, "CHUNK_NUMBERS", {"cpu": chunk})
     world = World(FULL, 3)
     batch = world.prepared(world.packed(random_episodes(3)))
     batch = batch.with_columns(adv_N=torch.zeros_like(batch.weight_N))  # what is left is the penalty
@@ -60,7 +60,7 @@ def test_the_penalty_is_the_whole_table(chunk: int, monkeypatch: pytest.MonkeyPa
 
 def test_no_table_of_tokens_times_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call of either head sees a chunk, also when the gradient is made."""
-    monkeypatch.setattr(forward, "CHUNK_NUMBERS", 48)
+    monkeypatch.setattr(forward, "CHUNK_NUMBERS", {"cpu": 48})
     world = World(FULL, 1)
     batch = world.prepared(world.packed(random_episodes(1)))
     seen: dict[str, list[int]] = {"policy": [], "ref": []}

@@ -1,4 +1,4 @@
-"""SFT: supervised fine-tuning, the likelihood of given answers.
+"""SFT: supervised fine-tuning (the first step of InstructGPT, Ouyang et al. 2022, arXiv:2203.02155).
 
     J = 1/Σ|y_i| Σ_i Σ_t log π(y_it | x_i, y_i<t)
 
@@ -14,6 +14,7 @@ from gruppo.stages.recorded import Accepted, Alike, Likelihood, Recorded
 
 SFT = REINFORCE.but(
     name="sft",
+    paper="arXiv:2203.02155",
     rollout=Recorded(),
     select=Accepted(threshold=1.0),
     credit=Alike(),

@@ -19,7 +19,6 @@ from gruppo.tasks.imports import nearest
 from gruppo.tasks.numbering import hash64
 from gruppo.tasks.writers import CARE, write
 
-
 NO_ANSWER = (
     "task {!r} has no recorded answer, so there is nothing to learn from. Give it meta['answers'] = [{{'text': …, "
     "'reward': …}}], an answer, or use a rollout that samples: method.rollout=group."

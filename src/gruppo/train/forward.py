@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from gruppo.data import Batch, Inputs, Key, gather, scan
 from gruppo.stages.readouts import READOUTS, Chunk, Need
 
-CHUNK_NUMBERS = 1 << 23  # scores held at once: 32 MB in float32
+# Scores held at once: 32 MB in float32, which a CPU's cache likes; on a GPU 1 GB, else its kernels are too small.
+CHUNK_NUMBERS = {"cpu": 1 << 23, "cuda": 1 << 28}
 
 
 class States(NamedTuple):
@@ -133,7 +134,7 @@ def _read(
         heat_C = heat[a:b].to(scores_CV.dtype)
         return read(Chunk(hidden_CD, scores_CV, token[a:b], heat_C, allowed, other(position[a:b])), **params)
 
-    size = max(1, CHUNK_NUMBERS // max(int(model.vocab), 1))
+    size = max(1, CHUNK_NUMBERS.get(batch.device.type, 1 << 23) // max(int(model.vocab), 1))
     if len(position) <= size:
         return chunk(states.at(position), 0, len(position))
     parts: list[Tensor] = []
