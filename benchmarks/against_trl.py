@@ -10,7 +10,7 @@ tiny        a Llama of 1.8 M parameters with random weights; 2 prompts of 44 tok
 tiny-short  the same with prompts of 7 tokens, where a shared prompt saves little
 smollm2     SmolLM2-135M; 2 prompts of 44 tokens x 8 answers of 16 tokens
 
-`--save` writes into benchmarks/results.json and RESULTS.md. `--profile` adds one turn of each side under torch's
+`--save` writes into benchmarks/results.json and RESULTS.md. `--profile` adds a few steps of each side under torch's
 profiler at the end, into benchmarks/profile-SIDE-MODEL.txt.
 """
 
@@ -32,6 +32,7 @@ from trl_sides import SIDES, Workload, median_of, write
 HERE = Path(__file__).resolve().parent
 STEPS = {"tiny": 30, "tiny-short": 30, "smollm2": 2}  # of one side in one turn
 WARM_UP = {"tiny": 10, "tiny-short": 10, "smollm2": 1}
+PROFILED = 5  # steps under the profiler
 BOS_FIRST = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
 
 
@@ -131,7 +132,7 @@ def compare(w: Workload, path: Path, turns: int, steps: int, profile: bool) -> d
             print(f"{w.name} {turn + 1}/{turns}: " + ", ".join(f"{k} {v:.4f} s" for k, v in now.items()), flush=True)
         load.append(os.getloadavg()[0])
         for name, side in sides.items() if profile else ():
-            side.do(do="steps", steps=steps, profile=str(HERE / f"profile-{name}-{w.name}.txt"))
+            side.do(do="steps", steps=min(steps, PROFILED), profile=str(HERE / f"profile-{name}-{w.name}.txt"))
     _same_tokens(w, rows)
     return {
         "model": w.name,
