@@ -9,6 +9,7 @@ from making import ROOT, Mutant
 
 SURVIVORS = ROOT / "tests" / "mutants" / "survivors.toml"
 GOAL = 0.9
+DEAD = ("killed", "timeout", "crashed")
 
 
 def wilson(killed: int, total: int, z: float = 1.96) -> tuple[float, float]:
@@ -31,16 +32,16 @@ def explained() -> dict[tuple[str, str, str], dict[str, Any]]:
 def show(chosen: list[Mutant], population: int, results: dict[str, dict[str, Any]], seed: int) -> int:
     """Print the table; the exit code."""
     known = [(m, results[m.name]["status"]) for m in chosen if m.name in results]
-    print(f"\n{'':12} mutants  killed  in time  survived   share")
+    print(f"\n{'':12} mutants  killed  in time  crashed  survived   share")
     for part in (*dict.fromkeys(m.file.split("/")[0] for m, _ in known), "all"):
         mine = Counter(s for m, s in known if part in ("all", m.file.split("/")[0]))
-        total, dead = sum(mine.values()), mine["killed"] + mine["timeout"]
-        row = f"{total:7} {mine['killed']:7} {mine['timeout']:8} {mine['survived']:9}"
+        total, dead = sum(mine.values()), sum(mine[s] for s in DEAD)
+        row = f"{total:7} {mine['killed']:7} {mine['timeout']:8} {mine['crashed']:8} {mine['survived']:9}"
         print(f"{part:12} {row}  {dead / max(total, 1):6.1%}")
     print("\nby operator: " + ", ".join(_by_operator(known)))
     if len(known) < len(chosen):
         print(f"{len(chosen) - len(known)} of {len(chosen)} mutants have not been run yet")
-    dead = sum(s in ("killed", "timeout") for _, s in known)
+    dead = sum(s in DEAD for _, s in known)
     if len(known) < population:
         low, high = wilson(dead, len(known))
         print(f"a sample of {len(known)} of {population} mutants (seed {seed}): 95 % interval {low:.1%} to {high:.1%}")

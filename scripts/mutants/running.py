@@ -45,6 +45,7 @@ WALL = 600.0  # seconds on the clock after which a fork is given up
 def prepare() -> None:
     """What every fork shares. Nothing of gruppo: a cold fork must import it itself."""
     os.chdir(ROOT)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a fork cannot use a GPU, and the first backward would start one
     sys.path[:0] = [str(ROOT / "src")]
     import hypothesis
     import torch
@@ -115,14 +116,20 @@ def pool(jobs: Iterable[tuple[Any, Callable[[], Any]]], size: int, done: Callabl
             running[pid] = (name, pipe, time.monotonic())
         for pid in list(running):
             name, pipe, start = running[pid]
-            if os.waitpid(pid, os.WNOHANG)[0]:
+            ended, code = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 with os.fdopen(pipe) as said:
                     text = said.read()
                 del running[pid]
-                done(name, json.loads(text) if text else {"status": "timeout"})
+                done(name, json.loads(text) if text else _silent(os.waitstatus_to_exitcode(code)))
             elif time.monotonic() - start > WALL:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def _silent(code: int) -> dict[str, Any]:
+    """A fork that said nothing: its timer ended it, or it crashed (an index beyond a table, in C)."""
+    return {"status": "timeout" if -code in (signal.SIGPROF, signal.SIGKILL) else "crashed", "code": code}
 
 
 def run_items(items: Sequence[pytest.Item], seconds: dict[str, float], usual: float = 1.0) -> dict[str, Any]:

@@ -80,25 +80,37 @@ class NativeEngine:
         model, index = self._model(role), list(requests)
         stream = Stream(model, list(requests.values()), self.max_rows, self.eos, version, self.prefill_tokens)
         while stream.busy:
-            self._same(version)
-            prefilled, decoded = stream.prefilled, stream.decoded
-            ended = None
-            # Not around the yield: the consumer must not find itself without gradients.
+            # Not around the yield: the consumer must find its gradients and the model its mode. Not at every token
+            # either: to switch a model of many modules takes as long as a twentieth of a token.
             try:
-                with torch.inference_mode(), _evaluating(model):
-                    ended = stream.step()
+                with _evaluating(model):
+                    ended = await self._until_one_ends(stream, version)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
-            self.prefilled += stream.prefilled - prefilled
-            self.decoded += stream.decoded - decoded
+                ended = None
             if ended is None:
                 del stream
                 self._smaller(len(index))
                 return
             for i, completion in ended:
                 yield index[i], completion
+
+    async def _until_one_ends(self, stream: Stream, version: int) -> list[tuple[int, Completion]]:
+        """Draw tokens until some rows have ended, and give those."""
+        while stream.busy:
+            self._same(version)
+            prefilled, decoded = stream.prefilled, stream.decoded
+            try:
+                with torch.inference_mode():
+                    ended = stream.step()
+            finally:
+                self.prefilled += stream.prefilled - prefilled
+                self.decoded += stream.decoded - decoded
             await asyncio.sleep(0)  # environments and tools run between two tokens
+            if ended:
+                return ended
+        return []
 
     def _smaller(self, rows: int) -> None:
         """Half the rows and half the prompt tokens at once. The luck of a row is its own, so what is drawn stays."""

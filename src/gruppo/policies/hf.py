@@ -21,6 +21,7 @@ from gruppo.policies.cache import Cache, new_cache
 from gruppo.policies.dense import dense_of
 from gruppo.policies.layout import Layout, additive, packed
 from gruppo.policies.lora import merged_state
+from gruppo.policies.scores import scores
 
 # Largest difference that rounding explains, as a share of the largest logit.
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.05}
@@ -155,9 +156,7 @@ class HFPolicy(nn.Module):
     def head(self, hidden_XD: Tensor) -> Tensor:
         """Logits in at least float32 (pitfall 24), with the scale or cap that the architecture puts on them."""
         linear, config = self._linear, self.model.config.get_text_config()
-        dtype = torch.promote_types(hidden_XD.dtype, torch.float32)
-        bias = getattr(linear, "bias", None)
-        logits_XV = F.linear(hidden_XD.to(dtype), linear.weight.to(dtype), None if bias is None else bias.to(dtype))
+        logits_XV = scores(hidden_XD, linear.weight, getattr(linear, "bias", None))
         if scale := getattr(config, "logit_scale", None):  # Cohere
             logits_XV = logits_XV * scale
         if scale := getattr(config, "logits_scaling", None):  # Granite

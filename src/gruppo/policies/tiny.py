@@ -22,6 +22,7 @@ from gruppo.policies import folder as hf
 from gruppo.policies.cache import Cache, new_cache
 from gruppo.policies.folder import TinyConfig
 from gruppo.policies.layout import Layout, layout_of
+from gruppo.policies.scores import scores
 from gruppo.policies.tokenizer import CharTokenizer
 
 
@@ -195,8 +196,7 @@ class TinyTransformer(nn.Module):
 
     def head(self, hidden_XD: Tensor) -> Tensor:
         """Logits in at least float32 (pitfall 24)."""
-        dtype = torch.promote_types(hidden_XD.dtype, torch.float32)
-        return F.linear(hidden_XD.to(dtype), self.model.embed_tokens.weight.to(dtype))
+        return scores(hidden_XD, self.model.embed_tokens.weight)
 
     # one token a row
 
