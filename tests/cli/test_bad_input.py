@@ -62,6 +62,7 @@ REFUSED = {
     "optim.clip_norm=0": ("optim.clip_norm=0.0",),
     "save.keep=0": ("save.keep=0", "save.keep >= 1"),
     "threads=-1": ("threads=-1", "threads >= 0"),
+    "model.lora.targets=q_proj": ("model.lora.rank is 0", "all weights", "model.lora.rank=16"),
     "max_failures=2": ("max_failures=2", "from 0 to 1"),
     "eval.prompts=0": ("eval.prompts=0", "eval.prompts >= 1"),
     "method.update.epochs=0": ("epochs=0", "no step would be taken"),

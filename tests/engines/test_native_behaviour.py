@@ -144,6 +144,24 @@ def test_the_consumer_keeps_gradients_and_the_model_its_mode(make):
     policy.head(torch.zeros(1, 32, dtype=torch.float64)).sum().backward()
 
 
+def test_streams_that_take_turns_all_draw_in_evaluation_mode(make):
+    policy = make().train()
+    engine, modes = engine_of(policy), []
+    policy.model.embed_tokens.register_forward_hook(lambda m, a, y: modes.append(m.training))
+    short, long = ([Request(np.array([1, 5]), n, key=n)] for n in (2, 6))
+    alone = [run(engine, requests)[0].ids.tolist() for requests in (short, long)]
+    modes.clear()
+
+    async def at_once():
+        return await asyncio.gather(*(complete(engine, requests) for requests in (short, long)))
+
+    for order in (slice(None), slice(None, None, -1)):  # the first to come leaves first, or last
+        short, long = (short, long)[order]
+        assert [found[0].ids.tolist() for found in asyncio.run(at_once())] == alone[order]
+        assert modes and not any(modes)
+        assert policy.training
+
+
 def test_topk_is_reported_where_asked(make):
     policy = make()
     requests = [Request(np.array([1]), 5, key=i, topk_logprobs=i, temperature=0.0 if i == 3 else 1.0) for i in range(4)]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from sides import NOW, OLD, REINFORCE, Equivalence, even
 from torch import Tensor
@@ -125,7 +126,7 @@ def own_answers(episodes: list[Episode]) -> list[Episode]:
     mine = [e for e in episodes if e.group in ("g0", "g1") and e.use == Use.LEARN and e.source == Source.POLICY]
     for e in mine:
         for s in e.sequences:
-            s.source[s.source == Source.EXPERT] = Source.ENV
+            s.source = np.where(s.source == Source.EXPERT, np.int8(Source.ENV), s.source)
     return mine
 
 

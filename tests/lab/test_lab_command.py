@@ -53,6 +53,7 @@ def test_a_method_with_settings_of_its_own(capsys: pytest.CaptureFixture[str]) -
         (["lab"], "or --all"),
         (["lab", "grpo", "--all"], "or --all"),
         (["lab", "grop"], "nearest: grpo"),
+        (["lab", " "], "method='' is not known"),
         (["lab", "grpo", "--rates", "0.1;0.2"], "with commas"),
         (["lab", "grpo", "--rates", "0,1"], "between 0 and 1"),
         (["lab", "grpo", "--answers", "a,b"], "Give both"),

@@ -177,6 +177,11 @@ def test_system(tokenizer):
         tokenizer(GEMMA).chat(talk[:1])
 
 
+def test_a_template_that_is_none_is_named(tokenizer):
+    with pytest.raises(ValueError, match="is no template: .*endfor.* \\(line 1\\)"):
+        tokenizer("{% for m in messages %}").chat(TALK[:1])
+
+
 def test_options_reach_the_template(tokenizer):
     t = tokenizer(CHATML + "{% if shout %}!{% endif %}")
     assert t.chat(TALK, shout=True).tolist() == [*t.chat(TALK).tolist(), ID["!"]]

@@ -1,5 +1,7 @@
 """LoRA by peft: starts as the model itself, trains only itself, is merged when saved, and can be left out."""
 
+import asyncio
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ pytest.importorskip("peft")
 
 from test_hf import draws, own_logits
 
+from gruppo.engines import NativeEngine, Request, complete
 from gruppo.policies import (
     Critic,
     Incremental,
@@ -68,6 +71,23 @@ def test_without_the_adapter_it_is_the_model_again(hf_folder, family):
     assert torch.equal(base.prefill(packed(SEQUENCES))[1], plain.prefill(packed(SEQUENCES))[1])
     assert torch.equal(logits(policy), before)  # and it is put back
     assert {n for n, p in policy.named_parameters() if p.requires_grad} == set(learned_state(policy))
+
+
+@FAMILY
+def test_the_model_under_an_adapter_can_be_sampled_while_it_is_trained(hf_folder, family):
+    """With checkpointing transformers keeps no keys and values in training mode."""
+    policy = trained(load_policy(hf_folder(family), lora=Lora(rank=4), seed=3, checkpointing=True)).train()
+    engine = NativeEngine({"policy": policy, "ref": Unadapted(policy)}, eos=None)
+    alone = NativeEngine({"policy": load_policy(hf_folder(family)).eval()}, eos=None)
+    first, short = SEQUENCES[0], SEQUENCES[1]
+    wanted = asyncio.run(complete(alone, [Request(first, 6, key=1)]))[0].ids.tolist()
+
+    async def at_once():
+        ref, mine = Request(first, 6, key=1, role="ref"), Request(short, 2, key=2)
+        return await asyncio.gather(complete(engine, [mine]), complete(engine, [ref]))
+
+    assert asyncio.run(at_once())[1][0].ids.tolist() == wanted
+    assert policy.training
 
 
 @FAMILY

@@ -135,6 +135,42 @@ def test_preferences_as_conversations(write: Write) -> None:
     assert task.prompt in "ab" and [a["text"] for a in task.meta["answers"]] == ["good", "bad"]
     refused("line 1", "do not begin alike", name=write({"chosen": talk("a", "x"), "rejected": talk("b", "y")}))
     refused("no prompt", "task.prompt=FIELD", name=write({"chosen": "x", "rejected": "y"}))
+    refused("no prompt", name=write({"chosen": talk("a", "x")[1:], "rejected": talk("a", "y")[1:]}))
+    refused(
+        "line 1", "does not end with a turn", name=write({"chosen": talk("a", "x")[:1], "rejected": talk("a", "y")})
+    )
+
+
+@pytest.mark.parametrize("as_messages", [False, True])
+def test_preferences_with_a_prompt_and_answers_as_turns(write: Write, as_messages: bool) -> None:
+    """The explicit form: the prompt in its own field, and only the turn of the assistant on each side."""
+
+    def row(ask: str) -> dict[str, Any]:
+        chosen, rejected = ([{"role": "assistant", "content": x}] for x in ("good", "bad"))
+        return {
+            "prompt": [{"role": "user", "content": ask}] if as_messages else ask,
+            "chosen": chosen,
+            "rejected": rejected,
+        }
+
+    task = load_task(write(row("a"), row("b"))).train[0]
+    assert task.prompt in "ab" and [a["text"] for a in task.meta["answers"]] == ["good", "bad"]
+
+
+def test_what_was_said_before_the_preferred_answer_is_kept(write: Write) -> None:
+    """A prompt that repeats one turn of the conversation does not stand for all of it."""
+    before = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "well"}]
+
+    def side(ask: str, answer: str) -> list[dict[str, str]]:
+        system = [{"role": "system", "content": "Be short."}]
+        return [*system, *before, {"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
+
+    for prompt in ("first", None):
+        rows = [{"chosen": side(ask, "good"), "rejected": side(ask, "bad")} for ask in "ab"]
+        task = load_task(write(*({**r, "prompt": prompt or "ab"[i]} for i, r in enumerate(rows)))).train[0]
+        assert task.prompt in "ab" and task.system == "Be short." and task.meta["messages"] == before
+    other = [{"prompt": f"{ask}, in other words", "chosen": side(ask, "x"), "rejected": side(ask, "y")} for ask in "ab"]
+    assert load_task(write(*other)).train[0].prompt.endswith("in other words")
 
 
 def test_scored_and_labelled_answers(write: Write) -> None:
@@ -146,6 +182,10 @@ def test_scored_and_labelled_answers(write: Write) -> None:
         "a": ([{"text": "c", "reward": 1.0}], "c"),
         "b": ([{"text": "c", "reward": 0.0}], ""),
     }
+    numbers = load_task(write(*({"prompt": p, "completion": "c", "label": int(p == "a")} for p in "ab")))
+    assert {t.prompt: t.meta["answers"][0]["reward"] for t in by_uid(numbers).values()} == {"a": 1.0, "b": 0.0}
+    other = load_task(write(*({"prompt": p, "answer": "c", "label": int(p == "a")} for p in "ab")))
+    assert all("answers" not in t.meta and t.answer == "c" for t in by_uid(other).values())
     squad = load_task(
         write({"question": "a", "answers": {"text": ["x"]}}, {"question": "b", "answers": {"text": ["x"]}}),
         answer="answers.text.0",
@@ -258,6 +298,15 @@ GOOD = {"prompt": "a", "answer": "b"}
         ({"prompt": [], "answer": "b"}, "no turn of the user"),
         ({"prompt": ["hi"], "answer": "b"}, "one of its messages is str"),
         ({"prompt": [{"role": "tool", "content": "x"}], "answer": "b"}, "the role 'tool'"),
+        ('{"prompt": "a", "answer": NaN}', "line 3: the field 'answer' is NaN"),
+        ('{"prompt": "a", "answer": "b", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 3: lists or objects in"),
+        *(
+            (
+                '{"prompt": "a", "answers": [{"text": "x", "reward": ' + reward + "}]}",
+                "line 3: one of its answers has the",
+            )
+            for reward in ("null", "[1]", "NaN", "-Infinity", '"x"', "1" + "0" * 400)
+        ),
     ],
 )
 def test_a_bad_row_is_named_by_its_line(write: Write, bad: Any, said: str) -> None:
@@ -275,6 +324,9 @@ def test_bad_files(write: Write, tmp_path: Path) -> None:
     latin = tmp_path / "latin.jsonl"
     latin.write_bytes(json.dumps(GOOD).encode() + b'\n{"prompt": "caf\xe9", "answer": "b"}\n')
     refused("latin.jsonl, line 2: byte 0xe9 is not UTF-8", "Save it as UTF-8", name=str(latin))
+    wide = tmp_path / "wide.jsonl"
+    wide.write_bytes(json.dumps(GOOD).encode("utf-16"))
+    refused("line 1", "iconv -f utf-16", name=str(wide))
     bom = tmp_path / "bom.jsonl"
     bom.write_bytes(
         b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n" + json.dumps({**GOOD, "prompt": "z"}).encode()

@@ -239,5 +239,6 @@ def test_words() -> None:
     assert win_words({}) == []
     said = {"win_rate": 0.75, "win_rate_low": 0.7, "win_rate_high": 0.8}
     assert win_words(said) == ["win rate against the start 0.750 (0.700 to 0.800)"]
+    assert win_words(said | {"win_rate_low": math.nan, "win_rate_high": math.nan})[0].endswith("start 0.750")
     more = said | {"preferred_before": 0.5, "preferred_after": 0.9}
     assert win_words(more)[0].endswith("held-out pairs preferred 0.500 → 0.900")

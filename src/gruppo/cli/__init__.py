@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gruppo import __version__
 from gruppo.cli import lab
 
+ALL_SETTINGS = "All settings with their defaults: gruppo train --dry-run, or docs/configuration.md."
 SETTING = re.compile(r"[A-Za-z_][\w.]*(\+|-)?=")
 
 
@@ -41,14 +42,19 @@ def _settings(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "settings", nargs="*", metavar="key=value", help="for example method=dapo method.objective.clip_high=0.3"
     )
+    command.epilog = ALL_SETTINGS
     command.add_argument("--config", metavar="FILE", help="a run file in TOML; settings come after it")
     command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
 
 
 def _compare(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "entrants", nargs="+", help='methods (grpo, ./mine.py:MINE, "grpo optim.lr=1e-3"), or folders of finished runs'
+        "entrants",
+        nargs="+",
+        help='methods (grpo, ./mine.py:MINE, "grpo optim.lr=1e-3"), or folders of finished runs; '
+        "key=value among them is for all of them",
     )
+    command.epilog = ALL_SETTINGS
     command.add_argument("--task", metavar="NAME", help="the same as task=NAME")
     command.add_argument("--seeds", default="5", help="how many, from seed= on, or a list such as 0,1,2 (default 5)")
     command.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, a process each (default 1)")

@@ -75,7 +75,7 @@ def entrant(text: str) -> Any:
     from gruppo.methods import method
     from gruppo.train.config import RunConfig
 
-    name, *settings = text.split()
+    name, *settings = text.split() or [""]
     found = method(name)
     if not settings:
         return found

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from gruppo.engines.base import Completion, Ints, Reals, Request, check, check_i
 from gruppo.engines.stream import Stream
 from gruppo.policies.base import Incremental, Policy
 from gruppo.policies.layout import cuts, packed
+from gruppo.policies.lora import Unadapted
 from gruppo.policies.memory import free_memory, out_of_memory
 
 HEAD_CELLS = 1 << 24  # logits that score holds at once
@@ -172,14 +174,24 @@ def _score(model: Policy, sequences: list[Ints], tails: list[int], temperature: 
     return [piece.copy() for piece in np.split(flat, np.cumsum(tails)[:-1])]
 
 
+_MODES: WeakKeyDictionary[Policy, list[bool]] = WeakKeyDictionary()  # of each model, as those who draw found it
+
+
 @contextmanager
 def _evaluating(model: Policy) -> Iterator[None]:
-    """Evaluation mode, and back to what it was: a dropout of the trainer's must not reach a sample."""
-    was = model.training
-    if was:
+    """Evaluation mode, and back to what it was: a dropout of the trainer's must not reach a sample.
+
+    Streams of one model take turns, so the mode comes back when the last of them that draws has left.
+    """
+    model = model.policy if isinstance(model, Unadapted) else model  # the reference of a LoRA run shares its modules
+    modes = _MODES.setdefault(model, [])
+    modes.append(model.training)
+    if model.training:
         model.train(False)
     try:
         yield
     finally:
-        if was:
+        was = modes[0]
+        modes.pop()
+        if was and not modes:
             model.train(True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gruppo.data import Batch, Episode
 from gruppo.lab.world import World
-from gruppo.stages import StepRecord
+from gruppo.stages import Method, Occupant, StepRecord
 
 EXACT = 1e-9
 
@@ -29,7 +29,14 @@ def first(sentences: Iterable[str]) -> str:
     return next((s for s in sentences if s), "")
 
 
+def remembers(method: Method) -> bool:
+    """Whether an occupant observes steps: without one, memory stays empty and the next step is this one again."""
+    return any(type(o).observe is not Occupant.observe for _, o in method.occupants())
+
+
 def observe(world: World, episodes: list[Episode], step: int = 1) -> None:
+    if not remembers(world.method):
+        return
     batch = world.prepared(world.packed(episodes))
     with world.ctx.memory.writing() as state:
         for _, o in world.method.occupants():

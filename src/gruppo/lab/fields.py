@@ -2,24 +2,34 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, replace
-from functools import cache
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
 from gruppo.data import Episode
-from gruppo.lab.compare import drifted
+from gruppo.lab.compare import drifted, remembers
 from gruppo.lab.world import Desk, World, random_episodes
 from gruppo.stages import CHAINS, ROOMS, Method, Schedule, StepRecord, kind
+
+BEFORE_THE_BATCH = ("curriculum", "prompting", "rollout")
+ROOMS_OF_THEIR_OWN = (*BEFORE_THE_BATCH, "replay", "reward", "update")  # what they do is seen by itself
 
 
 def fields_matter(method: Method, seed: int) -> str:
     """Every field of every occupant changes something: no argument is ever ignored."""
-    plain = cache(lambda room, place, batch: _fingerprint(method, room, place, batch))
+    known: dict[Any, str] = {}
+
+    def plain(room: str, place: Any, occupant: Any, n: int) -> str:
+        """Rooms that only the gradient shows have one fingerprint."""
+        own = room in ROOMS_OF_THEIR_OWN or hasattr(occupant, "episodes")
+        key = (room, place, n) if own else n
+        if key not in known:
+            known[key] = _fingerprint(method, room, place, n)
+        return known[key]
 
     def shows(room: str, place: Any, new: Any) -> bool:
         changed = _with(method, room, place, new)
-        return any(plain(room, place, n) != _fingerprint(changed, room, place, n) for n in range(4))
+        return any(plain(room, place, new, n) != _fingerprint(changed, room, place, n) for n in range(4))
 
     for room, place, occupant in _places(method):
         for f in fields(occupant):
@@ -85,7 +95,7 @@ def _fingerprint(method: Method, room: str, place: Any, seed: int) -> str:
     held = getattr(method, room)
     occupant = held if place is None else held[place]
     episodes = random_episodes(seed, groups=4, mixed=seed % 2 == 0)
-    if room in ("curriculum", "prompting", "rollout"):
+    if room in BEFORE_THE_BATCH:
         return repr(_before_the_batch(world, room, occupant, episodes))
     if room == "replay":
         return repr(_remembered(world, occupant, episodes))
@@ -102,6 +112,8 @@ def _fingerprint(method: Method, room: str, place: Any, seed: int) -> str:
 
 def _observe_twice(world: World, episodes: list[Episode]) -> None:
     """So that what depends on memory shows."""
+    if not remembers(world.method):
+        return
     batch = world.packed(episodes)
     for step in range(2):
         with world.ctx.memory.writing() as state:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Use
-from gruppo.lab.compare import EXACT, drifted, first, observe, same
+from gruppo.lab.compare import EXACT, drifted, first, observe, remembers, same
 from gruppo.lab.fields import fields_matter, schedules
 from gruppo.lab.prefixes import shared_prefixes
 from gruppo.lab.rows import failures, keep_and_weight, nan_mask, unused
@@ -215,6 +215,8 @@ def memory(method: Method, seed: int) -> str:
         said = same(once, again, "the same episodes a second time", 0.0)
         if said or not _equal(before, dict(world.ctx.memory)):
             return said or f"memory {before} became {dict(world.ctx.memory)} without observe"
+        if not remembers(method):
+            return ""
         observe(world, episodes, step)
     with world.ctx.memory.writing() as state:
         for _, o in method.occupants():

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence as Seq
-from copy import deepcopy
 from dataclasses import replace
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gruppo.data import Batch, Episode, Sequence, Source, Status, Turn, Use, pack
 from gruppo.data.prefix import WORTH
@@ -29,6 +28,7 @@ VOCAB = 12
 GIVEN = (Source.HINT, Source.EXPERT, Source.FORCED, Source.OPPONENT, Source.INJECTED)
 UNJUDGED = (Status.ENV_ERROR, Status.OPEN, Status.TIMEOUT, Status.CANCELLED)
 JUDGED = (Status.OK, Status.TRUNCATED, Status.INVALID)
+M = TypeVar("M", bound=nn.Module)
 
 
 def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: bool = True) -> list[Episode]:
@@ -40,6 +40,17 @@ def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: boo
     (replayed), a group of one, episodes apart (an expert's and the policy's), an unused one, and failed and open ones,
     some of them with the reward they had before they failed.
     """
+    return [_fresh(e) for e in _drawn(seed, groups, mixed, dead)]
+
+
+def _fresh(e: Episode) -> Episode:
+    """Objects of the caller's own around the same arrays, which nobody can write to."""
+    turns = [replace(t, reward=dict(t.reward)) for t in e.turns]
+    return replace(e, sequences=[replace(s) for s in e.sequences], turns=turns, reward=dict(e.reward), notes={})
+
+
+@lru_cache(maxsize=32)  # every law of every method is asked about the same few seeds
+def _drawn(seed: int, groups: int, mixed: bool, dead: bool) -> list[Episode]:
     rng = np.random.default_rng(seed)
     out: list[Episode] = []
 
@@ -64,7 +75,15 @@ def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: boo
         add("one", float(rng.integers(2)))
         for _ in range(3):  # three times 0.7 is rounded
             add("equal", 1.0, replayed=True)
+    for s in (s for e in out for s in e.sequences):
+        _lock(s.ids, s.source, s.logp, s.version, s.temperature, s.train_as, *(s.allowed or {}).values())
     return out
+
+
+def _lock(*arrays: np.ndarray | None) -> None:
+    for x in arrays:
+        if x is not None:
+            x.setflags(write=False)
 
 
 def _episode(
@@ -132,14 +151,40 @@ def _shape() -> TinyTransformer:
     return TinyTransformer(TinyConfig(vocab=VOCAB, dim=8, layers=1, heads=2, ffn=12, context=64), 0).double()
 
 
+@cache
+def _critic_shape() -> Critic:
+    return Critic(_shape()).double()
+
+
+@lru_cache(maxsize=64)
+def _noise(seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in _shape().parameters()]
+
+
+def twin(model: M) -> M:
+    """The model again with parameters of its own. Modules are few and plain here; `deepcopy` takes seven times as
+    long, and the laws make thousands."""
+    out = model.__class__.__new__(model.__class__)
+    out.__dict__.update(model.__dict__)
+    mine = {
+        k: None if p is None else nn.Parameter(p.detach().clone(), p.requires_grad)
+        for k, p in model._parameters.items()
+    }
+    children = {k: None if m is None else twin(m) for k, m in model._modules.items()}
+    out.__dict__.update(_parameters=mine, _buffers=dict(model._buffers), _modules=children)
+    return out
+
+
 def tiny(seed: int, near: TinyTransformer | None = None, width: float = 0.3) -> TinyTransformer:
     """A random float64 model; `near` another one if given, so that ratios are not 1 and not wild."""
-    model = deepcopy(_shape())
-    generator = torch.Generator().manual_seed(seed)
+    model = twin(_shape() if near is None else near)
     with torch.no_grad():
-        for i, p in enumerate(model.parameters()):
-            noise = torch.randn(p.shape, generator=generator, dtype=p.dtype) * width
-            p.copy_(noise if near is None else list(near.parameters())[i] + 0.6 * noise)
+        for p, noise in zip(model.parameters(), _noise(seed), strict=True):
+            if near is None:
+                p.copy_(noise * width)
+            else:
+                p.add_(0.6 * (noise * width))
     return model
 
 
@@ -164,7 +209,8 @@ class World:
         self.learner.begin(self.ctx)
 
     def _critic(self, trunk: TinyTransformer, seed: int) -> Critic:
-        critic = Critic(trunk).double()
+        critic = twin(_critic_shape())
+        critic.trunk = twin(trunk)
         with torch.no_grad():
             generator = torch.Generator().manual_seed(seed)
             critic.value.weight.copy_(torch.randn(critic.value.weight.shape, generator=generator, dtype=torch.float64))

@@ -135,6 +135,11 @@ class HFTokenizer:
 
         try:
             return render(messages)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(
+                f"the chat template of {self.name!r} is no template: {error.message} (line {error.lineno}). Mend it, "
+                "or copy the tokenizer files of the model it was made from."
+            ) from None
         except jinja2.TemplateError as error:
             if len(messages) > 1 and messages[0]["role"] == "system":
                 with contextlib.suppress(jinja2.TemplateError):

@@ -95,12 +95,15 @@ class Unadapted:
     def __init__(self, policy: Any) -> None:
         self.policy = policy
         self.dim, self.vocab, self.layers, self.context = policy.dim, policy.vocab, policy.layers, policy.context
-        self.training = False
         self._layers = [m for _, m in _adapters(policy)]
 
     @property
     def device(self) -> torch.device:
         return self.policy.device
+
+    @property
+    def training(self) -> bool:
+        return self.policy.training
 
     @contextmanager
     def _plain(self) -> Iterator[Any]:
@@ -140,4 +143,6 @@ class Unadapted:
         return {n: p for n, p in self.named_parameters()}
 
     def train(self, mode: bool = True) -> "Unadapted":
+        """The mode is that of the model under both: whoever samples from either must find it evaluating."""
+        self.policy.train(mode)
         return self

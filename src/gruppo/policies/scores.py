@@ -23,7 +23,7 @@ def scores(hidden_XD: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -
 
 
 class _Wide(torch.autograd.Function):
-    """h · Wᵀ of two half-precision matrices in float32. Gradients are rounded to the factors' type before they are used."""
+    """h · Wᵀ of two half-precision matrices in float32. Gradients are rounded to the factors' type on the way back."""
 
     @staticmethod
     def forward(ctx: Any, hidden_XD: Tensor, weight_VD: Tensor) -> Tensor:

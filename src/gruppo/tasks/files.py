@@ -50,9 +50,10 @@ def read(name: str) -> tuple[Table, str]:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
+        wide = raw[:2] in (b"\xff\xfe", b"\xfe\xff")  # what editors begin UTF-16 with
         raise ValueError(
             f"{path}, line {line}: byte {raw[error.start]:#04x} is not UTF-8, so the file cannot be read. Save it as "
-            f"UTF-8, for example with  iconv -f latin1 -t utf-8 {path.name}"
+            f"UTF-8, for example with  iconv -f {'utf-16' if wide else 'latin1'} -t utf-8 {path.name}"
         ) from None
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
@@ -83,6 +84,11 @@ def _bytes(path: Path) -> bytes:
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
+    except RecursionError:
+        raise ValueError(
+            f"{path}, line {number}: lists or objects in one another, too deep to be read. Nothing was started; take "
+            "the row out."
+        ) from None
     except ValueError as error:
         said = str(error).partition(": line")[0]
         at = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from math import isfinite, isnan, nan
 from typing import Any
 
 from gruppo.tasks.base import Task
@@ -73,7 +74,7 @@ def names_of(table: Table, settings: TaskConfig) -> Names:
         )
     if not found["prompt"] and not settings.template and not found["chosen"]:
         raise ValueError(
-            f"{table.name} has none of the fields {', '.join(USUAL['prompt'][:5])}, so there are no prompts. Name the "
+            f"{table.name} has none of the fields {', '.join(USUAL['prompt'])}, so there are no prompts. Name the "
             f"field with task.prompt=FIELD, or write task.template='{{{known[0] if known else 'field'}}}'. Fields: "
             f"{', '.join(known) or 'none'}."
         )
@@ -153,12 +154,14 @@ class Reader:
         """A preference: texts, or whole conversations that differ in the last turn."""
         sides = [_value(row, self.names.chosen), _value(row, self.names.rejected)]
         if all(isinstance(s, list) for s in sides):
-            better, worse = map(Said.of, sides)
-            if (better.prompt, better.before) != (worse.prompt, worse.before):
-                if not said.prompt:
-                    raise ValueError("the conversations of its two answers do not begin alike")
-            elif not said.prompt:
-                said = better
+            better, worse = map(Said.answered, sides)
+            alike = (better.prompt, better.before) == (worse.prompt, worse.before)
+            if not alike and not said.prompt:
+                raise ValueError("the conversations of its two answers do not begin alike")
+            if alike and (
+                not said.prompt or said.prompt in better.asked
+            ):  # a prompt may be only a part of what was said
+                said = replace(better, system=better.system or said.system)
             sides = [better.answer, worse.answer]
         texts = [_plain(s, name) for s, name in zip(sides, (self.names.chosen, self.names.rejected), strict=True)]
         if not said.prompt and not self.fill:
@@ -166,15 +169,20 @@ class Reader:
         return [{"text": texts[0], "reward": 1.0}, {"text": texts[1], "reward": 0.0}], said
 
     def _scored(self, row: Row) -> list[dict[str, Any]]:
-        """Answers with rewards: a list, `answers: [{text, reward}, …]`, or one with a `label` true or false."""
+        """Answers with rewards: a list, `answers: [{text, reward}, …]`, or one with a `label` true or false.
+
+        Beside a `completion` 1 and 0 are labels, too; elsewhere a number may be anything.
+        """
         given = row.get("answers")
         if (
             isinstance(given, list)
             and given
             and all(isinstance(a, Mapping) and {"text", "reward"} <= set(a) for a in given)
         ):
-            return [{"text": _plain(a["text"], "answers.text"), "reward": float(a["reward"])} for a in given]
-        if isinstance(row.get("label"), bool) and self.names.answer not in ("", "label"):
+            return [{"text": _plain(a["text"], "answers.text"), "reward": _reward(a["reward"])} for a in given]
+        label = row.get("label")
+        told = isinstance(label, bool) or (self.names.answer == "completion" and label in (0, 1))
+        if told and self.names.answer not in ("", "label"):
             return [{"text": _text(row, self.names.answer), "reward": float(row["label"])}]
         return []
 
@@ -182,7 +190,8 @@ class Reader:
         if self.needs_answer or self.settings.answer:
             return _text(row, self.names.answer)
         value = lookup(row, self.names.answer)  # nobody asked for it: a text is an answer, anything else stays in meta
-        return _plain(value, self.names.answer) if isinstance(value, (str, bool, int, float)) else ""
+        known = isinstance(value, (str, bool, int, float)) and not _is_nan(value)
+        return _plain(value, self.names.answer) if known else ""
 
     def _meta(self, row: Row) -> dict[str, Any]:
         """The other fields of the row, for scorers; and an answer that is no text."""
@@ -214,6 +223,19 @@ class Said:
             raise ValueError("its messages have no turn of the user that is still to be answered")
         return Said(turns[-1]["content"], answer, system, tuple(turns[:-1]))
 
+    @staticmethod
+    def answered(value: list[Any]) -> "Said":
+        """A side of a preference: a conversation that ends with the answer, or the answer's turn alone."""
+        turns = [_turn(m) for m in value]
+        if not turns or turns[-1]["role"] != "assistant":
+            raise ValueError("one of its two conversations does not end with a turn of the assistant, the answer")
+        return Said(answer=turns[0]["content"]) if len(turns) == 1 else Said.of(turns)
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The turns of the user."""
+        return (*(t["content"] for t in self.before if t["role"] == "user"), self.prompt)
+
 
 _ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT writes them
 
@@ -235,9 +257,23 @@ def _value(row: Row, name: str) -> Any:
     value = lookup(row, name)
     if value is MISSING:
         raise ValueError(f"it has no field {name!r} (it has: {', '.join(row) or 'nothing'})")
-    if value is None:
-        raise ValueError(f"the field {name!r} is null")
+    if value is None or _is_nan(value):  # tables are often written with NaN where nothing stands
+        raise ValueError(f"the field {name!r} is {'null' if value is None else 'NaN'}")
     return value
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and isnan(value)
+
+
+def _reward(value: Any) -> float:
+    try:
+        reward = float(value)
+    except (TypeError, ValueError, OverflowError):
+        reward = nan
+    if not isfinite(reward):
+        raise ValueError(f"one of its answers has the reward {value!r}, which is no finite number")
+    return reward
 
 
 def _text(row: Row, name: str) -> str:

@@ -199,7 +199,10 @@ def components(value: Any) -> Row:
         number = _number(one)
         if not isinstance(name, str) or number is None or not isfinite(number):
             of = "" if named is not value else f" for the component {name!r}"
-            said = f"The scorer returned {_short(one)}{of}: no advantage can be computed from it. {_REMEDY}"
+            many = (
+                " To judge many answers at once, name the parameters (tasks, texts)." if isinstance(one, list) else ""
+            )
+            said = f"The scorer returned {_short(one)}{of}: no advantage can be computed from it. {_REMEDY}{many}"
             return {}, "env_error", said
         out[name] = number
     return out, "ok", ""

@@ -33,7 +33,11 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "truncated": ("share", "near 0", "episodes that ran out of tokens"),
     "failed": ("share", "0", "episodes that were not judged: the scorer or environment raised, hung or was cancelled"),
     "timed_out": ("share", "0", "episodes whose scorer or environment hung and was killed; a part of `failed`"),
-    "dead_groups": ("share", "below 0.9", "drawn groups whose task rewards are all equal: they say nothing"),
+    "dead_groups": (
+        "share",
+        "below 0.9",
+        "drawn groups with equal task rewards: they say nothing, but for other components",
+    ),
     "groups": ("groups", "", "groups that were learned from"),
     "drawn_groups": ("groups", "", "groups drawn, also those that selection removed"),
     "pairs": ("pairs", "", "pairs of answers that are compared"),

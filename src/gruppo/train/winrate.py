@@ -102,7 +102,8 @@ def win_words(summary: Mapping[str, Any]) -> list[str]:
     if "win_rate" not in summary:
         return []
     low, high = summary["win_rate_low"], summary["win_rate_high"]
-    said = f"win rate against the start {summary['win_rate']:.3f} ({low:.3f} to {high:.3f})"
+    said = f"win rate against the start {summary['win_rate']:.3f}"
+    said += f" ({low:.3f} to {high:.3f})" if low == low else ""  # one prompt says nothing about the spread
     if "preferred_after" in summary:
         said += f", held-out pairs preferred {summary['preferred_before']:.3f} → {summary['preferred_after']:.3f}"
     return [said]
