@@ -178,7 +178,7 @@ def test_system(tokenizer):
 
 
 def test_a_template_that_is_none_is_named(tokenizer):
-    with pytest.raises(ValueError, match="is no template: .*endfor.* \\(line 1\\)"):
+    with pytest.raises(ValueError, match=r"is no template: .*endfor.* \(line 1\)"):
         tokenizer("{% for m in messages %}").chat(TALK[:1])
 
 

@@ -151,6 +151,10 @@ def test_values_that_are_no_reward(judge: Judge, text: str, value: str) -> None:
     assert_says(bad.error, rf"The scorer returned .*{value}.*: .*Return a finite number")
 
 
+def test_a_list_for_one_answer_is_told_how_lists_are_meant(judge: Judge) -> None:
+    assert_says(score(judge, "=[1.0]")[0].error, r"returned \[1.0\].*write \(tasks, texts\)")
+
+
 def assert_says(text: str, pattern: str) -> None:
     with pytest.raises(ValueError, match="(?s)" + pattern):
         raise ValueError(text)

@@ -40,6 +40,11 @@ def load_policy(
     checkpointing: bool = False,
 ) -> Any:
     """A policy by name or from a Hugging Face folder. `seed` is for `tiny-random` and for a fresh adapter."""
+    if lora is not None and not lora.rank and lora != Lora():
+        raise ValueError(
+            "model.lora.alpha or model.lora.targets is set, but model.lora.rank is 0: there would be no adapter, and "
+            "all weights would be trained. Add model.lora.rank=16, or leave the others out."
+        )
     policy = _load(name, dtype, device, seed, checkpointing)
     if lora is not None and lora.rank:
         need_hf(f"model.lora.rank={lora.rank}", "peft")

@@ -199,9 +199,7 @@ def components(value: Any) -> Row:
         number = _number(one)
         if not isinstance(name, str) or number is None or not isfinite(number):
             of = "" if named is not value else f" for the component {name!r}"
-            many = (
-                " To judge many answers at once, name the parameters (tasks, texts)." if isinstance(one, list) else ""
-            )
+            many = " For a list, one value an answer, write (tasks, texts)." if isinstance(one, list) else ""
             said = f"The scorer returned {_short(one)}{of}: no advantage can be computed from it. {_REMEDY}{many}"
             return {}, "env_error", said
         out[name] = number

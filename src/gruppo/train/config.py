@@ -73,10 +73,5 @@ class RunConfig:
             value = attrgetter(path)(self)
             if not isinstance(value, Schedule) and not (isinstance(value, int | float) and value >= low):
                 raise ValueError(f"{path}={value}: a run cannot be made with it. Use a number, {path} >= {low:g}.")
-        if self.model.lora.rank == 0 and self.model.lora != Lora():
-            raise ValueError(
-                "model.lora is set, but model.lora.rank is 0: there would be no adapter, and all weights would be "
-                "trained. Add model.lora.rank=16, or leave the others out."
-            )
         if not 0 <= self.max_failures <= 1:
             raise ValueError(f"max_failures={self.max_failures} is no share of episodes. Use a number from 0 to 1.")
