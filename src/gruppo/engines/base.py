@@ -75,6 +75,7 @@ class Completion:
 class Engine(Protocol):
     can: frozenset[str]
     version: int
+    sampled: int  # tokens of all completions so far: what a method has cost
 
     def generate(self, requests: Seq[Request]) -> AsyncIterator[tuple[int, Completion]]:
         """A stream of (index of the request, completion) in the order in which they end."""

@@ -24,7 +24,7 @@ class NativeEngine:
 
     The trainer raises `version` after each update. Keys and values live as long as one call of `generate`; a
     version that changes while its stream is open is an error (pitfall 22). `prefilled` and `decoded` count
-    the tokens that went through the model.
+    the tokens that went through the model, `sampled` those of completions.
     """
 
     can = frozenset({"topk", "score"})
@@ -49,7 +49,7 @@ class NativeEngine:
         self.eos = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
         self.max_rows, self.prefill_tokens, self.say = max_rows, prefill_tokens, say
         self.version = 0
-        self.prefilled = self.decoded = 0
+        self.prefilled = self.decoded = self.sampled = 0
 
     def _model(self, role: str) -> Incremental:
         if role not in self.models:
@@ -96,6 +96,7 @@ class NativeEngine:
                 self._smaller(len(index))
                 return
             for i, completion in ended:
+                self.sampled += len(completion.ids)
                 yield index[i], completion
 
     async def _until_one_ends(self, stream: Stream, version: int) -> list[tuple[int, Completion]]:

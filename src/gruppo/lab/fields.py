@@ -143,7 +143,7 @@ def _before_the_batch(world: World, room: str, occupant: Any, episodes: list[Epi
 def _remembered(world: World, replay: Any, episodes: list[Episode]) -> Any:
     """What comes back over some steps, and what the loop reads beside it (see stages.replay.Replay)."""
     store: list[Episode] = []
-    out: list[Any] = [replay.stores, replay.proximal]
+    out: list[Any] = [replay.stores, replay.proximal, replay.credited]
     for world.ctx.step in range(8):
         out.append([e.uid for e in replay.get(world.ctx, store)])
         made = [replace(e, uid=e.uid + 100 * world.ctx.step, step=world.ctx.step) for e in episodes[:8]]

@@ -1,6 +1,6 @@
 """What every room is given: `ctx`, and the memory that several rooms may read."""
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +11,59 @@ from gruppo.data import Batch, Episode, keyed
 from gruppo.stages.schedule import Sched, at
 
 
+def _refuse(name: str) -> None:
+    raise ValueError(
+        f"memory[{name!r}] was written outside observe(): a resumed or redrawn step would see another state. "
+        "Return what you need, and write it in observe(record, memory)."
+    )
+
+
+def _read_only(x: Any, name: str) -> Any:
+    """What a room is shown of a value of memory: dicts and lists that cannot be written to, all the way down."""
+    if isinstance(x, dict):
+        return Shown(x, name)  # type: ignore[arg-type]
+    return tuple(_read_only(v, name) for v in x) if isinstance(x, list) else x  # type: ignore[misc]
+
+
+class Shown(Mapping[Any, Any]):
+    """A dict inside memory as rooms see it; nothing is copied."""
+
+    __slots__ = ("_held", "_name")
+
+    def __init__(self, held: dict[Any, Any], name: str) -> None:
+        self._held, self._name = held, name
+
+    def __getitem__(self, key: Any) -> Any:
+        return _read_only(self._held[key], self._name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return repr(self._held)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _refuse(self._name)
+
+    def __delitem__(self, key: Any) -> None:
+        _refuse(self._name)
+
+
 class Memory(dict[str, Any]):
     """Named tables. Rooms read; only `observe` writes, once a step after the update (design 3.4).
 
-    A value is a number, a text, a tensor, or a list or dict of these: what a checkpoint can hold exactly.
+    A value is a number, a text, a tensor, or a list or dict of these: what a checkpoint can hold exactly. Outside
+    `observe` dicts and lists are handed out read-only; a tensor is not copied, so leave it as it is.
     """
 
     _open = False
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        return value if self._open else _read_only(value, name)
 
     @contextmanager
     def writing(self) -> Generator["Memory"]:
@@ -29,10 +75,7 @@ class Memory(dict[str, Any]):
 
     def _guard(self, name: str) -> None:
         if not self._open:
-            raise ValueError(
-                f"memory[{name!r}] was written outside observe(): a resumed or redrawn step would see another state. "
-                "Return what you need, and write it in observe(record, memory)."
-            )
+            _refuse(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._guard(name)
@@ -42,7 +85,10 @@ class Memory(dict[str, Any]):
         self._guard(name)
         super().__delitem__(name)
 
-    # A dict's other ways to write do not go through the two above; a MutableMapping's do.
+    # A dict's other ways to read and write do not go through the three above; a MutableMapping's do.
+    get = MutableMapping.get
+    values = MutableMapping.values
+    items = MutableMapping.items
     update = MutableMapping.update
     setdefault = MutableMapping.setdefault
     pop = MutableMapping.pop
@@ -97,13 +143,17 @@ class Prompt:
 
 @dataclass
 class StepRecord:
-    """Everything a step made, for `observe`; `ctx` can still score."""
+    """Everything a step made, for `observe`; `ctx` can still score.
+
+    `episodes` are those that selection kept, `drawn` all of them: rates and histories of tasks count these.
+    """
 
     step: int
     episodes: Sequence[Episode]
     batch: Batch | None
     facts: Mapping[str, float]
     ctx: "Context | None" = None
+    drawn: Sequence[Episode] = ()
 
 
 def _absent(name: str) -> Callable[..., Any]:
@@ -127,6 +177,7 @@ class Context:
     prompts: int = 1
     samples: int = 2
     episodes: Sequence[Episode] = ()  # of this step, for update
+    replay: Sequence[Episode] = ()  # what was remembered when the step began
     sampling: Sampling = field(default_factory=Sampling)
     score: Callable[..., Any] = field(default_factory=lambda: _absent("score"))
     reward: Callable[[Sequence[Episode]], Any] = field(default_factory=lambda: _absent("reward"))

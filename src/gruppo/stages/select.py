@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Status
+from gruppo.data import Batch, Episode, Status, Use
 from gruppo.pieces.ratio import product_ratio, ratio, sequence_ratio
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.names import nearest
@@ -31,7 +31,8 @@ class SelectTokens(Protocol):
 class RedrawEqualGroups(Occupant):
     """Drop groups whose task reward is the same for all, and draw other tasks in their place (DAPO).
 
-    Judged on the component `task`, not on the shaped sum. After `max_rounds` it learns from what there is.
+    Judged on the component `task`, not on the shaped sum; episodes that are in no statistic have no voice and go with
+    their group. After `max_rounds` it learns from what there is.
     """
 
     max_rounds: int = 3
@@ -42,7 +43,7 @@ class RedrawEqualGroups(Occupant):
     def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
         values: dict[str, set[float]] = {}
         for e in episodes:
-            if e.status.judged and "task" in e.reward:
+            if e.status.judged and e.use in (Use.LEARN, Use.BASELINE) and "task" in e.reward:
                 values.setdefault(e.group, set()).add(e.reward["task"])
         mixed = {g for g, seen in values.items() if len(seen) > 1}
         missing = len({e.group for e in episodes}) - len(mixed)

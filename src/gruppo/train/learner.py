@@ -67,6 +67,7 @@ class Learner:
         self.trained = [r for r in method.objectives if method.cast[r].train]
         self.optimisers = {r: self._optimiser(models[r]) for r in self.trained}
         self.ctx = Context()
+        self.penalties: Sequence[Any] = method.penalties  # those of the gradient that is being made
         self.tally = Tally()
         self.clock = Clock()
         self.two_pass = False  # laws set it: the slow way must agree with the fused one
@@ -84,17 +85,21 @@ class Learner:
 
     # the six verbs
 
-    def step(self, role: str, batch: Batch, coef: float = 1.0, lr: float | None = None) -> None:
-        """One optimiser step of a role on a batch."""
-        self.grad(role, batch, coef)
+    def step(self, role: str, batch: Batch, coef: float = 1.0, lr: float | None = None, penalties: bool = True) -> None:
+        """One optimiser step of a role on a batch; without `penalties`, of the objective alone."""
+        self.grad(role, batch, coef, penalties=penalties)
         self.apply(role, lr)
 
-    def grad(self, role: str, batch: Batch, coef: float = 1.0, cut: Cut = None) -> None:
+    def grad(self, role: str, batch: Batch, coef: float = 1.0, cut: Cut = None, penalties: bool = True) -> None:
         """Leave −coef · dJ in the .grad of the role's parameters. `cut` names the sequences of each micro-batch."""
-        if cut is not None:
-            self._grad(role, batch, coef, cut)
-        else:
-            self._within_memory(batch, lambda: self._grad(role, batch, coef, None))
+        self.penalties = self.method.penalties if penalties else ()
+        try:
+            if cut is not None:
+                self._grad(role, batch, coef, cut)
+            else:
+                self._within_memory(batch, lambda: self._grad(role, batch, coef, None))
+        finally:
+            self.penalties = self.method.penalties
 
     def _grad(self, role: str, batch: Batch, coef: float, cut: Cut) -> None:
         self.optimisers[role].zero_grad(set_to_none=True)
@@ -163,7 +168,7 @@ class Learner:
         """What the role's objective wants to know at every optimiser step, each once."""
         here = [self.method.objectives[role]]
         if role == "policy":
-            here += [*self.method.penalties, *self.method.select]
+            here += [*self.penalties, *self.method.select]
         return list(dict.fromkeys(n for o in here for n in o.needs(self.ctx) if n.when == "step"))
 
     def terms(self, role: str, batch: Batch, stats: Stats) -> list[Term]:
@@ -174,9 +179,9 @@ class Learner:
         alive = batch.spread(batch.alive_E, "E", "N") & readable_N(self.method, batch)
         mine = alive & batch.keep_N if role == "policy" else alive
         out = list(self.method.objectives[role](self.ctx, *_clean(batch, stats, mine)))
-        if role == "policy" and self.method.penalties:
+        if role == "policy" and self.penalties:
             clean = _clean(batch, stats, alive)
-            out += [t for p in self.method.penalties for t in p(self.ctx, *clean)]
+            out += [t for p in self.penalties for t in p(self.ctx, *clean)]
         return out
 
     def _placeholders(self, role: str, batch: Batch) -> tuple[Batch, Stats]:

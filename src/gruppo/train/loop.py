@@ -28,7 +28,7 @@ def context(run: Run, step: int) -> Context:
     """What the rooms of this step are given: they may draw, score and reward through the same code as the loop."""
     ctx = run.bare_context(step)
     run.scored.clear()
-    ctx.cast, ctx.engine, ctx.tokenizer = run.models, run.engine, run.tokenizer
+    ctx.cast, ctx.engine, ctx.tokenizer, ctx.replay = run.models, run.engine, run.tokenizer, tuple(run.replay)
     ctx.reward = lambda episodes: score(run, ctx, list(episodes))
     ctx.draw = lambda asks: draw(run, ctx, asks, rollout=Group())
     ctx.score = lambda episodes, role="policy", readouts=("logp",): score_with(run, episodes, role, readouts)
@@ -40,10 +40,11 @@ async def train_step(run: Run, step: int) -> StepRecord:
     """One walk of the data through the ten rooms."""
     method, ctx, start = run.method, context(run, step), time.perf_counter()
     run.learner.begin(ctx)
+    before = run.engine.sampled
 
     drawn, episodes = await draw_until_selected(run, ctx)  # curriculum, prompting, rollout, reward, select.episodes
-    past = [from_the_past(e) for e in method.replay.get(ctx, run.replay)]
-    facts = episode_metrics(drawn) | {"rounds": ctx.round + 1.0}
+    past = [from_the_past(e, method.replay.credited) for e in method.replay.get(ctx, run.replay)]
+    facts = episode_metrics(drawn) | {"rounds": ctx.round + 1.0, "sampled": float(run.engine.sampled - before)}
     run.stop_if_failing(facts["failed"], drawn)
     run.note_dead(facts["dead_groups"])
 
@@ -52,7 +53,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
     run.note_empty(all(e.use == Use.BASELINE for e in used))
     if any(e.use != Use.BASELINE for e in used):
         batch = packed(run, ctx, drawn, used)  # pack, and the needs of the batch
-        batch = batch.with_columns(**method.credit(ctx, batch))
+        batch = with_stored_credit(method, batch.with_columns(**method.credit(ctx, batch)))
         batch = through_second_door(ctx, method.select, batch, Stats(), current=False)  # select.tokens
         if not run.checked:
             run.warn(*check_first_batch(method, batch))
@@ -71,7 +72,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
         kept = ("logp_old_N", *method.credit.gives)
         run.replay = method.replay.put(ctx, run.replay, annotated(batch, episodes, kept))
     facts |= run.learner.tally.means() | {"lr": run.learner.lr("policy"), "version": float(run.version)}
-    record = StepRecord(step, episodes, batch, facts, ctx)
+    record = StepRecord(step, episodes, batch, facts, ctx, drawn)
     with run.memory.writing():
         for _, occupant in method.occupants():
             occupant.observe(record, run.memory)
@@ -163,9 +164,24 @@ def score_with(run: Run, episodes: Sequence[Episode], role: str, readouts: Seque
         return batch.with_columns(**served(run, role, batch, [need(r, role) for r in readouts]))
 
 
-def from_the_past(e: Episode) -> Episode:
-    """A remembered episode for this batch: its group is the group of its own step, not one of today."""
-    return replace(e, replayed=True, group=f"{e.group}@{e.step}")
+def from_the_past(e: Episode, credited: str = "now") -> Episode:
+    """A remembered episode for this batch: its group is the group of its own step, not one of today.
+
+    With the credit that was stored it stays out of the statistics of today.
+    """
+    use = Use.APART if credited == "stored" and e.use == Use.LEARN else e.use
+    return replace(e, replayed=True, group=f"{e.group}@{e.step}", use=use)
+
+
+def with_stored_credit(method: Any, batch: Batch) -> Batch:
+    """Replayed rows keep the credit of their own step, where the replay says so."""
+    if method.replay.credited != "stored":
+        return batch
+    stored = {c: batch.columns[f"note_{c}"] for c in method.credit.gives if f"note_{c}" in batch.columns}
+    past_N = batch.spread(batch.replayed_E, "E", "N")
+    return batch.with_columns(
+        **{c: x.to(batch.columns[c].dtype).where(past_N & ~x.isnan(), batch.columns[c]) for c, x in stored.items()}
+    )
 
 
 def annotated(batch: Batch | None, episodes: Sequence[Episode], columns: Sequence[str]) -> list[Episode]:
