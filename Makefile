@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint docs weights bench mutants pins clean
+.PHONY: help train test lint docs weights bench claims mutants pins clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -44,6 +44,9 @@ bench: $(VENV)/.bench ## the benchmarks, on a quiet machine; those against TRL g
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/prefix.py
 	@$(BIN)/python benchmarks/against_trl.py --save $(ARGS)
+
+claims: $(VENV)/.train ## the board of claims: every claim without a result; hours, goes on where it stopped
+	@$(BIN)/gruppo claims --all $(ARGS)
 
 mutants: $(VENV)/.mutants ## does a test fail when the code is wrong? an hour or more; ARGS="pieces", "--sample 400", "pitfalls"
 	@OMP_NUM_THREADS=1 $(BIN)/python scripts/mutants $(ARGS)

@@ -1,4 +1,4 @@
-"""The command line: `gruppo train | eval | compare | lab | methods | doctor`."""
+"""The command line: `gruppo train | eval | compare | claims | lab | methods | doctor`."""
 
 import argparse
 import re
@@ -17,7 +17,9 @@ def parser() -> argparse.ArgumentParser:
         prog="gruppo", description="Policy optimisation for language models, one page a method."
     )
     top.add_argument("--version", action="version", version=f"gruppo {__version__}")
-    sub = top.add_subparsers(dest="command", required=True, metavar="train | eval | compare | lab | methods | doctor")
+    sub = top.add_subparsers(
+        dest="command", required=True, metavar="train | eval | compare | claims | lab | methods | doctor"
+    )
     train = sub.add_parser("train", help="train a policy: gruppo train method=dapo task=countdown steps=60")
     _settings(train)
     train.add_argument("--resume", metavar="RUN", help="go on with a run from its newest checkpoint")
@@ -28,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument("policies", nargs="*", help="folders, or names of built-in policies; of several, differences")
     _settings(evaluate)
     _compare(sub.add_parser("compare", help="methods side by side: gruppo compare grpo rloo --seeds 5"))
+    _claims(sub.add_parser("claims", help="papers' claims in miniature: gruppo claims ngrpo"))
     lab.add(sub)
     methods = sub.add_parser("methods", help="list, show, diff, check")
     methods.add_argument("what", nargs="?", default="list", help="list | show NAME | diff A B | check NAME")
@@ -62,6 +65,16 @@ def _compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", metavar="FILE", help="a run file in TOML; settings come after it")
     command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
     command.set_defaults(settings=[])
+
+
+def _claims(command: argparse.ArgumentParser) -> None:
+    command.add_argument("names", nargs="*", help="claims to judge; without names, the board as it stands")
+    command.add_argument("--all", action="store_true", help="judge every claim that has no result yet (make claims)")
+    command.add_argument("--pilot", action="store_true", help="seeds 100 to 104: try the sweep, judge nothing")
+    command.add_argument("--folder", default="claims", metavar="DIR", help="where claims stand (default claims)")
+    command.add_argument("--runs", default="runs/claims", metavar="DIR", help="where runs go (default runs/claims)")
+    command.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time, a process each (default 2)")
+    command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:

@@ -102,6 +102,12 @@ def eval(args: argparse.Namespace) -> int:
     return evaluate.eval(args)
 
 
+def claims(args: argparse.Namespace) -> int:
+    from gruppo.cli import claims
+
+    return claims.claims(args)
+
+
 def compare(args: argparse.Namespace) -> int:
     from gruppo.cli import compare
 

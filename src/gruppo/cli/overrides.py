@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, reduce
 from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -26,6 +26,7 @@ from gruppo.tasks.imports import load_object
 from gruppo.train.config import RunConfig
 
 REFRESH = {kind(c): c for c in (Never, Every, Ema)}
+PLAIN = {f.name: f.default for f in dataclasses.fields(Method) if f.name in ROOMS}
 Setting = tuple[str, str, Any]  # path, operator, value
 
 
@@ -245,18 +246,32 @@ def _refurnish(m: Method, room: str, op: str, value: Any, whole: str) -> Method:
 
 
 def _taken(m: Method, room: str, op: str, other: Method) -> Method:
-    """The room of another method, with the roles it needs, and with the rooms it only makes sense together with."""
+    """The room of another method, with the roles it needs, and with the rooms it only makes sense together with.
+
+    `+=` adds to chains. A room of one occupant that comes along takes the place of the plain default only.
+    """
     rooms = other.together if room in other.together else (room,)
     changes: dict[str, Any] = {}
     for r in rooms:
         theirs = getattr(other, r)
-        if op == "+=":
-            for o in theirs:
-                changes[r] = added(changes.get(r, getattr(m, r)), o)
+        if op == "+=" and r in CHAINS:
+            changes[r] = reduce(added, theirs, getattr(m, r))
+        elif op == "+=" and getattr(m, r) not in (theirs, PLAIN.get(r)):
+            raise ValueError(
+                f"method.{room}+={other.name}: it comes with {_names(theirs)} in {r}, which would take the place of "
+                f"{m.name}'s {_names(getattr(m, r))}, so nothing was started. Write method.{room}={other.name} for "
+                f"{other.name}'s {', '.join(rooms)} in place of {m.name}'s, or take it into a method with a plain {r}."
+            )
         else:
             changes[r] = theirs
     roles = {k: v for k, v in other.cast.items() if k not in m.cast}
     return m.but(**changes, **({"cast": roles} if roles else {}))
+
+
+def _names(held: Any) -> str:
+    """What stands in a room, in words."""
+    several = held.values() if isinstance(held, Mapping) else held if isinstance(held, tuple) else (held,)
+    return ", ".join(map(kind, several)) or "nothing"
 
 
 def _occupant(whole: str, room: str, value: Any) -> Any:

@@ -214,7 +214,9 @@ def _shown(i: Interval) -> str:
 
 def _signed(p: Pair) -> str:
     d = p.difference
-    return f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" if d.n > 1 else "—"
+    if d.n < 2:
+        return "—"
+    return f"{d.mean:+.3f} " + ("(every seed: no spread)" if math.isnan(d.low) else f"[{d.low:+.3f}, {d.high:+.3f}]")
 
 
 def _p(p: float) -> str:

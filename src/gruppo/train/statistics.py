@@ -122,8 +122,9 @@ class Difference(Interval):
 def paired(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Difference:
     """The paired t-test: a_i and b_i share what their unit shares, such as a seed; that luck cancels in a_i - b_i.
 
-    Pairs with a NaN are left out; with fewer than two pairs nothing can be said, which is NaN. Differences that are
-    all 0 have p = 1; all equal and not 0, p = 0.
+    Pairs with a NaN are left out; with fewer than two pairs nothing can be said, which is NaN. Nor where all
+    differences are the same and not 0: scores lie on a grid, so two seeds may well differ by the same step of it, and
+    an interval of width 0 would be believed. Differences that are all 0 have p = 1.
     """
     d = np.asarray(a, np.float64) - np.asarray(b, np.float64)
     if np.isnan(d).all():
@@ -132,8 +133,10 @@ def paired(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Difference:
     if i.n < 2:
         return Difference(i.mean, i.low, i.high, i.n, p=math.nan)
     error = standard_error(d)
-    t = abs(i.mean) / error if error > 0 else math.inf if i.mean else 0.0
-    return Difference(i.mean, i.low, i.high, i.n, p=2 * t_cdf(-t, i.n - 1))
+    if error <= 1e-12 * abs(i.mean):  # rounding is no spread
+        unknown = math.nan if i.mean else 0.0
+        return Difference(i.mean, unknown, unknown, i.n, p=math.nan if i.mean else 1.0)
+    return Difference(i.mean, i.low, i.high, i.n, p=2 * t_cdf(-abs(i.mean) / error, i.n - 1))
 
 
 def non_inferior(a: ArrayLike, b: ArrayLike, margin: float, level: float = 0.95) -> bool:

@@ -1,0 +1,101 @@
+"""Results of claims: written once for a rule, read by the board. claims/results/NAME.json"""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gruppo.claims.claim import Claim
+from gruppo.claims.verdict import Judged
+from gruppo.train.compare import Result
+from gruppo.train.folder import finite
+from gruppo.train.statistics import mean_interval
+
+CURVES = ("held_out", "entropy", "length", "reward")
+
+
+def path_of(folder: Path, name: str) -> Path:
+    return folder / "results" / f"{name}.json"
+
+
+def load(folder: Path, claim: Claim) -> dict[str, Any] | None:
+    """The result of a claim, if there is one. One of another rule is refused: a rule is not changed after the fact."""
+    path = path_of(folder, claim.name)
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["rule"] != claim.rule:
+        raise ValueError(
+            f"{path} was judged by the rule {found['rule']}, and {claim.name}.toml now says {claim.rule}: a rule is "
+            "fixed before its runs. Take the change back; or, for a new claim, delete the result and say in `note` why."
+        )
+    return found
+
+
+def committed(path: Path) -> str:
+    """The commit in which a claim's file stands as it is; refused where it does not."""
+    try:
+        where = {"cwd": path.parent, "capture_output": True, "text": True, "check": True}
+        changed = subprocess.run(["git", "status", "--porcelain", "--", path.name], **where).stdout.strip()  # type: ignore[call-overload]
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **where).stdout.strip()  # type: ignore[call-overload]
+    except (OSError, subprocess.CalledProcessError):
+        raise ValueError(
+            f"{path} is in no git repository, so nobody could tell that its rule was there before the runs. Commit it."
+        ) from None
+    if changed:
+        raise ValueError(
+            f"{path} is not committed as it is: a rule is fixed before the seeds 0 to 9 are run. Commit it first; try "
+            "things out with --pilot, which takes other seeds."
+        )
+    return commit
+
+
+def result(
+    claim: Claim, outcome: str, judged: Sequence[Judged], runs: Mapping[str, Sequence[Result]], commit: str
+) -> dict[str, Any]:
+    """Everything that a reader needs to doubt it."""
+    every = [r for results in runs.values() for r in results]
+    return {
+        "claim": claim.name,
+        "rule": claim.rule,
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d"),
+        "verdict": outcome,
+        "seeds": [r.seed for r in runs["baseline"]],
+        "arms": claim.arms,
+        "settings": list(claim.settings),
+        "conditions": [asdict(j.condition) | {k: v for k, v in asdict(j).items() if k != "condition"} for j in judged],
+        "seconds": sum(r.seconds for r in every),
+        "cores": os.cpu_count(),
+        "curves": {arm: _curves(results) for arm, results in runs.items()},
+    }
+
+
+def _curves(results: Sequence[Result]) -> dict[str, dict[str, list[float]]]:
+    """{metric: {step, mean, low, high}}, over seeds."""
+    out: dict[str, dict[str, list[float]]] = {}
+    for metric in CURVES:
+        curves = [r.curve(metric) for r in results]
+        steps = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
+        spread = [mean_interval([c[s] for c in curves]) for s in steps]
+        if steps:
+            out[metric] = {
+                "step": [float(s) for s in steps],
+                "mean": [round(i.mean, 5) for i in spread],
+                "low": [round(i.low, 5) for i in spread],
+                "high": [round(i.high, 5) for i in spread],
+            }
+    return out
+
+
+def write(folder: Path, body: Mapping[str, Any]) -> Path:
+    path = path_of(folder, body["claim"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(finite(dict(body)), indent=1) + "\n", encoding="utf-8")
+    os.replace(draft, path)
+    return path

@@ -1,0 +1,120 @@
+"""What is claimed, and the rule that will judge it: one file claims/NAME.toml."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gruppo.claims.measures import measure
+from gruppo.stages.names import nearest
+
+Kind = Literal["higher", "lower", "not_worse", "at_most"]
+KINDS = ("higher", "lower", "not_worse", "at_most")
+PILOT_SEEDS = range(100, 105)
+SEEDS, MORE_SEEDS = range(10), range(20)  # the second only where the first leave it open
+RULE = ("method", "claim", "settings", "baseline", "entrant", "conditions", "chosen")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One thing that must hold.
+
+    higher     entrant − baseline ≥ size: the interval of the paired difference is above 0, its mean at least `size`
+    lower      the same of baseline − entrant; with `of = "ratio"` sizes are shares: 0.33 is a third less
+    not_worse  entrant − baseline > −size, one-sided (a margin); `better = "lower"` turns it round
+    at_most    the entrant alone: the interval of its value is at or below `size`
+    """
+
+    measure: str
+    kind: Kind
+    size: float
+    of: Literal["difference", "ratio"] = "difference"
+    better: Literal["higher", "lower"] = "higher"
+
+    def __post_init__(self) -> None:
+        measure(self.measure)
+        if self.kind not in KINDS:
+            raise ValueError(f"kind {self.kind!r}{nearest(str(self.kind), KINDS)}: use one of {', '.join(KINDS)}.")
+        if self.size < 0 or (self.kind == "not_worse" and self.size == 0):
+            raise ValueError(f"size = {self.size}: no run could show it. Give a size above 0.")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Read from claims/NAME.toml. `chosen` holds what the sweep on pilot seeds chose for each arm."""
+
+    name: str
+    method: str
+    claim: str
+    baseline: str  # as in `gruppo compare`: a method, and settings of its own
+    entrant: str
+    settings: tuple[str, ...]  # of both arms
+    conditions: tuple[Condition, ...]
+    sweep: tuple[str, ...] = ()  # settings of which each arm gets the one that is best on pilot seeds
+    sweep_by: str = ""  # the measure that decides; that of the first condition without it
+    chosen: Mapping[str, str] = field(default_factory=dict[str, str])
+    pilots: tuple[Mapping[str, Any], ...] = ()
+    note: str = ""
+
+    @property
+    def arms(self) -> dict[str, str]:
+        """{baseline, entrant: what is typed}, with what the sweep has chosen."""
+        plain = {"baseline": self.baseline, "entrant": self.entrant}
+        return {arm: f"{text} {self.chosen.get(arm, '')}".strip() for arm, text in plain.items()}
+
+    @property
+    def rule(self) -> str:
+        """A hash of everything that decides: results hold for this rule alone."""
+        body = {k: v for k, v in asdict(self).items() if k in RULE}
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def ready(self) -> bool:
+        return not self.sweep or set(self.chosen) == {"baseline", "entrant"}
+
+
+def read(path: Path) -> Claim:
+    """A claim from its file; what is wrong with it is said with the file's name."""
+    try:
+        body = tomllib.loads(path.read_text(encoding="utf-8"))
+        body["conditions"] = tuple(_made(Condition, c) for c in body.pop("condition", []))
+        for name in ("settings", "sweep"):
+            body[name] = tuple(body.get(name, ()))
+        body["pilots"] = tuple(body.pop("pilot", []))
+        claim = _made(Claim, {"name": path.stem, "method": path.stem, **body})
+    except (tomllib.TOMLDecodeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not claim.conditions:
+        raise ValueError(f"{path}: no [[condition]], so nothing could be judged. Give at least one.")
+    return claim
+
+
+def _made(kind: Any, body: Mapping[str, Any]) -> Any:
+    known = list(kind.__dataclass_fields__)
+    for name in body:
+        if name not in known:
+            raise ValueError(f"{name!r} is no field of a {kind.__name__.lower()}{nearest(name, known)}.")
+    try:
+        return kind(**body)
+    except TypeError as error:
+        raise ValueError(str(error).partition(" ")[2]) from None
+
+
+def all_claims(folder: Path) -> dict[str, Claim]:
+    return {p.stem: read(p) for p in sorted(folder.glob("*.toml"))}
+
+
+def chosen_claims(folder: Path, names: Sequence[str]) -> dict[str, Claim]:
+    """Those that are named, or all."""
+    known = all_claims(folder)
+    if not known:
+        raise ValueError(
+            f"{folder} has no claims. They stand in the repository: call gruppo claims there, or give --folder."
+        )
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no claim {name!r}{nearest(name, known)}. gruppo claims lists all.")
+    return {n: known[n] for n in names} if names else known

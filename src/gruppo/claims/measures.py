@@ -1,0 +1,103 @@
+"""Numbers of a finished run, from its curve: `last(held_out)`, `steps_to(held_out, 0.8)`.
+
+A run that never gets somewhere has taken more steps than it had: `steps_to` is then infinite, and a rule on it is
+judged by signs (verdict.py).
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gruppo.stages.names import nearest
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def last(rows: Rows, metric: str) -> float:
+    """The last value."""
+    return ([math.nan, *_curve(rows, metric)])[-1]
+
+
+def mean(rows: Rows, metric: str, count: float = 0) -> float:
+    """The mean of the last `count` values; of all without a count."""
+    values = _curve(rows, metric)[-int(count) :]
+    return float(np.mean(values)) if values else math.nan
+
+
+def best(rows: Rows, metric: str) -> float:
+    """The largest value."""
+    return max(_curve(rows, metric), default=math.nan)
+
+
+def least(rows: Rows, metric: str) -> float:
+    """The smallest value."""
+    return min(_curve(rows, metric), default=math.nan)
+
+
+def drop(rows: Rows, metric: str) -> float:
+    """How far it fell from its best so far, at worst: 0 for a curve that only rises."""
+    values = np.array(_curve(rows, metric))
+    return float((np.maximum.accumulate(values) - values).max()) if len(values) else math.nan
+
+
+def off(rows: Rows, metric: str, target: float, count: float) -> float:
+    """How far the mean of the last `count` values is from a target, as a share of it."""
+    return abs(mean(rows, metric, count) / target - 1)
+
+
+def steps_to(rows: Rows, metric: str, value: float) -> float:
+    """The first step at which the metric reaches the value."""
+    return next((float(r["step"]) for r in rows if _number(r.get(metric)) >= value), math.inf)
+
+
+def spent_to(rows: Rows, spent: str, metric: str, value: float) -> float:
+    """The sum of `spent` (say, `sampled`) up to the first step at which the metric reaches the value."""
+    total = 0.0
+    for r in rows:
+        total += max(_number(r.get(spent)), 0.0) if r.get(spent) is not None else 0.0
+        if _number(r.get(metric)) >= value:
+            return total
+    return math.inf
+
+
+MEASURES: dict[str, Callable[..., float]] = {
+    f.__name__: f for f in (last, mean, best, least, drop, off, steps_to, spent_to)
+}
+
+
+def measure(text: str) -> Callable[[Rows], float]:
+    """`name(metric, number…)` as a function of the rows of a run."""
+    found = re.fullmatch(r"\s*(\w+)\(([^()]*)\)\s*", text)
+    if found is None or found[1] not in MEASURES:
+        name = found[1] if found else text
+        raise ValueError(
+            f"measure {text!r}: nothing of that name can be read from a run{nearest(name, MEASURES)}. Write one of "
+            f"{', '.join(MEASURES)} with a metric in brackets, such as last(held_out)."
+        )
+    words = [w.strip() for w in found[2].split(",") if w.strip()]
+    arguments = [float(w) if re.fullmatch(r"-?\d+(\.\d*)?(e-?\d+)?", w) else w for w in words]
+    function = MEASURES[found[1]]
+    try:
+        function([], *arguments)
+    except (TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"measure {text!r}: {error}. {function.__doc__}") from None
+
+    def read(rows: Rows) -> float:
+        for name in (a for a in arguments if isinstance(a, str)):
+            if not any(name in r for r in rows):
+                known = sorted({k for r in rows for k in r} - {"step"})
+                raise ValueError(f"measure {text!r}: no run has logged {name}{nearest(name, known)}.")
+        return function(rows, *arguments)
+
+    return read
+
+
+def _number(x: Any) -> float:
+    return -math.inf if x is None or x != x else float(x)
+
+
+def _curve(rows: Rows, metric: str) -> list[float]:
+    return [float(r[metric]) for r in rows if r.get(metric) is not None]

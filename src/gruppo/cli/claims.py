@@ -1,0 +1,129 @@
+"""`gruppo claims`: the board, and the runs behind it."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gruppo.claims import board
+from gruppo.claims.claim import MORE_SEEDS, PILOT_SEEDS, SEEDS, Claim, chosen_claims
+from gruppo.claims.measures import measure
+from gruppo.claims.verdict import verdict
+from gruppo.cli import compare
+from gruppo.cli.commands import print_json
+from gruppo.train.compare import finished, read
+from gruppo.train.processes import refuse_other_settings, run_all
+
+LEAN = ("save.tensorboard=no", "save.checkpoint_every=0", "save.episodes_every=0")
+
+
+def claims(args: argparse.Namespace) -> int:
+    folder = Path(args.folder)
+    found = chosen_claims(folder, args.names)
+    if args.pilot:
+        if not args.names:
+            raise ValueError("--pilot without a name would run every sweep. Name the claims.")
+        for claim in found.values():
+            pilot(claim, args)
+        return 0
+    if args.names or args.all:
+        for claim in found.values():
+            if board.load(folder, claim) is None:
+                settle(claim, args)
+    rows = [row(folder, claim) for claim in found.values()]
+    print_json({"claims": rows}) if args.json else print(table(rows))
+    return 0
+
+
+# ---- runs
+
+
+def runs_of(claim: Claim, arms: dict[str, str], seeds: Sequence[int], args: argparse.Namespace, place: str) -> Any:
+    """{arm: results, one a seed}, of which those that are there already are not run again."""
+    entrants = {arm: compare.parsed(text) for arm, text in arms.items()}
+    asked = argparse.Namespace(config=None, json=args.json, jobs=args.jobs, settings=[], resume=None)
+    where = (f"save.folder={args.runs}", f"save.name={claim.name}-{place}")
+    settings = [*LEAN, *claim.settings, *where]
+    folder, planned = compare.plan(asked, list(entrants.values()), seeds, settings)
+    refuse_other_settings(planned, folder)
+    failed = run_all(planned, folder, args.jobs, quiet=args.json)
+    done = {p: read(p.path, p.entrant) for p in planned if finished(p.path)}
+    if failed or len(done) < len(planned):
+        why = next(iter(failed.values()), "stopped")
+        raise ValueError(
+            f"claim {claim.name}: {len(planned) - len(done)} of {len(planned)} runs are missing ({why}). A verdict is "
+            f"over all seeds or none; the same command goes on in {folder}."
+        )
+    return {arm: [r for p, r in done.items() if p.entrant == e.name] for arm, e in entrants.items()}
+
+
+def settle(claim: Claim, args: argparse.Namespace) -> None:
+    """Run the seeds of the verdict, once more as many if they leave it open, and write the result."""
+    folder = Path(args.folder)
+    commit = board.committed(folder / f"{claim.name}.toml")
+    if not claim.ready:
+        raise ValueError(
+            f"claim {claim.name}: its sweep {list(claim.sweep)} has chosen nothing yet. Run gruppo claims {claim.name} "
+            "--pilot, write its [chosen] into the file, and commit."
+        )
+    for seeds in (SEEDS, MORE_SEEDS):
+        runs = runs_of(claim, claim.arms, seeds, args, "verdict")
+        outcome, judged = verdict(claim, {arm: [r.rows for r in results] for arm, results in runs.items()})
+        if outcome != "inconclusive":
+            break
+    board.write(folder, board.result(claim, outcome, judged, runs, commit))
+
+
+def pilot(claim: Claim, args: argparse.Namespace) -> None:
+    """The same small sweep for both arms on pilot seeds; prints what to write into the file."""
+    by = measure(claim.sweep_by or claim.conditions[0].measure)
+    chosen: dict[str, str] = {}
+    print(f"\n[[pilot]]  # of {claim.name}, seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]}")
+    for arm, text in (("baseline", claim.baseline), ("entrant", claim.entrant)):
+        figures: dict[str, float] = {}
+        for setting in claim.sweep or ("",):
+            runs = runs_of(
+                claim, {"one": f"{text} {setting}".strip()}, PILOT_SEEDS, args, f"pilot-{arm}-{_slug(setting)}"
+            )
+            values = [by(r.rows) for r in runs["one"]]
+            figures[setting] = sum(values) / len(values)
+            print(f"{arm}{' ' + setting if setting else ''}: {figures[setting]:.4f}  {[round(v, 4) for v in values]}")
+        lower = claim.conditions[0].kind == "lower" and not claim.sweep_by
+        chosen[arm] = (min if lower else max)(figures, key=lambda s: figures[s])
+    if claim.sweep:
+        print("[chosen]\n" + "\n".join(f'{arm} = "{setting}"' for arm, setting in chosen.items()))
+
+
+def _slug(setting: str) -> str:
+    return "".join(c if c.isalnum() or c in ".=-" else "-" for c in setting) or "plain"
+
+
+# ---- words
+
+
+def row(folder: Path, claim: Claim) -> dict[str, Any]:
+    found = board.load(folder, claim)
+    return {
+        "name": claim.name,
+        "claim": claim.claim,
+        "verdict": found["verdict"] if found else "not run",
+        "seeds": len(found["seeds"]) if found else 0,
+        "conditions": found["conditions"] if found else [],
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [f"{r['name']:18} {r['verdict']:15} {_figures(r['conditions'])}\n{'':18} {r['claim']}" for r in rows]
+    counts = {v: sum(r["verdict"] == v for r in rows) for v in dict.fromkeys(r["verdict"] for r in rows)}
+    return "\n".join([*lines, "", ", ".join(f"{n} {v}" for v, n in counts.items())])
+
+
+def _figures(conditions: Sequence[dict[str, Any]]) -> str:
+    return "; ".join(
+        f"{c['measure']} {_mean(c['baseline'])} → {_mean(c['entrant'])} ({c['holds']})" for c in conditions
+    )
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    known = [v for v in values if v is not None]
+    return f"{sum(known) / len(known):.3g}" if len(known) == len(values) and known else "—"

@@ -1,0 +1,279 @@
+"""The board of claims: numbers of runs, verdicts, and a rule that stands before its runs."""
+
+import json
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gruppo.claims import board
+from gruppo.claims.claim import Claim, Condition, all_claims, read
+from gruppo.claims.measures import MEASURES, measure
+from gruppo.claims.verdict import judge, verdict
+from gruppo.cli import claims as command
+from gruppo.cli import main
+from gruppo.train.compare import Result
+
+ROWS = [
+    {"step": 0, "held_out": 0.2},
+    {"step": 1, "sampled": 100.0, "length": 9.0},
+    {"step": 2, "sampled": 150.0, "length": 7.0, "held_out": 0.6},
+    {"step": 3, "sampled": 50.0, "length": 8.0},
+    {"step": 4, "sampled": 60.0, "length": 4.0, "held_out": 0.5},
+]
+TOML = """
+claim = "B is better than A."
+baseline = "grpo"
+entrant = "rloo"
+settings = ["steps=2"]
+
+[[condition]]
+measure = "last(held_out)"
+kind = "higher"
+size = 0.05
+"""
+
+
+# ---- measures
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("last(held_out)", 0.5),
+        ("best(held_out)", 0.6),
+        ("least(held_out)", 0.2),
+        ("mean(length)", 7.0),
+        ("mean(length, 2)", 6.0),
+        ("drop(held_out)", 0.1),
+        ("drop(sampled)", 100.0),
+        ("off(length, 5, 2)", 0.2),
+        ("steps_to(held_out, 0.55)", 2.0),
+        ("steps_to(held_out, 0.9)", math.inf),
+        ("spent_to(sampled, held_out, 0.55)", 250.0),
+        ("spent_to(sampled, held_out, 0.1)", 0.0),
+        ("spent_to(sampled, held_out, 0.9)", math.inf),
+    ],
+)
+def test_numbers_of_a_run(text: str, value: float) -> None:
+    assert measure(text)(ROWS) == pytest.approx(value)
+
+
+def test_every_measure_is_tried_above() -> None:
+    tried = {"last", "best", "least", "mean", "drop", "off", "steps_to", "spent_to"}
+    assert set(MEASURES) == tried
+
+
+def test_a_measure_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"nothing of that name can be read.*last\("):
+        measure("lst(held_out)")
+    with pytest.raises(ValueError, match="missing 1 required"):
+        measure("steps_to(held_out)")
+    with pytest.raises(ValueError, match="no run has logged held_ot"):
+        measure("last(held_ot)")(ROWS)
+
+
+# ---- verdicts
+
+
+def runs(entrant: Any, baseline: Any) -> Any:
+    return {
+        arm: [[{"step": 1, "x": float(v)}] for v in values]
+        for arm, values in (("entrant", entrant), ("baseline", baseline))
+    }
+
+
+NOISE = np.array([0.01, -0.02, 0.0, 0.03, -0.01, 0.02, -0.03, 0.0, 0.01, -0.01])
+BASE = np.linspace(0.4, 0.6, 10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "shift", "holds"),
+    [
+        ("higher", 0.05, 0.10, "yes"),
+        ("higher", 0.05, 0.03, "open"),  # surely above 0, but smaller than claimed, and 0.05 is not excluded
+        ("higher", 0.05, 0.00, "no"),
+        ("higher", 0.05, -0.10, "no"),
+        ("lower", 0.05, -0.10, "yes"),
+        ("lower", 0.05, 0.10, "no"),
+        ("not_worse", 0.03, 0.0, "yes"),
+        ("not_worse", 0.03, 0.2, "yes"),
+        ("not_worse", 0.03, -0.03, "open"),
+        ("not_worse", 0.03, -0.10, "no"),
+    ],
+)
+def test_what_the_seeds_say(kind: Any, size: float, shift: float, holds: str) -> None:
+    scale = 2.0 if holds == "open" and kind == "higher" else 1.0
+    judged = judge(Condition("last(x)", kind, size), runs(BASE + shift + scale * NOISE, BASE))
+    assert judged.holds == holds, judged
+
+
+def test_margins_may_be_of_what_should_be_small() -> None:
+    for shift, holds in ((0.0, "yes"), (0.1, "no"), (-0.2, "yes")):
+        c = Condition("last(x)", "not_worse", 0.03, better="lower")
+        assert judge(c, runs(BASE + shift + NOISE, BASE)).holds == holds
+
+
+def test_a_third_less() -> None:
+    c = Condition("last(x)", "lower", 0.33, of="ratio")
+    assert judge(c, runs(0.6 * BASE * np.exp(NOISE), BASE)).holds == "yes"
+    assert judge(c, runs(0.9 * BASE * np.exp(NOISE), BASE)).holds == "no"
+    assert judge(c, runs(0.6 * BASE * np.exp(NOISE), BASE)).mean == pytest.approx(-math.log(0.6), abs=0.01)
+
+
+def test_the_entrant_alone() -> None:
+    c = Condition("last(x)", "at_most", 0.1)
+    for level, holds in ((0.05, "yes"), (0.1, "open"), (0.3, "no")):
+        assert judge(c, runs(level + NOISE, BASE)).holds == holds
+
+
+def test_runs_that_never_get_there_are_judged_by_signs() -> None:
+    c = Condition("last(x)", "lower", 0.1)
+    fast, never = [3.0] * 10, [math.inf] * 10
+    assert judge(c, runs(fast, never)).holds == "yes"
+    assert judge(c, runs(never, fast)).holds == "no"
+    mixed = judge(c, runs([3.0] * 6 + [math.inf] * 4, [math.inf] * 6 + [3.0] * 4))
+    assert mixed.holds == "open" and "6 of 10" in mixed.how
+    assert judge(c, runs(never, never)).holds == "open"
+
+
+def test_all_conditions_or_none() -> None:
+    better, short = Condition("last(x)", "higher", 0.05), Condition("last(x)", "lower", 0.05)
+    weak = Condition("last(x)", "higher", 0.14)
+    data = runs(BASE + 0.13 + 3 * NOISE, BASE)
+
+    def of(*conditions: Condition) -> str:
+        return verdict(Claim("n", "m", "c", "a", "b", (), conditions), data)[0]
+
+    assert of(better) == "reproduced"
+    assert of(better, short) == "not reproduced"
+    assert of(better, weak) == "inconclusive"
+
+
+# ---- files
+
+
+def test_a_claim_is_read_and_mistakes_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "b.toml"
+    path.write_text(TOML)
+    claim = read(path)
+    assert (claim.name, claim.method, claim.arms) == ("b", "b", {"baseline": "grpo", "entrant": "rloo"})
+    for text, said in (
+        (TOML.replace("size = 0.05", "size = -1"), "no run could show it"),
+        (TOML.replace("higher", "highr"), "higher"),
+        (TOML.replace("entrant", "entrnt"), "entrant"),
+        (TOML.split("[[")[0], "no .*condition"),
+        ("claim =", "b.toml"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            read(path)
+
+
+def test_the_rule_is_what_decides_and_nothing_else() -> None:
+    plain = Claim("n", "m", "c", "a", "b", (), (Condition("last(x)", "higher", 0.05),))
+    changes = {"note": "x", "pilots": ({"a": 1},), "sweep_by": "best(x)"}
+    assert all(Claim(**{**vars(plain), k: v}).rule == plain.rule for k, v in changes.items())
+    moved = {"baseline": "z", "settings": ("steps=3",), "conditions": (Condition("last(x)", "higher", 0.04),)}
+    moved |= {"chosen": {"baseline": "optim.lr=1"}}
+    assert all(Claim(**{**vars(plain), k: v}).rule != plain.rule for k, v in moved.items())
+
+
+def test_those_in_the_repository_can_be_read() -> None:
+    folder = Path(__file__).parents[2] / "claims"
+    for claim in all_claims(folder).values():
+        board.load(folder, claim)  # a result of another rule is refused
+        for text in claim.arms.values():
+            command.compare.parsed(text)
+
+
+# ---- the command
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "b.toml").write_text(TOML)
+    return tmp_path
+
+
+def commit(here: Path) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "claims"], ["commit", "-qm", "a rule"]):
+        subprocess.run([*git, *words], cwd=here, check=True)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, shift: float) -> list[Any]:
+    """Runs that were made already: their values, and which were asked for."""
+    asked: list[Any] = []
+
+    def runs_of(claim: Claim, arms: Any, seeds: Any, args: Any, place: str) -> Any:
+        asked.append((dict(arms), list(seeds), place))
+
+        def made(arm: str, seed: int) -> Result:
+            value = 0.5 + 0.01 * seed + (shift + 0.03 * math.sin(7 * seed) if arm == "entrant" else 0.0)
+            return Result(arm, seed, "", 1.0, [{"step": 0, "held_out": 0.3}, {"step": 2, "held_out": value}])
+
+        return {arm: [made(arm, seed) for seed in seeds] for arm in arms}
+
+    monkeypatch.setattr(command, "runs_of", runs_of)
+    return asked
+
+
+def test_nothing_is_judged_before_the_rule_is_committed(here: Path, capsys: Any, monkeypatch: Any) -> None:
+    asked = pretend(monkeypatch, 0.1)
+    assert main(["claims", "b"]) == 2
+    assert "in no git repository" in capsys.readouterr().err
+    commit(here)
+    (here / "claims" / "b.toml").write_text(TOML.replace("0.05", "0.04"))
+    assert main(["claims", "b"]) == 2
+    assert "Commit it first" in capsys.readouterr().err
+    assert asked == []
+
+
+def test_a_verdict_is_made_once(here: Path, capsys: Any, monkeypatch: Any) -> None:
+    commit(here)
+    asked = pretend(monkeypatch, 0.1)
+    assert main(["claims", "b"]) == 0
+    assert "reproduced" in capsys.readouterr().out
+    found = json.loads((here / "claims" / "results" / "b.json").read_text())
+    assert (found["verdict"], found["seeds"], len(found["commit"])) == ("reproduced", list(range(10)), 40)
+    assert found["curves"]["entrant"]["held_out"]["step"] == [0.0, 2.0]
+    assert main(["claims", "b"]) == 0 and len(asked) == 1
+    assert main(["claims", "--json"]) == 0
+    capsys.readouterr()
+    (here / "claims" / "b.toml").write_text(TOML.replace("0.05", "0.2"))
+    assert main(["claims"]) == 2
+    assert "a rule is fixed before its runs" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_open_is_run_once_more_with_twenty_seeds(here: Path, monkeypatch: Any) -> None:
+    commit(here)
+    asked = pretend(monkeypatch, 0.045)
+    assert main(["claims", "b"]) == 0
+    assert [len(seeds) for _, seeds, _ in asked] == [10, 20]
+    assert json.loads((here / "claims" / "results" / "b.json").read_text())["verdict"] == "inconclusive"
+
+
+def test_pilots_have_seeds_of_their_own_and_judge_nothing(here: Path, capsys: Any, monkeypatch: Any) -> None:
+    (here / "claims" / "b.toml").write_text('sweep = ["optim.lr=1e-3", "optim.lr=1e-4"]\n' + TOML)
+    commit(here)
+    asked = pretend(monkeypatch, 0.1)
+    assert main(["claims", "b"]) == 2
+    assert "has chosen nothing yet" in capsys.readouterr().err
+    assert main(["claims", "b", "--pilot"]) == 0
+    assert {tuple(seeds) for _, seeds, _ in asked} == {tuple(range(100, 105))} and len(asked) == 4
+    assert "[chosen]" in capsys.readouterr().out
+    assert not (here / "claims" / "results").exists()
+    assert main(["claims", "--pilot"]) == 2
+
+
+def test_a_wrong_name_and_an_empty_folder(here: Path, capsys: Any) -> None:
+    assert main(["claims", "c"]) == 2
+    assert "no claim 'c'" in capsys.readouterr().err
+    assert main(["claims", "--folder", "nowhere"]) == 2
+    assert "has no claims" in capsys.readouterr().err
