@@ -3,13 +3,14 @@
 import json
 import math
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gruppo.claims import board
+from gruppo.claims import board, page
 from gruppo.claims.claim import Claim, Condition, all_claims, read
 from gruppo.claims.measures import MEASURES, measure
 from gruppo.claims.verdict import judge, verdict
@@ -188,6 +189,31 @@ def test_those_in_the_repository_can_be_read() -> None:
         board.load(folder, claim)  # a result of another rule is refused
         for text in claim.arms.values():
             command.compare.parsed(text)
+
+
+def test_the_page_is_written_anew_when_a_result_is() -> None:
+    """`scripts/make_claims.py` does."""
+    script = Path(__file__).parents[2] / "scripts" / "make_claims.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_page_says_what_was_found(tmp_path: Path) -> None:
+    c = Condition("last(held_out)", "higher", 0.05)
+    claim = Claim("b", "b", "B is better.", "grpo", "rloo", ("steps=2",), (c,), pilots=({"date": "today", "lr": 1e-4},))
+    made = {
+        arm: [Result(arm, s, "", 60.0, [{"step": 2, "held_out": base + 0.01 * s}]) for s in range(10)]
+        for arm, base in (("baseline", 0.5), ("entrant", 0.6))
+    }
+    made["entrant"][0].rows[0]["held_out"] += 0.01
+    outcome, judged = verdict(claim, {arm: [r.rows for r in results] for arm, results in made.items()})
+    board.write(tmp_path, board.result(claim, outcome, judged, made, "a" * 40))
+    text = page.whole(tmp_path, {"b": claim})
+    assert "1 reproduced." in text and "| [b](#b) | reproduced | 10 |" in text
+    assert "**Reproduced**: 10 seeds" in text and "20 minutes of runs" in text and "date: today" in text
+    assert "`last(held_out)`, method minus baseline, is at least 0.05" in text
+    page.draw(board.load(tmp_path, claim) or {}, tmp_path / "b.png")
+    assert (tmp_path / "b.png").stat().st_size > 1000
 
 
 # ---- the command

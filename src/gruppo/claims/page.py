@@ -1,0 +1,110 @@
+"""The board as a page: a table of verdicts, and for each claim its rule, its figures, its curves and its pilots."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gruppo.claims import board
+from gruppo.claims.claim import Claim, Condition
+
+ORDER = ("reproduced", "not reproduced", "inconclusive", "not run")
+KINDS = {
+    "higher": "{measure}, {entrant} minus {baseline}, is at least {size}, and its interval is above 0",
+    "lower": "{measure}, {baseline} minus {entrant}, is at least {size}, and its interval is above 0",
+    "not_worse": "{measure} of {entrant} is not worse than that of {baseline} by {size}",
+    "at_most": "{measure} of {entrant} is at most {size}",
+}
+
+
+def whole(folder: Path, claims: Mapping[str, Claim]) -> str:
+    """The board, then a section for each claim."""
+    found = {name: board.load(folder, claim) for name, claim in claims.items()}
+    verdicts = {name: r["verdict"] if r else "not run" for name, r in found.items()}
+    names = sorted(claims, key=lambda n: (ORDER.index(verdicts[n]), n))
+    counts = ", ".join(f"{list(verdicts.values()).count(v)} {v}" for v in ORDER if v in verdicts.values())
+    head = "| claim | verdict | seeds | figures (baseline → method) |\n| --- | --- | --- | --- |"
+    rows = [
+        f"| [{n}](#{n}) | {verdicts[n]} | {len((found[n] or {}).get('seeds', []))} | {_short(found[n])} |"
+        for n in names
+    ]
+    return "\n\n".join([f"{counts}.", "\n".join([head, *rows]), *(section(claims[n], found[n]) for n in names)]) + "\n"
+
+
+def section(claim: Claim, result: Mapping[str, Any] | None) -> str:
+    arms = claim.arms
+    parts = [
+        f"## {claim.name}",
+        claim.claim,
+        f"Baseline `{arms['baseline']}`, method `{arms['entrant']}`; both with `{' '.join(claim.settings)}`.",
+        "Counts as reproduced when\n\n" + "\n".join(f"- {in_words(c, 'method', 'baseline')}" for c in claim.conditions),
+    ]
+    if result:
+        parts.append(
+            f"**{result['verdict'][0].upper()}{result['verdict'][1:]}**: {len(result['seeds'])} seeds, "
+            f"{result['date']}, rule {result['rule']} of commit {result['commit'][:10]}, {result['seconds'] / 60:.0f} "
+            "minutes of runs.\n\n" + "\n".join(_figures(c) for c in result["conditions"])
+        )
+        parts.append(f"![mean and 95 % band over seeds](claims/{claim.name}.png)")
+    else:
+        parts.append("**Not run yet.**")
+    if claim.note:
+        parts.append(claim.note)
+    if claim.pilots:
+        parts.append("Pilots (seeds 100 to 104):\n\n" + "\n".join(_pilot(p) for p in claim.pilots))
+    return "\n\n".join(parts)
+
+
+def in_words(c: Condition, entrant: str, baseline: str) -> str:
+    size = f"{c.size:.0%}" if c.of == "ratio" else f"{c.size:g}"
+    return KINDS[c.kind].format(entrant=entrant, baseline=baseline, measure=f"`{c.measure}`", size=size)
+
+
+def _short(result: Mapping[str, Any] | None) -> str:
+    if not result:
+        return ""
+    return "; ".join(f"`{c['measure']}` {_mean(c['baseline'])} → {_mean(c['entrant'])}" for c in result["conditions"])
+
+
+def _figures(c: Mapping[str, Any]) -> str:
+    said = f"- `{c['measure']}`: baseline {_mean(c['baseline'])}, method {_mean(c['entrant'])}; "
+    if c["mean"] is None:
+        return said + f"{c['how']}: **{c['holds']}**"
+    of = "log ratio" if c["of"] == "ratio" else "value" if c["kind"] == "at_most" else "difference"
+    return said + f"{of} {c['mean']:+.4f} ({c['low']:+.4f} to {c['high']:+.4f}), {c['how']}: **{c['holds']}**"
+
+
+def _pilot(pilot: Mapping[str, Any]) -> str:
+    return "- " + "; ".join(f"{k}: {v}" for k, v in pilot.items())
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    if len(known) < len(values):
+        return f"never in {len(values) - len(known)} of {len(values)}"
+    return f"{sum(known) / len(known):.4g}" if known else "—"
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Curves of both arms."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    metrics = [m for m in board.CURVES if all(m in arm for arm in result["curves"].values())]
+    figure, axes = plt.subplots(
+        1, len(metrics), figsize=(3.6 * len(metrics), 2.8), constrained_layout=True, squeeze=False
+    )
+    for axis, metric in zip(axes[0], metrics, strict=True):
+        for arm, curves in result["curves"].items():
+            c = curves[metric]
+            axis.plot(c["step"], c["mean"], label=result["arms"][arm].split()[0])
+            low, high = ([m if x is None else x for m, x in zip(c["mean"], c[k], strict=True)] for k in ("low", "high"))
+            axis.fill_between(c["step"], low, high, alpha=0.2, linewidth=0)
+        axis.set(xlabel="step", title=metric)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=80, metadata={"Software": None})
+    plt.close(figure)
