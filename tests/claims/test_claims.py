@@ -285,6 +285,14 @@ def test_what_is_open_is_run_once_more_with_twenty_seeds(here: Path, monkeypatch
     assert json.loads((here / "claims" / "results" / "b.json").read_text())["verdict"] == "inconclusive"
 
 
+def test_runs_may_be_made_elsewhere(here: Path, monkeypatch: Any) -> None:
+    """Where there is no repository to judge in; what comes back is found, and not run again."""
+    asked = pretend(monkeypatch, 0.1)
+    assert main(["claims", "b", "--runs-only", "10"]) == 0
+    assert [(len(seeds), place) for _, seeds, place in asked] == [(10, "verdict")]
+    assert not (here / "claims" / "results").exists()
+
+
 def test_pilots_have_seeds_of_their_own_and_judge_nothing(here: Path, capsys: Any, monkeypatch: Any) -> None:
     (here / "claims" / "b.toml").write_text('sweep = ["optim.lr=1e-3", "optim.lr=1e-4"]\n' + TOML)
     commit(here)

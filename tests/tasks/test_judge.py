@@ -178,7 +178,7 @@ def test_hung_answer_is_killed_and_the_others_keep_their_scores(judge: Judge, te
     assert verdicts[0] == RIGHT
     assert verdicts[2:] == [WRONG, RIGHT]
     assert (verdicts[1].status, verdicts[1].components) == ("timeout", {})
-    assert_says(verdicts[1].error, r"longer than 1 s: .*Raise seconds")
+    assert_says(verdicts[1].error, r"longer than 1 s: .*Raise task.seconds")
     assert 1.0 <= took < 6
     assert not alive(int(before.components["task"]))
     assert judge.restarts == 1

@@ -74,6 +74,13 @@ def _claims(command: argparse.ArgumentParser) -> None:
     command.add_argument("--folder", default="claims", metavar="DIR", help="where claims stand (default claims)")
     command.add_argument("--runs", default="runs/claims", metavar="DIR", help="where runs go (default runs/claims)")
     command.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time, a process each (default 2)")
+    command.add_argument(
+        "--runs-only",
+        type=int,
+        default=0,
+        metavar="SEEDS",
+        help="make the runs of seeds 0 to SEEDS - 1 and judge nothing: on another machine, whose --runs you bring back",
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
 
 

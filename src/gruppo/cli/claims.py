@@ -60,12 +60,15 @@ def runs_of(claim: Claim, arms: dict[str, str], seeds: Sequence[int], args: argp
 def settle(claim: Claim, args: argparse.Namespace) -> None:
     """Run the seeds of the verdict, once more as many if they leave it open, and write the result."""
     folder = Path(args.folder)
-    commit = board.committed(folder / f"{claim.name}.toml")
     if not claim.ready:
         raise ValueError(
             f"claim {claim.name}: its sweep {list(claim.sweep)} has chosen nothing yet. Run gruppo claims {claim.name} "
             "--pilot, write its [chosen] into the file, and commit."
         )
+    if args.runs_only:
+        runs_of(claim, claim.arms, range(args.runs_only), args, "verdict")
+        return
+    commit = board.committed(folder / f"{claim.name}.toml")
     for seeds in (SEEDS, MORE_SEEDS):
         runs = runs_of(claim, claim.arms, seeds, args, "verdict")
         outcome, judged = verdict(claim, {arm: [r.rows for r in results] for arm, results in runs.items()})

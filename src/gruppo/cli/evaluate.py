@@ -32,7 +32,7 @@ def eval(args: argparse.Namespace) -> int:
         print_json(whole if len(tables) > 1 else tables[0])
         return 0
     for name, e in found.items():
-        print("\n".join(lines(f"{name} on {tasks.name}" if pairs else tasks.name, sampling, e)))
+        print("\n".join(lines(f"{name} on {tasks.name}", sampling, e)))
     print("\n".join(differences(pairs)) if pairs else "intervals: 95 %, over prompts")
     return 0
 

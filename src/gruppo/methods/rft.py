@@ -1,11 +1,12 @@
-"""RFT: rejection-sampling fine-tuning (Yuan et al. 2023, arXiv:2308.01825; RAFT, arXiv:2304.06767; STaR, 2203.14465).
+"""RFT: rejection-sampling fine-tuning (Yuan et al. 2023, arXiv:2308.01825).
 
     D⁺ = {(x, o_i) : R_i ≥ 1}, each text once a prompt;      J = 1/Σ|o_i| Σ_{D⁺} Σ_t log π(o_it | x, o_i<t)
 
 Differs from SFT: the answers are the policy's own, sampled at every step and kept if they are right. With rewards of 0
 and 1 the gradient is that of REINFORCE with A = R and no baseline, but for the count. This is the on-line form: the
 pool of accepted answers does not grow over rounds. `method.select.accepted.most=1` keeps the best one of a prompt
-(RAFT). A prompt without a right answer says nothing. Standard; the card compares with NFT's code at negative weight 0.
+(RAFT, arXiv:2304.06767); the idea is STaR's (arXiv:2203.14465). A prompt without a right answer says nothing. Standard;
+the card compares with NFT's code at negative weight 0.
 """
 
 from gruppo.methods.sft import SFT

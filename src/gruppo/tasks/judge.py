@@ -203,7 +203,7 @@ class _Worker:
             except Empty:
                 raise _Hung(
                     f"Judging took longer than {seconds:g} s: the scorer was killed and nothing is scored. "
-                    "Raise seconds, or make the scorer faster."
+                    "Raise task.seconds, or make the scorer faster."
                 ) from None
             if not chunk:
                 raise _Died(self._last_words())
