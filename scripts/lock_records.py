@@ -1,5 +1,7 @@
 """Write src/gruppo/methods/records.toml: the version and the hash of every built-in method.
 
+And tests/registry/occupants.toml: the defaults of every occupant, for people put them together by name.
+
     python scripts/lock_records.py            after a new method, or after a version bump
     python scripts/lock_records.py --check    say what differs, write nothing
 
@@ -12,16 +14,24 @@ import argparse
 import sys
 import tomllib
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from gruppo.cli.overrides import occupants
 from gruppo.methods import built_in
-from gruppo.stages import Method
-from gruppo.stages.record import record_hash
+from gruppo.stages import ROOMS, Ema, Every, Method, Role, Sampling
+from gruppo.stages.record import record_hash, to_table
 
-RECORDS = Path(__file__).parents[1] / "src" / "gruppo" / "methods" / "records.toml"
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "src" / "gruppo" / "methods" / "records.toml"
+OCCUPANTS = ROOT / "tests" / "registry" / "occupants.toml"
+DEFAULTS = (
+    "# The defaults of every occupant, and of roles and sampling: who names one gets these. Written by\n"
+    "# scripts/lock_records.py; do not edit. A line that changes here changes what people compute: say it in CHANGELOG.md.\n\n"
+)
 HEAD = "# Version and hash of every built-in method. Written by scripts/lock_records.py; do not edit.\n\n"
 
 Records = dict[str, dict[str, Any]]
@@ -72,6 +82,28 @@ def differences(old: Records, new: Records) -> list[str]:
     return out
 
 
+def defaults() -> Records:
+    """{room.kind: {field: value}} of everything that can be named, as it is when nothing is said about it."""
+    for room in ROOMS:
+        import_module(f"gruppo.stages.{room}")  # what nobody has imported yet cannot be found
+    named = {f"{room}.{name}": cls() for room in ROOMS for name, cls in sorted(occupants(room).items())}
+    named |= {"cast.role": Role(), "cast.every": Every(), "cast.ema": Ema(), "sampling": Sampling()}
+    tables = {name: to_table(o) for name, o in named.items()}
+    return {name: {k: v for k, v in t.items() if k != "kind"} for name, t in tables.items()}
+
+
+def write_defaults(check: bool) -> int:
+    old, new = read(OCCUPANTS), defaults()
+    if not check:
+        OCCUPANTS.write_text(DEFAULTS + tomli_w.dumps(new), encoding="utf-8")
+    elif old != new:
+        changed = [name for name in (*old, *new) if old.get(name) != new.get(name)]
+        print(f"{OCCUPANTS}: {', '.join(dict.fromkeys(changed))} differ. Run scripts/lock_records.py.", file=sys.stderr)
+        return 1
+    print(f"{OCCUPANTS}: {len(new)} occupants" + (", changed" if old != new else ", nothing changed"))
+    return 0
+
+
 def main(argv: list[str] | None = None, methods: Mapping[str, Method] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--records", type=Path, default=RECORDS)
@@ -88,4 +120,4 @@ def main(argv: list[str] | None = None, methods: Mapping[str, Method] | None = N
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main() or write_defaults("--check" in sys.argv))

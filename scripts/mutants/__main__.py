@@ -3,6 +3,7 @@
     make mutants                                every mutant of pieces, methods, data and stages (an hour or more)
     make mutants ARGS="pieces grpo"             of a folder, a file (data/segment.py) or a method
     make mutants ARGS="--sample 400 --seed 1"   a random sample, with its interval
+    make mutants ARGS=--new                     after new tests: these alone, on those that have survived
     make mutants ARGS=report                    what is known so far, nothing is run
     make mutants ARGS=pitfalls                  one planted mistake for each pitfall (tests/mutants/planted.toml)
 
@@ -19,11 +20,12 @@ import time
 from functools import partial
 from typing import Any
 
+import explained
 import planting
 import report
 import running
 from making import PARTS, Mutant, files, mutants
-from session import Session, Tests
+from session import THOROUGH, Session, Tests
 
 
 def main() -> int:
@@ -37,7 +39,7 @@ def main() -> int:
         chosen = random.Random(args.seed).sample(everything, args.sample)
     session, running.TESTS = Session(args.fresh), tuple(args.tests)
     if "report" not in args.parts:
-        run(chosen, session, args.jobs, args.budget)
+        run(chosen, session, args.jobs, args.budget, args.new)
     return report.show(chosen, len(everything), session.results, args.seed)
 
 
@@ -48,47 +50,63 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--seed", type=int, default=0, help="of the sample")
     p.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
     p.add_argument("--budget", type=float, default=20.0, help="CPU seconds of tests in the first look at a mutant")
+    p.add_argument("--new", action="store_true", help="only survivors, and only tests that are new to them")
     p.add_argument("--tests", nargs="+", default=running.TESTS, help="folders of tests to use")
     p.add_argument("--fresh", action="store_true", help="forget earlier results")
     p.add_argument("--only", type=int, nargs="*", default=[], help="these pitfalls")
     return p.parse_args()
 
 
-def run(chosen: list[Mutant], session: Session, jobs: int, budget: float) -> None:
-    """First a quick look at every mutant, then a thorough one at those that survived it."""
-    todo = [m for m in chosen if m.name not in session.results]
+def run(chosen: list[Mutant], session: Session, jobs: int, budget: float, new: bool) -> None:
+    """First a quick look at every mutant, then a thorough one at survivors that nobody has explained.
+
+    Who has survived a thorough look is looked at again when there are new tests, with these alone; with `new` everybody
+    is, and there is no thorough look.
+    """
     running.prepare()
-    if not todo and not survivors(chosen, session):
-        return
     running.apart(partial(session.measure, print))
     tests = Tests(session.tests())
-    progress = Progress(session, len(todo))
+    unmet = {m.name: tests.choose(m, budget) for m in chosen if m.name not in session.results}
+    if new:
+        alive = {m: session.results[m.name] for m in chosen if _alive(session, m)}
+        unmet = {m.name: tests.choose(m, THOROUGH, row.get("time", 0.0)) for m, row in alive.items()}
+    todo = [m for m in chosen if unmet.get(m.name) or (not new and m.name in unmet)]
     live = [m for m in todo if m.live]
     if live:
-        choose = partial(tests.choose, budget=budget)
+        choose, progress = partial(_unmet, unmet), Progress(session, len(live))
         running.apart(partial(running.live, live, choose, tests.seconds, jobs, progress))
         session.read()
-    todo = [m for m in chosen if session.results.get(m.name, {"status": "cold"})["status"] == "cold"]
-    progress = Progress(session, len(todo))
-    look(todo, tests, jobs, budget, progress)
-    again = survivors(chosen, session)
-    print(f"{len(again)} survived the first look: a second one, freshly imported and with every test that touches them")
-    look(again, tests, jobs, 1e9, Progress(session, len(again), thorough=True))
+    cold = [m for m in todo if not m.live or session.results[m.name]["status"] == "cold"]
+    look([(m, unmet[m.name]) for m in cold], tests, jobs, Progress(session, len(cold)))
+    if not new:
+        again = survivors(chosen, session, tests)
+        print(f"{len(again)} survivors that are not explained get a second look, freshly imported, with every test")
+        look(again, tests, jobs, Progress(session, len(again), thorough=True))
 
 
-def survivors(chosen: list[Mutant], session: Session) -> list[Mutant]:
-    """Those that have survived a quick look only."""
-    known = ((m, session.results.get(m.name, {})) for m in chosen)
-    return [m for m, r in known if r.get("status") == "survived" and not r.get("thorough")]
+def _unmet(unmet: dict[str, list[str]], m: Mutant) -> list[str]:
+    return unmet[m.name]
 
 
-def look(todo: list[Mutant], tests: Tests, jobs: int, budget: float, progress: "Progress") -> None:
-    work = ((m, partial(cold, m, tests, budget)) for m in todo)
+def _alive(session: Session, m: Mutant) -> bool:
+    return session.results.get(m.name, {}).get("status") == "survived"
+
+
+def survivors(chosen: list[Mutant], session: Session, tests: Tests) -> list[tuple[Mutant, list[str]]]:
+    """With the tests that they have not met: all after a quick look, the newer ones after a thorough one."""
+    _, open_ones = explained.sort([m for m in chosen if _alive(session, m)], explained.entries())
+    out: list[tuple[Mutant, list[str]]] = []
+    for m in open_ones:
+        row = session.results[m.name]
+        unmet = tests.choose(m, 2 * THOROUGH, row.get("time", 0.0) if row.get("thorough") else 0.0)
+        if unmet or not row.get("thorough"):
+            out.append((m, unmet))
+    return out
+
+
+def look(todo: list[tuple[Mutant, list[str]]], tests: Tests, jobs: int, progress: "Progress") -> None:
+    work = ((m, partial(running.cold, m.file, m.source, chosen, tests.seconds)) for m, chosen in todo)
     running.pool(work, jobs, progress)
-
-
-def cold(m: Mutant, tests: Tests, budget: float) -> dict[str, Any]:
-    return running.cold(m.file, m.source, tests.choose(m, budget=budget), tests.seconds)
 
 
 class Progress:
@@ -100,7 +118,8 @@ class Progress:
         self.counts: dict[str, int] = {}
 
     def __call__(self, m: Mutant, result: dict[str, Any]) -> None:
-        self.session.add(m, result | {"thorough": self.thorough})
+        before = self.session.results.get(m.name, {})
+        self.session.add(m, result | {"thorough": self.thorough or before.get("thorough", False)})
         self.counts[result["status"]] = self.counts.get(result["status"], 0) + 1
         done, now = sum(self.counts.values()), time.monotonic()
         if now - self.said > 10 or done == self.total:

@@ -1,13 +1,12 @@
 """The figures, and the survivors that nobody has explained yet."""
 
-import tomllib
 from collections import Counter
 from math import sqrt
 from typing import Any
 
+import explained
 from making import ROOT, Mutant
 
-SURVIVORS = ROOT / "tests" / "mutants" / "survivors.toml"
 GOAL = 0.9
 DEAD = ("killed", "timeout", "crashed")
 
@@ -19,14 +18,6 @@ def wilson(killed: int, total: int, z: float = 1.96) -> tuple[float, float]:
     p, n = killed / total, total
     middle, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
-
-
-def explained() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The survivors that are listed, by file and mutation: line numbers move."""
-    if not SURVIVORS.exists():
-        return {}
-    rows = tomllib.loads(SURVIVORS.read_text(encoding="utf-8")).get("survivor", [])
-    return {(r["file"], r["before"], r["after"]): r for r in rows}
 
 
 def show(chosen: list[Mutant], population: int, results: dict[str, dict[str, Any]], seed: int) -> int:
@@ -45,17 +36,32 @@ def show(chosen: list[Mutant], population: int, results: dict[str, dict[str, Any
     if len(known) < population:
         low, high = wilson(dead, len(known))
         print(f"a sample of {len(known)} of {population} mutants (seed {seed}): 95 % interval {low:.1%} to {high:.1%}")
-    table = explained()
-    alive = [m for m, s in known if s == "survived"]
-    open_ones = [m for m in alive if (m.file, m.before, m.after) not in table]
-    gaps = [m for m in alive if table.get((m.file, m.before, m.after), {}).get("reason") == "gap"]
-    print(
-        f"{len(alive)} survivors: {len(alive) - len(open_ones)} explained in {SURVIVORS.relative_to(ROOT)}"
-        f" ({len(gaps)} of them gaps), {len(open_ones)} not"
-    )
+    wrong = _survivors([m for m, s in known if s == "survived"], {m.file for m in chosen}, len(known) == population)
+    return int(wrong or dead < GOAL * len(known))
+
+
+def _survivors(alive: list[Mutant], files: set[str], whole: bool) -> bool:
+    """Says who is explained, by what; whether somebody is not, or an explanation explains nobody."""
+    covered, open_ones = explained.sort(alive, explained.entries())
+    count = Counter(e.said["reason"] for e, mine in covered.items() for _ in mine)
+    reasons = ", ".join(f"{n} {reason}" for reason, n in count.most_common())
+    print(f"{len(alive)} survivors: {len(open_ones)} not explained; {reasons or 'none explained'}\n")
+    for e, mine in covered.items():
+        if e.rule and mine:
+            print(f"{len(mine):4}  {e.said['reason']:10}  {e.said['why']}")
+    print(f"{sum(len(mine) for e, mine in covered.items() if not e.rule):4}  one by one")
     for m in open_ones:
-        print(f'\n[[survivor]]\nfile = "{m.file}"\nline = {m.line}\nbefore = {m.before!r}\nafter = {m.after!r}')
-    return int(bool(open_ones) or dead < GOAL * len(known))
+        row = explained.seen(m)
+        said = "\n".join(f"{k} = {_toml(row[k])}" for k in ("file", "text", "before", "after"))
+        print(f'\n[[survivor]]  # line {m.line}\n{said}\nreason = ""\nwhy = ""')
+    idle = explained.idle(covered, files) if whole else []
+    for e in idle:
+        print(f"\n{explained.SURVIVORS.relative_to(ROOT)}: nothing that survives is meant by  {e}. Take it out.")
+    return bool(open_ones or idle)
+
+
+def _toml(x: str) -> str:
+    return f"'{x}'" if "'" not in x else '"' + x.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _by_operator(known: list[tuple[Mutant, str]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from making import PACKAGE, ROOT, Mutant
 
 FOLDER = ROOT / ".mutants"
 THOROUGH = 1000.0  # CPU seconds: a look that leaves nothing out
+# Where the tests of a folder are: these come first, so that the first look finds more.
+OWN = {"data": ("data",), "stages": ("stages",), "pieces": ("golden",), "methods": ("golden", "stages", "registry")}
 
 
 class Session:
@@ -28,7 +31,7 @@ class Session:
                 self.results[row["name"]] = row  # the last word counts
 
     def add(self, m: Mutant, result: dict[str, Any]) -> None:
-        row = {"name": m.name, **result}
+        row = {"name": m.name, "time": time.time(), **result}
         self.results[m.name] = row
         with self._log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(row) + "\n")
@@ -51,6 +54,8 @@ class Session:
             if name.split("::")[0] in same and all(f"src/gruppo/{f}" in same for f in t["lines"])
         }
         found = running.measure(known, say)
+        for t in found["new"].values():
+            t["since"] = time.time()
         here = set(found["here"])
         away = {name for name in known if not name.startswith(tuple(f"tests/{t}" for t in running.TESTS))}
         tests = {name: t for name, t in (known | found["new"]).items() if name in here | away}
@@ -67,6 +72,7 @@ class Tests:
 
     def __init__(self, tests: dict[str, Any]) -> None:
         self.seconds = {name: t["seconds"] for name, t in tests.items()}
+        self._since = {name: t.get("since", 0.0) for name, t in tests.items()}
         self._by_line: dict[tuple[str, int], set[str]] = {}
         self._by_file: dict[str, set[str]] = {}
         for name, t in tests.items():
@@ -76,24 +82,29 @@ class Tests:
                     self._by_line.setdefault((file, line), set()).add(name)
         self._records = {name for name in tests if "/registry/" in name}
 
-    def choose(self, m: Mutant, budget: float) -> list[str]:
-        """Tests that touch the mutated lines; for one outside of functions, those that touch the file, and the records.
+    def choose(self, m: Mutant, budget: float, since: float = 0.0) -> list[str]:
+        """Tests that touch the mutated lines; where none does (a record, a default, what runs at import), the file.
 
-        The quickest of each test file first, then the second quickest of each, and so on: many kinds of test early.
+        Those of the mutant's own folder first; there the quickest of each test file, then the second quickest of each,
+        and so on: many kinds of test early. `since`: only tests that are newer.
         """
         lines = range(m.line, m.last + 1)
         found = set[str]().union(*(self._by_line.get((m.file, n), set[str]()) for n in lines))
-        if not m.live:
-            found = self._by_file.get(m.file, set[str]()) | self._records
+        if not m.live or (not found and budget > THOROUGH):
+            found = found | self._by_file.get(m.file, set[str]()) | self._records
         if budget > THOROUGH:  # the laws of the method, or of three that between them use most pieces
             names = (Path(m.file).stem,) if m.file.startswith("methods/") else ("grpo", "ppo", "dpo")
             found |= {t for t in self.seconds if t.startswith(tuple(f"{running.LAWS}{n}-" for n in names))}
+        found = {t for t in found if self._since[t] >= since}
         by_file: dict[str, list[str]] = {}
         for name in sorted(found, key=lambda t: (self.seconds[t], t)):
             by_file.setdefault(name.split("::")[0], []).append(name)
-        turns = sorted((i, self.seconds[t], t) for mine in by_file.values() for i, t in enumerate(mine))
+        own = tuple(f"tests/{folder}/" for folder in OWN.get(m.file.split("/")[0], ()))
+        turns = sorted(
+            (not t.startswith(own), i, self.seconds[t], t) for mine in by_file.values() for i, t in enumerate(mine)
+        )
         out, spent = list[str](), 0.0
-        for _, seconds, name in turns:
+        for _, _, seconds, name in turns:
             if out and spent + seconds > budget:
                 continue
             out.append(name)

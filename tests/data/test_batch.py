@@ -225,12 +225,14 @@ def test_a_minibatch_is_the_pack_of_its_episodes(episodes, seed, take):
 
 def assert_like_pack(part: Batch, episodes: list[Episode], whole: Batch) -> None:
     want = pack(episodes, views=ALL)
-    names = {"reward_EC", "reward_KC", "group_E", "agent_K", "drawn_G", "uid_G"}  # numbered by the whole batch
+    # numbered by the whole batch
+    names = {"reward_EC", "paid_EC", "return_EC", "reward_KC", "group_E", "agent_K", "drawn_G", "uid_G"}
     for name in (n for n in want.columns if n not in names):
         assert same(part.columns[name], want.columns[name]), name
     for c, name in enumerate(want.components):
         at = whole.components.index(name)
-        assert same(part.reward_EC[:, at], want.reward_EC[:, c]) and same(part.reward_KC[:, at], want.reward_KC[:, c])
+        for several in ("reward_EC", "paid_EC", "return_EC", "reward_KC"):
+            assert same(part.columns[several][:, at], want.columns[several][:, c]), several
     agents = [[b.agents[a] for a in b.agent_K.tolist()] for b in (part, want)]
     assert agents[0] == agents[1]
     assert torch.equal(part.uid_G[part.group_E], want.uid_G[want.group_E])

@@ -101,7 +101,8 @@ def test_every_turn_stands_by_sequence_and_position_and_remembers_its_time(episo
     assert [batch.agents[a] for a in batch.agent_K.tolist()] == [t.agent for *_, t in rows]
     want = [[t.reward.get(c, math.nan) for c in batch.components] for *_, t in rows]
     np.testing.assert_array_equal(batch.reward_KC.numpy(), np.array(want).reshape(len(rows), -1))
-    assert batch.reward_K.tolist() == [sum(t.reward.values()) for *_, t in rows]
+    paid = [sum(v for c, v in t.reward.items() if c not in e.replaced) for e, *_, t in rows]
+    assert batch.reward_K.tolist() == paid
 
 
 @LAW
@@ -116,10 +117,22 @@ def test_every_episode_keeps_its_fields(episodes):
     assert batch.source_E.tolist() == [int(e.source) for e in episodes]
     assert batch.replayed_E.tolist() == [e.replayed for e in episodes]
     assert batch.final_state_E.tolist() == [name_hash(e.final_state) for e in episodes]
+    assert batch.domain_E.tolist() == [name_hash(e.domain) for e in episodes]
+    assert batch.place_E.tolist() == [e.place for e in episodes]
+    assert batch.answer_E.tolist() == [name_hash(e.answer) if e.answer else 0 for e in episodes]
     np.testing.assert_array_equal(batch.reward_E.numpy(), np.array([e.total for e in episodes]))
     for i, e in enumerate(episodes):
         for c, name in enumerate(batch.components):
             np.testing.assert_array_equal(batch.reward_EC[i, c].item(), e.reward.get(name, math.nan))
+            paid = sum(table.get(name, 0.0) for table in (e.reward, *(t.reward for t in e.turns)))
+            there = any(name in table for table in (e.reward, *(t.reward for t in e.turns)))
+            assert bool(batch.paid_EC[i, c]) == (there and name not in e.replaced)
+            assert batch.return_EC[i, c].item() == pytest.approx(0.0 if name in e.replaced else paid)
+    judged = ~batch.reward_E.isnan()  # the return is the sum of what its components pay
+    assert torch.allclose(batch.reward_E[judged], batch.return_EC.sum(1)[judged])
+    own_E = torch.where(batch.reward_EC.isnan() | (batch.return_EC == 0), 0.0, batch.reward_EC).sum(1)
+    turns_E = batch.gather(batch.reward_K, "K", "E", "sum")
+    assert torch.allclose(batch.reward_E[judged], (own_E + turns_E)[judged])
     changed = [s.train_as is not None for e in episodes for s in e.sequences]
     assert batch.changed_S.tolist() == changed
 

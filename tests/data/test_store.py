@@ -96,6 +96,7 @@ def sequences(draw: Any) -> Sequence:
             Episode, INT64, ANY_TEXT, ANY_TEXT, st.lists(sequences(), max_size=2), st.lists(TURNS, max_size=2),
             REWARDS, st.sampled_from(Status), st.sampled_from(Use), st.sampled_from(Source),
             st.dictionaries(ANY_TEXT, NOTES, max_size=2), ANY_TEXT, ANY_TEXT, ANY_TEXT, st.booleans(), INT64,
+            ANY_TEXT, INT64,
         ),
         max_size=3,
     )
@@ -147,6 +148,18 @@ def test_a_file_in_several_pieces_is_read_too(tmp_path):
         for t in tables:
             writer.write_table(t)
     assert bits(load_episodes(tmp_path / "both.arrow")) == bits(episodes)
+
+
+def test_a_file_from_before_a_field_was_there_is_read_too(tmp_path):
+    episodes = random_episodes(0, 4)
+    save_episodes(tmp_path / "new.arrow", episodes)
+    table = pa.ipc.open_file(tmp_path / "new.arrow").read_all()
+    with pa.ipc.new_file(tmp_path / "old.arrow", table.drop_columns(list(store_module._LATER)).schema) as writer:
+        writer.write_table(table.drop_columns(list(store_module._LATER)))
+    plain = {f.name: f.default for f in dataclasses.fields(Episode)}
+    assert {name: plain[name] for name in store_module._LATER} == store_module._LATER
+    wanted = [dataclasses.replace(e, **store_module._LATER) for e in episodes]
+    assert bits(load_episodes(tmp_path / "old.arrow")) == bits(wanted) != bits(episodes)
 
 
 # ---- files that are not what they should be

@@ -60,16 +60,6 @@ def test_hgpo_nested_states(page: dict[str, Any], last: float, want: list[float]
     assert torch.allclose(adv_N[1::2], torch.tensor(want), atol=1e-3)
 
 
-def test_s_grpo_halves_by_order_of_exits(page: dict[str, Any]) -> None:
-    episodes = answers([0, 1, 1, 1, 0, 1], exit=[1, 2, 3, 4, 5, 6])
-    shuffled = [episodes[i] for i in (3, 0, 5, 1, 4, 2)]
-    for e, extra in zip(shuffled, page["FirstRight"]()(Context(), shuffled)["serial"], strict=True):
-        e.reward["serial"] = extra
-    assert [e.total for e in episodes] == [0, 1, 0.5, 0.25, 0, 0.125]
-    adv_N = page["GroupCentred"]()(Context(), pack(episodes))["adv_N"]
-    assert adv_N.tolist() == [-0.3125, 0.6875, 0.1875, -0.0625, -0.3125, -0.1875]
-
-
 def test_spear_recalibrates_and_ramps(page: dict[str, Any]) -> None:
     episodes = answers([1.0, 0.0])
     episodes[0].replayed = True

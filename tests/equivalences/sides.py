@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Status, single_turn
-from gruppo.lab.world import VOCAB
+from gruppo.lab.world import VOCAB, World
 from gruppo.methods import method
 from gruppo.methods.disco import Discriminate
 from gruppo.stages import Context, Method, Need, Occupant, Stats, Term, need
@@ -217,6 +217,7 @@ class Equivalence(NamedTuple):
     limit: float = 1e-9
     update: bool = False  # compare the weights after the update instead of the gradients
     roles: tuple[str, ...] = ("policy",)
+    before: Callable[[World], None] = lambda w: None  # what has happened before the step
 
 
 GRPO_PLAIN = GRPO.but(name="grpo without kl", penalties=())

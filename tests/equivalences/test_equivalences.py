@@ -20,6 +20,7 @@ EDGES = {e.name: e for e in GRAPH}
 def result(edge: Equivalence, method: Method, seed: int, role: str) -> Tensor:
     """The gradient of a role in random micro-batches, or its weights after the update."""
     world = World(method, seed, on_policy=edge.on_policy)
+    edge.before(world)
     batch = world.prepared(edge.batch(world.packed(edge.episodes(random_episodes(seed)))))
     if not edge.update:
         return world.grad(batch, role, random_cut(batch, seed))

@@ -360,7 +360,7 @@ class WritesInCall(Credit):
 
 @dataclass(frozen=True)
 class WritesDeeper(Credit):
-    """The same, inside a table that memory holds: no lock sees it."""
+    """The same, inside a table that memory holds."""
 
     def observe(self, record: StepRecord, memory: Memory) -> None:
         memory.setdefault("table", {})
@@ -641,5 +641,6 @@ SPOILED: dict[str, tuple[str, Method]] = {
 SOUND = {"plain": spoiled(), "stopped": spoiled(objective=StoppedSign())}
 # Those that must raise: there is no gradient to compare.
 RAISES = {
-    "writes memory in a call", "remembers an object", "wants a batch", "holds a function", "schedule as a number",
+    "writes memory in a call", "writes deeper", "remembers an object", "wants a batch", "holds a function",
+    "schedule as a number",
 }  # fmt: skip

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gruppo.lab.laws import verdict
 from gruppo.lab.world import World, random_episodes
-from gruppo.stages import Context, Method, kind
+from gruppo.stages import Context, Method, Role, kind
 from gruppo.stages.check import check_first_batch, problems
 
 ALWAYS = (
@@ -62,7 +62,7 @@ def test_every_occupant_is_in_some_sensible_combination(room: str) -> None:
 
     hosts = [named("grpo"), named("disco"), named("ppo"), named("ppo").but(credit=Gae(), cast=CRITIC)]
     hosts.append(named("ppo").but(objective={"policy": ClippedSurrogate(), "critic": ValueLoss()}))
-    hosts += [named("dpo"), named("kto"), named("sft")]
+    hosts += [named("dpo"), named("kto"), named("sft"), named("grpo").but(cast={"teacher": Role()})]
     for o in furniture(room):
         put = {"policy": ClippedSurrogate(), "critic": o} if isinstance(o, ValueLoss) else o
         assert any(sensible(h.but(**{room: put})) for h in hosts), kind(o)

@@ -9,7 +9,7 @@ from hypothesis import given
 from gruppo.lab.laws import LAWS, ONCE, check_laws, verdict
 from gruppo.methods import all_methods
 from gruppo.stages import kind
-from gruppo.stages.prompting import Hint
+from gruppo.stages.prompting import Hint, HintInMessage
 from gruppo.stages.replay import Recent
 
 METHODS = all_methods()
@@ -53,7 +53,7 @@ def test_what_is_declared_as_broken_is_broken_and_has_a_reason(name: str) -> Non
 def test_rooms_before_and_after_the_batch_have_no_idle_field() -> None:
     """Shared occupants that no registered method furnishes yet."""
     grpo = METHODS["grpo"]
-    for m in (grpo.but(prompting=Hint()), grpo.but(replay=Recent(capacity=6, take=3, max_age=4))):
+    for m in (grpo.but(prompting=(Hint(), HintInMessage())), grpo.but(replay=Recent(capacity=6, take=3, max_age=4))):
         assert verdict("fields_matter", m) == "", [kind(o) for _, o in m.occupants()]
 
 

@@ -72,6 +72,7 @@ SENSELESS: dict[str, tuple[Method, int, str, str]] = {
     "values of a language model": (GRPO.but(penalties=(Wants("value", "ref"),)), 4, "penalties", "value@ref"),
     "tokens of a critic": (PPO.but(penalties=(Wants("logp", "critic"),)), 4, "penalties", "logp@critic"),
     "a role nobody plays": (GRPO.but(penalties=(Wants("logp", "reff"),)), 4, "penalties", "logp@reff"),
+    "a teacher nobody gave": (method("kdrl"), 4, "penalties", "logp@teacher"),
     "a view nobody makes": (
         GRPO.but(penalties=(Wants("logp", "ref", "without_hint"),)),
         4,

@@ -11,7 +11,7 @@ from small_runs import running, save_policy
 
 from gruppo.data import Use, pack
 from gruppo.methods import method
-from gruppo.stages import Context, Occupant, StepRecord
+from gruppo.stages import Context, StepRecord
 from gruppo.stages.replay import Recent, recalled
 from gruppo.stages.select import RedrawEqualGroups
 from gruppo.train import loop

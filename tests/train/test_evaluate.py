@@ -16,9 +16,10 @@ from gruppo.engines.base import Completion, complete
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Sampling
 from gruppo.tasks import Task, TaskSet
+from gruppo.tasks.extract import answer_of
 from gruppo.tasks.judge import Verdict
 from gruppo.train.config import RunConfig
-from gruppo.train.evaluate import Evaluation, answer_of, evaluate, wanted_k
+from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
 
 TOKENIZER = load_tokenizer("tiny-random")
 
@@ -49,6 +50,9 @@ class Judge:
             Verdict({}, "env_error", "no idea") if text == "?" else Verdict({"task": float(text == task.answer)})
             for task, text in items
         ]
+
+    def answers(self, groups: list[list[tuple[Task, str]]]) -> list[list[str]]:
+        return [[answer_of(text) for _, text in group] for group in groups]
 
 
 def tasks(*answers: str, levels: tuple[int, ...] = ()) -> TaskSet:

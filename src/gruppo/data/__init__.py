@@ -1,7 +1,7 @@
 """Episodes, batches, keys and segment operations. Imports nothing else of the package."""
 
 from gruppo.data.batch import Batch, Level
-from gruppo.data.episode import Episode, Note, Sequence, Source, Status, ToolCall, Turn, Use, single_turn
+from gruppo.data.episode import Episode, Note, Sequence, Source, Status, ToolCall, Turn, Use, in_steps, single_turn
 from gruppo.data.inputs import Inputs, Ragged
 from gruppo.data.keyed import key_hash, name_hash, permutation, uniform
 from gruppo.data.pack import micro_batches, minibatches, pack
@@ -27,6 +27,7 @@ __all__ = [
     "Use",
     "centre",
     "gather",
+    "in_steps",
     "key_hash",
     "key_of",
     "lag",

@@ -58,11 +58,16 @@ class Columns:
     task_E: Tensor
     reward_E: Tensor
     reward_EC: Tensor
+    paid_EC: Tensor  # whether the component is there and not replaced
+    return_EC: Tensor  # with those of the turns; 0 where absent or replaced
     status_E: Tensor
     use_E: Tensor
     source_E: Tensor
     replayed_E: Tensor
     final_state_E: Tensor
+    domain_E: Tensor
+    answer_E: Tensor  # 0: no answer was found
+    place_E: Tensor
     uid_G: Tensor
     drawn_G: Tensor
     win_P: Tensor
@@ -175,6 +180,11 @@ class Batch(Columns):
         return self._mask("learn_E", lambda: self._ended_E() & self._learned_E() & known)
 
     @property
+    def open_E(self) -> Tensor:
+        """Episodes to learn from that go on in a later step: no reward yet, and learned from only if told."""
+        return self._mask("open_E", lambda: self.alive_E & (self.status_E == Status.OPEN))
+
+    @property
     def judged_E(self) -> Tensor:
         """Episodes that enter statistics: judged, with a reward, learned from or used as a baseline."""
         return self._mask(
@@ -194,6 +204,11 @@ class Batch(Columns):
             "on_policy_N",
             lambda: (self.source_N == Source.POLICY) & ~self.spread(self.changed_S, "S", "N"),
         )
+
+    @property
+    def newest_N(self) -> Tensor:
+        """Sampled by the newest weights of the batch: an open episode that went on holds tokens of older ones, too."""
+        return self._mask("newest_N", lambda: self.version_N == (self.version_N.max() if len(self.version_N) else 0))
 
     def _mask(self, name: str, make: Any) -> Tensor:
         if name not in self._cache:

@@ -3,6 +3,7 @@
 Token ids in, token ids out: nothing here is ever decoded and encoded again.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -99,7 +100,7 @@ class Sequence:
     prompt_len: int
     temperature: Floats | None = None  # payload; None means 1 everywhere
     allowed: dict[int, Ints] | None = None  # payload: position -> ids that the truncated sampler could take
-    node: Ints | None = None  # id of the shared piece of a tree; None means no piece is shared
+    node: Ints | None = None  # id of the decision in a tree; -1, or None for all: it is shared with no other sequence
     train_as: Ints | None = None  # the prompt to learn under, if it is another
 
     def __post_init__(self) -> None:
@@ -111,6 +112,52 @@ class Sequence:
                     f"Sequence.{name} has {len(column)} entries for {n} ids: columns would slip against tokens. "
                     "Give one entry per id."
                 )
+
+    def upto(self, at: int) -> "Sequence":
+        """The sequence as it was before position `at`; its prompt stays whole."""
+        if not self.prompt_len <= at <= len(self.ids):
+            raise ValueError(
+                f"a sequence of {len(self.ids)} ids, {self.prompt_len} of them its prompt, cannot be cut at {at}: the "
+                f"prompt would change, or there is nothing to cut. Use {self.prompt_len} to {len(self.ids)}."
+            )
+        return replace(
+            self,
+            ids=self.ids[:at],
+            source=self.source[:at],
+            logp=self.logp[:at],
+            version=self.version[:at],
+            temperature=None if self.temperature is None else self.temperature[:at],
+            allowed=None if self.allowed is None else {p: ids for p, ids in self.allowed.items() if p < at},
+            node=None if self.node is None else self.node[:at],
+        )
+
+    def extended(
+        self,
+        ids: Ints,
+        source: Source,
+        logp: NDArray[Any] | None = None,
+        version: int | NDArray[np.int32] = -1,
+        temperature: float = 1.0,
+        allowed: list[Ints] | None = None,
+    ) -> "Sequence":
+        """The sequence, and these tokens of one source after it; without `logp`, tokens that nobody sampled."""
+        n, end = len(ids), len(self.ids)
+
+        def join(column: Any, tail: Any) -> Any:
+            return np.concatenate([column, np.broadcast_to(np.asarray(tail, column.dtype), (n,))])
+
+        warm = np.ones(end, np.float32) if self.temperature is None else self.temperature
+        sets = {end + i: some for i, some in enumerate(allowed or [])}
+        return replace(
+            self,
+            ids=join(self.ids, ids),
+            source=join(self.source, source),
+            logp=join(self.logp, np.nan if logp is None else logp),
+            version=join(self.version, version),
+            temperature=None if self.temperature is None and temperature == 1.0 else join(warm, temperature),
+            allowed={**(self.allowed or {}), **sets} if self.allowed is not None or allowed is not None else None,
+            node=None if self.node is None else join(self.node, -1),
+        )
 
     def trained(self) -> "Sequence":
         """The sequence under the context it is learned in (`train_as` instead of the sampled prompt)."""
@@ -152,12 +199,19 @@ class Episode:
     final_state: str = ""
     replayed: bool = False
     step: int = -1  # step in which it was made
+    domain: str = ""  # of the task: problems of one kind
+    place: int = -1  # of the task among those to train on; -1: not known
+    answer: str = ""  # what the text answers; those of a group that mean the same are written the same; "": nothing
+    replaced: frozenset[str] = frozenset()  # components that are recorded, but not paid: another stands for them
 
     @property
     def total(self) -> float:
         """The return: the sum of its components and of those of its turns; NaN while nothing was judged."""
-        parts = [*self.reward.values(), *(r for t in self.turns for r in t.reward.values())]
+        parts = [r for table in (self.reward, *(t.reward for t in self.turns)) for r in self._paid(table)]
         return float(sum(parts)) if self.status.judged and parts else float("nan")
+
+    def _paid(self, table: dict[str, float]) -> Iterable[float]:
+        return (r for name, r in table.items() if name not in self.replaced) if self.replaced else table.values()
 
     @property
     def tokens(self) -> int:
@@ -198,3 +252,20 @@ def single_turn(
     )
     turn = Turn(start=p, stop=p + a, obs_stop=p)
     return Episode(uid=uid, task=task, group=group, sequences=[sequence], turns=[turn], source=source, **rest)
+
+
+def in_steps(episode: Episode, ends: list[int]) -> Episode:
+    """An episode of one turn as one of several: a turn ends before each of these positions, the last at the end.
+
+    Nothing is observed between two of them. What the turn was worth lies on the last.
+    """
+    [turn] = episode.turns
+    inner = sorted({at for at in ends if turn.start < at < turn.stop})
+    starts, stops = [turn.start, *inner], [*inner, turn.stop]
+    steps = [
+        replace(turn, start=a, stop=b, obs_start=a, obs_stop=a, reward={}, state="", action_key="", tools=())
+        for a, b in zip(starts, stops, strict=True)
+    ]
+    steps[0] = replace(steps[0], obs_start=turn.obs_start, obs_stop=turn.obs_stop, state=turn.state)
+    steps[-1] = replace(steps[-1], reward=turn.reward, tools=turn.tools)
+    return replace(episode, turns=steps)

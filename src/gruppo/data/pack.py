@@ -81,6 +81,7 @@ def pack(
     counts = torch.bincount(columns["group_E"], minlength=len(group_names))
     told = torch.tensor([drawn.get(g, 0) for g in group_names], dtype=torch.int64)
     columns["drawn_G"] = torch.maximum(counts, told)
+    columns.update(_returns(columns, components, episodes))
     columns.update(_notes(episodes, columns, dtype))
     return Batch(
         columns=columns,
@@ -127,7 +128,7 @@ def _decisions(episodes: Seq[Episode], sequences: Seq[Sequence], dtype: torch.dt
         "logp_gen_N": take([s.logp for s in sequences], np.float32).to(dtype),
         "source_N": torch.from_numpy(source[here]),
         "version_N": take([s.version for s in sequences], np.int64),
-        "node_N": torch.where(node < 0, uid_N, node),
+        "node_N": torch.where(node == -1, uid_N, node),
         "temperature_N": warm,
         "keep_N": torch.ones(len(here), dtype=torch.bool),
         "weight_N": torch.ones(len(here), dtype=dtype),
@@ -204,14 +205,33 @@ def _turns(episodes: Seq[Episode], components: Seq[str], agents: Seq[str], dtype
         "agent_K": torch.tensor([index[t.agent] for t in ordered], dtype=torch.int64),
         "flags_K": torch.tensor([_flags(e, i) for e, i in places], dtype=torch.int64),
         "reward_KC": parts_KC,
-        "reward_K": parts_KC.nansum(-1),
+        "reward_K": torch.where(_paid(components, [e for e, _ in places]), parts_KC, 0.0).nansum(-1),
     }
+
+
+def _paid(components: Seq[str], owners: Seq[Episode]) -> Tensor:
+    """Which components of each row are part of the return: those that no other one replaces."""
+    if not any(e.replaced for e in owners):
+        return torch.ones((), dtype=torch.bool)
+    rows = [[c not in e.replaced for c in components] for e in owners]
+    return torch.tensor(rows, dtype=torch.bool).view(len(owners), len(components))
+
+
+def _returns(columns: Mapping[str, Tensor], components: Seq[str], episodes: Seq[Episode]) -> dict[str, Tensor]:
+    """Which components pay an episode, and what in all, its turns included."""
+    episode_K = columns["episode_S"][columns["seq_K"]]
+    own_EC, turns_KC = columns["reward_EC"], columns["reward_KC"]
+    there_EC = (~own_EC.isnan()).int().index_add(0, episode_K, (~turns_KC.isnan()).int()) > 0
+    own_EC, turns_KC = (torch.where(x.isnan(), 0.0, x) for x in (own_EC, turns_KC))
+    paid_EC = there_EC & _paid(components, episodes)
+    return {"paid_EC": paid_EC, "return_EC": torch.where(paid_EC, own_EC.index_add(0, episode_K, turns_KC), 0.0)}
 
 
 def _episodes(episodes: Seq[Episode], groups: Seq[str], components: Seq[str], dtype: torch.dtype) -> dict[str, Tensor]:
     index = {g: i for i, g in enumerate(groups)}
     nan = float("nan")
     parts = np.array([[e.reward.get(c, nan) for c in components] for e in episodes], np.float64)
+    parts_EC = torch.from_numpy(parts.reshape(len(episodes), len(components))).to(dtype)
     seen: set[int] = set()
     for e in episodes:
         if e.uid in seen:
@@ -224,12 +244,15 @@ def _episodes(episodes: Seq[Episode], groups: Seq[str], components: Seq[str], dt
         "uid_E": torch.tensor([e.uid for e in episodes], dtype=torch.int64),
         "task_E": torch.tensor([name_hash(e.task) for e in episodes], dtype=torch.int64),
         "reward_E": torch.tensor([e.total for e in episodes], dtype=dtype),
-        "reward_EC": torch.from_numpy(parts.reshape(len(episodes), len(components))).to(dtype),
+        "reward_EC": parts_EC,
         "status_E": torch.tensor([int(e.status) for e in episodes], dtype=torch.int64),
         "use_E": torch.tensor([int(e.use) for e in episodes], dtype=torch.int64),
         "source_E": torch.tensor([int(e.source) for e in episodes], dtype=torch.int64),
         "replayed_E": torch.tensor([e.replayed for e in episodes], dtype=torch.bool),
         "final_state_E": torch.tensor([name_hash(e.final_state) for e in episodes], dtype=torch.int64),
+        "domain_E": torch.tensor([name_hash(e.domain) for e in episodes], dtype=torch.int64),
+        "answer_E": torch.tensor([name_hash(e.answer) if e.answer else 0 for e in episodes], dtype=torch.int64),
+        "place_E": torch.tensor([e.place for e in episodes], dtype=torch.int64),
     }
 
 

@@ -61,6 +61,11 @@ def _as_float(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
+def one_part(rows: Tensor) -> Key:
+    """All rows in one part: statistics of the whole step."""
+    return Key(torch.zeros(len(rows), dtype=torch.int64, device=rows.device), 1)
+
+
 def gather(
     x: Tensor,
     key: Key,

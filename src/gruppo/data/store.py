@@ -31,8 +31,14 @@ _EPISODE_NUMBERS = {
     "source": np.int8,
     "replayed": np.bool_,
     "step": np.int64,
+    "place": np.int64,
 }
-_EPISODE_TEXTS = ("task", "group", "text", "error", "final_state")
+_EPISODE_TEXTS = ("task", "group", "text", "error", "final_state", "domain", "answer")
+_LATER: dict[str, Any] = {
+    "domain": "",
+    "place": -1,
+    "answer": "",
+}  # fields that older files have not, and what they mean there
 _SEQUENCE_ARRAYS = {
     "ids": np.int64,
     "source": np.int8,
@@ -198,12 +204,18 @@ def _rewards(pa: Any, rewards: Seq[dict[str, float]]) -> Any:
     return _list(pa, map(len, rewards), _struct(pa, pairs))
 
 
+def _names(pa: Any, sets: Seq[frozenset[str]]) -> Any:
+    names = [sorted(s) for s in sets]
+    return _list(pa, map(len, names), _texts(pa, list(chain.from_iterable(names))))
+
+
 def _episodes(pa: Any, episodes: Seq[Episode]) -> dict[str, Any]:
     sequences = [s for e in episodes for s in e.sequences]
     turns = [t for e in episodes for t in e.turns]
     return {
         **_columns(pa, episodes, _EPISODE_NUMBERS, _EPISODE_TEXTS),
         "reward": _rewards(pa, [e.reward for e in episodes]),
+        "replaced": _names(pa, [e.replaced for e in episodes]),
         "notes": _notes(pa, episodes),
         "sequences": _list(pa, (len(e.sequences) for e in episodes), _sequences(pa, sequences)),
         "turns": _list(pa, (len(e.turns) for e in episodes), _turns(pa, turns)),
@@ -261,11 +273,10 @@ def _allowed(pa: Any, allowed: Seq[dict[int, NDArray[np.int64]] | None]) -> Any:
 def _turns(pa: Any, turns: Seq[Turn]) -> Any:
     tools = [tool for t in turns for tool in t.tools]
     calls = _columns(pa, tools, {"seconds": np.float64, "ok": np.bool_}, ("name", "arguments"))
-    flags = [sorted(t.flags) for t in turns]
     columns = _columns(pa, turns, dict.fromkeys(_TURN_NUMBERS, np.int64), _TURN_TEXTS)
     columns["reward"] = _rewards(pa, [t.reward for t in turns])
     columns["tools"] = _list(pa, (len(t.tools) for t in turns), _struct(pa, calls))
-    columns["flags"] = _list(pa, map(len, flags), _texts(pa, list(chain.from_iterable(flags))))
+    columns["flags"] = _names(pa, [t.flags for t in turns])
     return _struct(pa, columns)
 
 
@@ -301,16 +312,23 @@ def _read_rewards(lists: Any) -> list[dict[str, float]]:
     return _cut(zip(names, values, strict=True), lists, dict)
 
 
+def _read_names(lists: Any) -> list[frozenset[str]]:
+    return _cut(_plain(lists.values), lists, frozenset)
+
+
 def _build(kind: Callable[..., Any], columns: dict[str, list[Any]]) -> list[Any]:
     """One object a row. In the order of the fields: a call by position is the fastest that Python has."""
     return list(map(kind, *(columns[name] for name in kind.__match_args__)))  # type: ignore[attr-defined]
 
 
 def _read_episodes(columns: dict[str, Any]) -> list[Episode]:
-    c = {name: _plain(columns[name]) for name in (*_EPISODE_NUMBERS, *_EPISODE_TEXTS)}
+    rows = len(columns["uid"])
+    names = (*_EPISODE_NUMBERS, *_EPISODE_TEXTS)
+    c = {n: [_LATER[n]] * rows if n in _LATER and n not in columns else _plain(columns[n]) for n in names}
     for name, kind in (("status", Status), ("use", Use), ("source", Source)):
         c[name] = list(map({int(k): k for k in kind}.__getitem__, c[name]))
     c["reward"] = _read_rewards(columns["reward"])
+    c["replaced"] = _read_names(columns["replaced"]) if "replaced" in columns else [frozenset()] * rows
     c["notes"] = _read_notes(columns["notes"])
     c["sequences"] = _cut(_read_sequences(columns["sequences"].values), columns["sequences"], list)
     c["turns"] = _cut(_read_turns(columns["turns"].values), columns["turns"], list)
@@ -336,9 +354,9 @@ def _read_sequences(rows: Any) -> list[Sequence]:
 
 def _read_turns(rows: Any) -> list[Turn]:
     c = {name: _plain(rows.field(name)) for name in (*_TURN_NUMBERS, *_TURN_TEXTS)}
-    tools, flags = rows.field("tools"), rows.field("flags")
+    tools = rows.field("tools")
     calls = {name: _plain(tools.values.field(name)) for name in ToolCall.__match_args__}
     c["reward"] = _read_rewards(rows.field("reward"))
     c["tools"] = _cut(_build(ToolCall, calls), tools, tuple)
-    c["flags"] = _cut(_plain(flags.values), flags, frozenset)
+    c["flags"] = _read_names(rows.field("flags"))
     return _build(Turn, c)

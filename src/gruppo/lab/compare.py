@@ -1,6 +1,7 @@
 """How laws compare: gradients by relative distance, and the first sentence that says something."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,6 +9,8 @@ from torch import Tensor
 from gruppo.data import Batch, Episode
 from gruppo.lab.world import World
 from gruppo.stages import Method, Occupant, StepRecord
+from gruppo.train.loop import annotated
+from gruppo.train.metrics import batch_metrics, episode_metrics
 
 EXACT = 1e-9
 
@@ -30,17 +33,36 @@ def first(sentences: Iterable[str]) -> str:
 
 
 def remembers(method: Method) -> bool:
-    """Whether an occupant observes steps: without one, memory stays empty and the next step is this one again."""
-    return any(type(o).observe is not Occupant.observe for _, o in method.occupants())
+    """Whether an occupant observes steps or stores episodes: without one, the next step is this one again."""
+    observes = any(type(o).observe is not Occupant.observe for _, o in method.occupants())
+    return observes or method.replay.stores
 
 
 def observe(world: World, episodes: list[Episode], step: int = 1) -> None:
+    """The end of a step as the loop has it: what is stored, then what is remembered of all that was drawn.
+
+    Episodes of a step have numbers of their own, as they have in a run.
+    """
     if not remembers(world.method):
         return
-    batch = world.prepared(world.packed(episodes))
-    with world.ctx.memory.writing() as state:
+    ctx, now = world.ctx, world.ctx.step
+    ctx.step = step
+    drawn = world.scored([replace(e, uid=e.uid + 10_000 * (step + 1), step=step) for e in episodes])
+    kept = world.kept(drawn)
+    batch = world.prepared(world.joined(kept, drawn))
+    world.learner.begin(ctx)
+    for role in world.learner.trained:
+        world.grad(batch, role)
+    facts = episode_metrics(drawn) | batch_metrics(batch) | world.learner.tally.means()
+    store = list(ctx.replay)
+    if world.method.replay.stores:
+        columns = ("logp_old_N", *world.method.credit.gives)
+        columns = tuple(c for c in columns if c in batch.columns)
+        store = world.method.replay.put(ctx, store, annotated(batch, kept, columns))
+    with ctx.memory.writing() as state:
         for _, o in world.method.occupants():
-            o.observe(StepRecord(step, episodes, batch, {}), state)
+            o.observe(StepRecord(step, kept, batch, facts, ctx, drawn), state)
+    ctx.replay, ctx.step = tuple(store), now
 
 
 def drifted(batch: Batch) -> Iterable[Batch]:

@@ -37,6 +37,7 @@ class Drawn:
     episodes: list[Episode]
     edge_N: dict[str, Tensor]
     place_E: Tensor
+    drawn: list[Episode]  # before selection
 
 
 class Bench:

@@ -20,6 +20,7 @@ from gruppo.lab.exact_world import TableCritic, TablePolicy
 from gruppo.stages import Ask, Memory, Method, Need, Sampling, Stats, StepRecord
 from gruppo.stages.check import check_first_batch, problems
 from gruppo.stages.prompting import prompts_for
+from gruppo.stages.recorded import Recorded
 from gruppo.stages.reward import add_components
 from gruppo.stages.rollout import Group
 from gruppo.stages.select import through_first_door, through_second_door
@@ -67,7 +68,10 @@ class Trial:
     """One method on the bench, with a step of `prompts` × `samples` answers."""
 
     def __init__(self, method: Method, bench: Bench, prompts: int, samples: int) -> None:
-        self.method, self.bench, self.world = method, bench, bench.world
+        # A role that a run must be given stands here at the policy's start, as every frozen role does.
+        given = {name: replace(role, start=role.start or "policy") for name, role in method.cast.items()}
+        self.method = method = method.but(cast=given)
+        self.bench, self.world = bench, bench.world
         self.prompts, self.samples = prompts, samples
         self.draws = bench.draws(prompts, samples)
         self.script = Script(bench.world)
@@ -76,9 +80,9 @@ class Trial:
             step=bench.warm, steps=100, seed=bench.seed, memory=Memory(), prompts=prompts, samples=samples,
             engine=self.script, tokenizer=self.world.tokenizer, sampling=Sampling(max_tokens=longest + 1),
         )  # fmt: skip
-        self.ctx.fresh = self._fresh
+        self.ctx.fresh, self.ctx.score = self._fresh, self._score
         doors = any(hasattr(o, "episodes") for o in method.select)
-        self.own_rollout = type(method.rollout) is not Group or bool(method.prompting)
+        self.own_rollout = method.rollout != Group() or bool(method.prompting)
         self.plain = not (self.own_rollout or doors or method.reward)
         self.checked, self.error = False, 0.0
         self.runner = asyncio.Runner()
@@ -95,6 +99,11 @@ class Trial:
     def _fresh(self, n: int) -> list[Ask]:
         self.ctx.again += n
         return []
+
+    def _score(self, episodes: Sequence[Episode], role: str = "policy", readouts: Sequence[str] = ("logp",)) -> Batch:
+        batch = pack(episodes, dtype=torch.float64)
+        needs = [Need(r, role) for r in readouts]
+        return batch.with_columns(**serve(self.models[role], batch, needs, cast=self.models))
 
     # the models and what they know
 
@@ -148,6 +157,9 @@ class Trial:
             episodes = [self.world.episode(1000 + i, p) for i, p in enumerate(places)]
         add_components(self.ctx, self.method.reward, episodes)
         kept = [e for e in through_first_door(self.ctx, self.method.select, episodes)[0] if e.use != Use.NONE]
+        for e in kept:
+            e.answer = e.text
+        add_components(self.ctx, self.method.reward, kept, whole=True)
         if not any(e.use != Use.BASELINE for e in kept):
             return None
         return self._packed(kept, episodes)
@@ -155,7 +167,10 @@ class Trial:
     async def _rolled_out(self, places: Sequence[int]) -> list[Episode]:
         """Prompting and rollout as they are, with an engine that hands out the answers of the draw."""
         asked = list(dict.fromkeys(p // len(self.world.answers) for p in places))
-        asks = [Ask(self.world.told(q, places), self.samples) for q in asked]
+        # What is recorded is the draw itself; beside samples an expert writes a right answer.
+        read = isinstance(self.method.rollout, Recorded)
+        tasks = [self.world.told(q, places) if read else self.world.tasks[q] for q in asked]
+        asks = [Ask(task, self.samples + self.method.rollout.brings) for task in tasks]
         self.script.begin(places, self.log_mass_QA.exp())
         prompts = [p for ask in asks for p in prompts_for(self.ctx, self.method.prompting, ask)]
         episodes = await self.method.rollout(self.ctx, prompts)
@@ -175,7 +190,7 @@ class Trial:
         edges = {view: self.bench.edges(batch, view) for view in self.views}
         width, index = len(self.world.answers), {t.uid: q for q, t in enumerate(self.world.tasks)}
         place_E = torch.tensor([index[e.task] * width + self.world.answers.index(e.text) for e in kept])
-        return Drawn(batch, kept, edges, place_E)
+        return Drawn(batch, kept, edges, place_E, list(drawn or kept))
 
     def prepared(self, d: Drawn) -> Batch:
         """The batch after credit and the second door of select, as the loop makes it."""
@@ -286,8 +301,8 @@ class Trial:
         picks = torch.multinomial(chance, max(self.bench.warm, 1), replacement=True, generator=generator).tolist()
         for step, c in enumerate(picks[: self.bench.warm]):
             d = self.drawn(c)
-            batch = None if d is None else self.prepared(d)
-            record = StepRecord(step, [] if d is None else d.episodes, batch, {}, self.ctx)
+            batch, kept, drawn = (None, [], []) if d is None else (self.prepared(d), d.episodes, d.drawn)
+            record = StepRecord(step, kept, batch, {}, self.ctx, drawn)
             with self.ctx.memory.writing() as state:
                 for _, o in self.method.occupants():
                     o.observe(record, state)

@@ -41,6 +41,8 @@ class Letters(CharTokenizer):
         self.vocab = self.bos + 1 + prompts
 
     def encode(self, text: str) -> NDArray[np.int64]:
+        if not set(text) <= self._id.keys():
+            raise ValueError(f"it writes {text!r}, and the alphabet of the laboratory is {''.join(self._id)}")
         return np.array([self._id[c] for c in text], np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -179,8 +181,9 @@ class ExactWorld:
         unknown = np.zeros(len(ids), np.float32)  # the exact log-probability is a column of the batch later
         reward = {"task": float(self.reward_QA[q, a])}
         return single_turn(
-            uid, task.uid, task.uid, self.prompt(q), ids, unknown, 0, reward=reward, text=self.answers[a], step=0
-        )
+            uid, task.uid, task.uid, self.prompt(q), ids, unknown, 0,
+            reward=reward, text=self.answers[a], answer=self.answers[a], step=0,
+        )  # fmt: skip
 
     def score(self, task: str, text: str) -> float:
         """The task's own reward for a text."""

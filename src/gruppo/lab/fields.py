@@ -7,9 +7,10 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from gruppo.data import Episode
-from gruppo.lab.compare import drifted, remembers
-from gruppo.lab.world import Desk, World, random_episodes
-from gruppo.stages import CHAINS, ROOMS, Method, Schedule, StepRecord, kind
+from gruppo.lab.compare import drifted, observe
+from gruppo.lab.world import Desk, World, random_episodes, with_notes
+from gruppo.stages import CHAINS, ROOMS, Method, Schedule, kind
+from gruppo.train.loop import annotated
 
 BEFORE_THE_BATCH = ("curriculum", "prompting", "rollout")
 ROOMS_OF_THEIR_OWN = (*BEFORE_THE_BATCH, "replay", "reward", "update")  # what they do is seen by itself
@@ -100,55 +101,69 @@ def _fingerprint(method: Method, room: str, place: Any, seed: int) -> str:
     if room == "replay":
         return repr(_remembered(world, occupant, episodes))
     if room == "reward":
-        judged = [e for e in episodes if e.status.judged]
+        observe_twice(world, episodes)
+        judged = [e for e in with_notes(method, episodes) if e.status.judged]
         return repr({k: np.asarray(v).tolist() for k, v in occupant(world.ctx, judged).items()})
     if room == "update":
         return repr(_after_update(world, episodes))
-    doors = _door(world, occupant, episodes) if hasattr(occupant, "episodes") else None
-    _observe_twice(world, episodes)
+    doors = _door(world, occupant, with_notes(method, episodes)) if hasattr(occupant, "episodes") else None
+    observe_twice(world, episodes)
     ready = [*drifted(world.prepared(world.packed(episodes)))][seed % 3]
     return repr((doors, [world.grad(ready, role).tolist() for role in world.learner.trained]))
 
 
-def _observe_twice(world: World, episodes: list[Episode]) -> None:
-    """So that what depends on memory shows."""
-    if not remembers(world.method):
-        return
-    batch = world.packed(episodes)
+def observe_twice(world: World, episodes: list[Episode]) -> None:
+    """So that what depends on memory, or on what is stored, shows. The second time all rewards are doubled."""
     for step in range(2):
-        with world.ctx.memory.writing() as state:
-            for _, o in world.method.occupants():
-                o.observe(
-                    StepRecord(step, episodes, batch.with_columns(reward_E=batch.reward_E * (step + 1)), {}), state
-                )
+        observe(world, [_times(e, step + 1) for e in episodes], step)
+
+
+def _times(e: Episode, factor: int) -> Episode:
+    turns = [replace(t, reward={k: factor * v for k, v in t.reward.items()}) for t in e.turns]
+    return replace(e, reward={k: factor * v for k, v in e.reward.items()}, turns=turns)
 
 
 def _before_the_batch(world: World, room: str, occupant: Any, episodes: list[Episode]) -> Any:
     desk = Desk(world)
-    _observe_twice(world, episodes)
+    observe_twice(world, episodes)
     if room == "curriculum":
         out: list[Any] = []
         for world.ctx.step in range(4):
-            out.append([(a.task.uid, a.samples, a.group, dict(a.how)) for a in desk.asks(occupant)])
+            asks = desk.asks(occupant)
+            out.append([(a.task.uid, a.samples, a.group, dict(a.how), a.key, dict(a.notes)) for a in asks])
         return out
     if room == "prompting":
         made = desk.prompts([occupant])
         return [
             (list(p.ids), p.group, p.samples, p.given, None if p.train_as is None else list(p.train_as)) for p in made
         ]
-    made = desk.episodes(occupant)
-    return [(e.group, e.status, [(list(s.ids), list(s.source), list(s.logp)) for s in e.sequences]) for e in made]
+    made: list[Episode] = []
+    for world.ctx.step in (1, 6):  # at the start of a run and in the middle of it
+        made += desk.episodes(occupant)
+    return [
+        (e.group, e.status, e.use, e.reward, {k: n.values.tolist() for k, n in e.notes.items()},
+         [(t.start, t.stop) for t in e.turns], [(list(s.ids), list(s.source), list(s.logp)) for s in e.sequences])
+        for e in made
+    ]  # fmt: skip
 
 
 def _remembered(world: World, replay: Any, episodes: list[Episode]) -> Any:
     """What comes back over some steps, and what the loop reads beside it (see stages.replay.Replay)."""
     store: list[Episode] = []
+    noted = _annotated(world, episodes)
     out: list[Any] = [replay.stores, replay.proximal, replay.credited]
     for world.ctx.step in range(8):
         out.append([e.uid for e in replay.get(world.ctx, store)])
-        made = [replace(e, uid=e.uid + 100 * world.ctx.step, step=world.ctx.step) for e in episodes[:8]]
+        made = [replace(e, uid=e.uid + 100 * world.ctx.step, step=world.ctx.step) for e in noted[:8]]
         store = replay.put(world.ctx, store, made)
     return out
+
+
+def _annotated(world: World, episodes: list[Episode]) -> list[Episode]:
+    """With the notes that the loop gives to what is stored."""
+    kept = world.selected(episodes)
+    batch = world.prepared(world.joined(kept, episodes))
+    return annotated(batch, kept, [c for c in ("logp_old_N", *world.method.credit.gives) if c in batch.columns])
 
 
 def _door(world: World, occupant: Any, episodes: list[Episode]) -> Any:
@@ -161,6 +176,8 @@ def _door(world: World, occupant: Any, episodes: list[Episode]) -> Any:
 
 
 def _after_update(world: World, episodes: list[Episode]) -> Any:
+    for step in range(9):  # windows of the step fill up; of rewards that rise and fall
+        observe(world, [_times(e, 1 + step % 3) for e in episodes], step)
     batch = world.prepared(world.packed(episodes))
     world.method.update(world.ctx, world.learner, batch)
     return [p.tolist() for role in world.learner.trained for p in world.models[role].parameters()]

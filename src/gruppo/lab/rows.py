@@ -105,19 +105,25 @@ def unused(method: Method, seed: int) -> str:
 
 
 def _apart(world: World, episodes: list[Episode]) -> str:
-    other = [replace(e, reward={"task": 1 - e.reward["task"]}) if e.use == Use.APART else e for e in episodes]
-    left, right = (world.packed(some) for some in (episodes, other))
-    one, two = (world.method.credit(world.ctx, batch) for batch in (left, right))
+    def turned(e: Episode) -> Episode:
+        return replace(e, reward=e.reward | {"task": 1 - e.reward["task"]}) if e.use == Use.APART else e
 
-    def others(name: str, x: Tensor) -> Tensor:
-        level: Any = name.rpartition("_")[2][:1]
-        mine = x if level in "GP" else x[left.spread(left.use_E != Use.APART, "E", level)]
-        return mine.double()  # which episodes are a pair is a number, too
+    other = [turned(e) for e in episodes]
 
+    def others(batch: Batch) -> dict[str, Tensor]:
+        """What credit says of the others. An episode apart may itself be dropped for its reward."""
+        out: dict[str, Tensor] = {}
+        for name, x in world.method.credit(world.ctx, batch).items():
+            level: Any = name.rpartition("_")[2][:1]
+            mine = x if level in "GP" else x[batch.spread(batch.use_E != Use.APART, "E", level)]
+            out[name] = mine.double()  # which episodes are a pair is a number, too
+        return out
+
+    one, two = (others(world.packed(some)) for some in (episodes, other))
     for k in one:
         if one[k].shape != two[k].shape:
             return f"{k} has another number of rows by rewards of episodes apart"
-    return first(same(others(k, one[k]), others(k, two[k]), f"{k} by rewards of episodes apart") for k in one)
+    return first(same(one[k], two[k], f"{k} by rewards of episodes apart") for k in one)
 
 
 def _never_written(batch: Batch, rows: Tensor) -> Batch:

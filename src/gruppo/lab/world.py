@@ -10,15 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gruppo.data import Batch, Episode, Sequence, Source, Status, Turn, Use, pack
+from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, Turn, Use, pack
+from gruppo.data.keyed import uniform
 from gruppo.data.prefix import WORTH
 from gruppo.engines.native import NativeEngine
 from gruppo.pieces.stop import stop
 from gruppo.policies import CharTokenizer, Critic, TinyConfig, TinyTransformer
-from gruppo.stages import Ask, Context, Memory, Method, Prompt, Sampling, Stats
+from gruppo.stages import Ask, Context, Memory, Method, Noted, Prompt, Sampling, Stats, need
 from gruppo.stages.prompting import prompts_for
 from gruppo.stages.readouts import READOUTS
 from gruppo.stages.reward import add_components
+from gruppo.stages.rollout import Group
 from gruppo.stages.select import through_first_door, through_second_door
 from gruppo.tasks import Task
 from gruppo.train.forward import serve
@@ -27,6 +29,7 @@ from gruppo.train.learner import Learner, OptimConfig
 VOCAB = 12
 GIVEN = (Source.HINT, Source.EXPERT, Source.FORCED, Source.OPPONENT, Source.INJECTED)
 UNJUDGED = (Status.ENV_ERROR, Status.OPEN, Status.TIMEOUT, Status.CANCELLED)
+GROUPS = ("g0", "g1", "g2", "g3", "one", "equal", "new")  # a task each, of two domains; the last is never seen
 JUDGED = (Status.OK, Status.TRUNCATED, Status.INVALID)
 M = TypeVar("M", bound=nn.Module)
 
@@ -37,8 +40,10 @@ def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: boo
     Every batch holds every kind of row: given tokens of every source, turns that go to and fro between sequences,
     prompts to learn under that are not those sampled under, temperatures, truncation sets, rewards of turns, a
     baseline episode. `mixed`: every group has right and wrong answers. `dead`: beside them a group of equal rewards
-    (replayed), a group of one, episodes apart (an expert's and the policy's), an unused one, and failed and open ones,
-    some of them with the reward they had before they failed.
+    (replayed), a group of one, episodes apart (an expert's and the policy's), an expert's among the others, an unused
+    one, and failed and open ones, some of them with the reward they had before they failed. In a group some answers
+    agree, others do not, and some say nothing. With an odd seed the reward has two components that add up to what is
+    right or wrong.
     """
     return [_fresh(e) for e in _drawn(seed, groups, mixed, dead)]
 
@@ -75,9 +80,34 @@ def _drawn(seed: int, groups: int, mixed: bool, dead: bool) -> list[Episode]:
         add("one", float(rng.integers(2)))
         for _ in range(3):  # three times 0.7 is rounded
             add("equal", 1.0, replayed=True)
+        add("g0", 1.0, author=Source.EXPERT)
+    _say(seed, out)
+    if seed % 2:
+        _in_two(seed, out)
     for s in (s for e in out for s in e.sequences):
         _lock(s.ids, s.source, s.logp, s.version, s.temperature, s.train_as, *(s.allowed or {}).values())
     return out
+
+
+ANSWERS = ("7", "7", "12", "", "30")
+
+
+def _say(seed: int, episodes: Seq[Episode]) -> None:
+    """Answers by their place in the group: the first group begins with two that agree, the second has an empty one."""
+    rng = np.random.default_rng((seed, 1))
+    start = dict(zip(dict.fromkeys(e.group for e in episodes), (0, 1, *rng.integers(5, size=9)), strict=False))
+    for e in episodes:
+        e.text = e.answer = ANSWERS[start[e.group] % len(ANSWERS)]
+        start[e.group] += 1
+
+
+def _in_two(seed: int, episodes: Seq[Episode]) -> None:
+    """A part of the reward is for `style`. The sum stays as it is, and `task` is above 0 where it was."""
+    rng = np.random.default_rng((seed, 2))
+    for e in episodes:
+        style = float(rng.integers(3)) / 4 if e.group != "equal" else 0.25
+        if e.reward:
+            e.reward = {"task": e.reward["task"] - style, "style": style}
 
 
 def _lock(*arrays: np.ndarray | None) -> None:
@@ -117,7 +147,8 @@ def _episode(
     turns = [queues[i].pop(0) for i in (places[::2] + places[1::2] if number % 4 == 0 else rng.permutation(places))]
     parts = {} if reward is None else {"task": reward}
     e = Episode(1000 + number, f"t-{group}", group, sequences, turns, parts, status, use, author, text="x", step=0)
-    e.replayed = replayed
+    e.replayed, e.place = replayed, GROUPS.index(group)
+    e.domain = f"desk/{1 + e.place % 2}"
     return e
 
 
@@ -138,11 +169,34 @@ def _sequence(rng: np.random.Generator, number: int, source: Any, prompt: int) -
 
 
 def with_rewards(episodes: Seq[Episode], reward: float) -> list[Episode]:
-    """The same episodes, all with this reward and none for turns."""
+    """The same episodes, all with this reward of the task, the same of any other component, and none for turns."""
     calm = [[replace(t, reward={}) for t in e.turns] for e in episodes]
     return [
-        replace(e, reward={"task": reward} if e.reward else {}, turns=turns)
+        replace(e, reward={k: reward if k == "task" else 0.3 for k in e.reward}, turns=turns)
         for e, turns in zip(episodes, calm, strict=True)
+    ]
+
+
+def with_notes(method: Method, episodes: Seq[Episode]) -> list[Episode]:
+    """The same episodes with every note that an occupant reads, as some room of the method would have made them.
+
+    Numbers are keyed by episode. One that failed has no notes: NaN in the columns.
+    """
+    wanted = {name: noted for _, o in method.occupants() for name, noted in o.notes.items()}
+    if not wanted:
+        return list(episodes)
+
+    def note(e: Episode, name: str, noted: Noted) -> Note:
+        size = {"E": 1, "S": len(e.sequences), "K": len(e.turns)}.get(noted.level) or sum(
+            int((s.source != Source.ENV).sum()) for s in e.sequences
+        )
+        draw = np.array([float(uniform("note", name, e.uid, i)) for i in range(size)])
+        values = np.array(noted.among)[(draw * len(noted.among)).astype(int)] if noted.among else draw
+        return Note(values.astype(np.float32), noted.level, 0)
+
+    return [
+        replace(e, notes={n: note(e, n, noted) for n, noted in wanted.items() if e.status.judged} | e.notes)
+        for e in episodes
     ]
 
 
@@ -206,6 +260,7 @@ class World:
         self.learner = Learner(method, self.models, OptimConfig())
         self.ctx = Context(step=1, steps=10, seed=seed, memory=Memory(), samples=4, sampling=Sampling(max_tokens=8))
         self.ctx.fresh = lambda n: []
+        self.ctx.score = self.score
         self.learner.begin(self.ctx)
 
     def _critic(self, trunk: TinyTransformer, seed: int) -> Critic:
@@ -216,21 +271,42 @@ class World:
             critic.value.weight.copy_(torch.randn(critic.value.weight.shape, generator=generator, dtype=torch.float64))
         return critic
 
-    def selected(self, episodes: Seq[Episode]) -> list[Episode]:
-        """Through the reward room and the first door of select; the episodes given stay as they are."""
-        mine = [replace(e, reward=dict(e.reward)) for e in episodes]
+    def score(self, episodes: Seq[Episode], role: str = "policy", readouts: Seq[str] = ("logp",)) -> Batch:
+        """ctx.score, as the loop has it."""
+        batch = pack(episodes, dtype=torch.float64)
+        return batch.with_columns(**serve(self.models[role], batch, [need(r, role) for r in readouts]))
+
+    def scored(self, episodes: Seq[Episode]) -> list[Episode]:
+        """With notes and through the reward room; the episodes given stay as they are."""
+        mine = [replace(e, reward=dict(e.reward)) for e in with_notes(self.method, episodes)]
         add_components(self.ctx, self.method.reward, mine)
-        return through_first_door(self.ctx, self.method.select, mine)[0]
+        return mine
+
+    def selected(self, episodes: Seq[Episode]) -> list[Episode]:
+        """Through the reward room and the first door of select."""
+        return self.kept(self.scored(episodes))
+
+    def kept(self, scored: Seq[Episode]) -> list[Episode]:
+        """Through the first door of select, and rewards that compare a group."""
+        kept = through_first_door(self.ctx, self.method.select, list(scored))[0]
+        add_components(self.ctx, self.method.reward, kept, whole=True)
+        return kept
 
     def packed(self, episodes: Seq[Episode], share: float = WORTH, **columns: Tensor) -> Batch:
         """The batch with its needs, before credit. `share` as in `pack`."""
+        return self.joined(self.selected(episodes), episodes, share).with_columns(**columns)
+
+    def joined(self, kept: Seq[Episode], episodes: Seq[Episode], share: float = WORTH) -> Batch:
+        """What selection kept of the episodes, packed, with the needs of the batch."""
         drawn = {e.group: sum(o.group == e.group for o in episodes) for e in episodes}
         needs = [n for _, _, n in self.method.needs(self.ctx)]
+        if self.method.replay.stores:
+            needs.append(need("logp", "old"))
         views = [n.view for n in needs]
-        batch = pack(self.selected(episodes), drawn=drawn | {"lost": 2}, views=views, dtype=torch.float64, share=share)
+        batch = pack(kept, drawn=drawn | {"lost": 2}, views=views, dtype=torch.float64, share=share)
         for n in dict.fromkeys(n for n in needs if n.when == "batch"):
             batch = batch.with_columns(**serve(self.before[n.role], batch, [n], cast=self.models))
-        return batch.with_columns(**columns)
+        return batch
 
     def prepared(self, batch: Batch) -> Batch:
         """After credit and the second door of select."""
@@ -306,20 +382,39 @@ class Desk:
 
     def __init__(self, world: World) -> None:
         self.ctx = world.ctx
-        self.tasks = [Task(f"t{i}", f"{i}+{i}=", str(2 * i), 1, "desk", f"{i} and {i} is {2 * i}") for i in range(7)]
+        self.tasks = [
+            Task(f"t-{g}", f"{i}+{i}=", str(2 * i), 1 + i % 2, "desk", f"{i} and {i} is {2 * i}")
+            for i, g in enumerate(GROUPS)
+        ]
         config = TinyConfig(vocab=CharTokenizer.vocab, dim=8, layers=1, heads=2, ffn=12, context=64)
         policy = TinyTransformer(config, world.seed).double()
         models = {"policy": policy, **{name: policy for name in world.method.cast}}
         self.ctx.tokenizer, self.ctx.engine = CharTokenizer(), NativeEngine(models)
         self.ctx.prompts, self.ctx.samples = 3, 2
         self.ctx.fresh = lambda n: world.method.curriculum(replace(self.ctx, prompts=n, round=1), self.tasks)
+        self.ctx.draw = lambda asks: self._draw(world.method, asks)
+        self.ctx.reward = lambda episodes: self._reward(world.method, list(episodes))
+
+    async def _draw(self, method: Method, asks: Seq[Ask | Prompt]) -> list[Episode]:
+        prompts: list[Prompt] = []
+        for ask in asks:
+            prompts += [ask] if isinstance(ask, Prompt) else prompts_for(self.ctx, method.prompting, ask)
+        return self._reward(method, await Group()(self.ctx, prompts))
+
+    def _reward(self, method: Method, episodes: list[Episode]) -> list[Episode]:
+        """Right or wrong by chance, keyed by what was written; an episode is scored once."""
+        new = [e for e in episodes if e.status.judged and "task" not in e.reward]
+        for e in new:
+            e.reward["task"] = float(uniform("right", e.task, e.text) < 0.5)
+        add_components(self.ctx, method.reward, new)
+        return episodes
 
     def asks(self, curriculum: Any) -> list[Ask]:
         return curriculum(self.ctx, self.tasks)
 
     def prompts(self, chain: Seq[Any]) -> list[Prompt]:
-        """Every second ask wishes for a hint."""
-        asks = [Ask(t, 2, how={"hint": 0.5} if i % 2 else {}) for i, t in enumerate(self.tasks[:4])]
+        """Every second ask wishes for a hint, and has a draft."""
+        asks = [Ask(t, 4, how={"hint": 0.5, "draft": "12"} if i % 2 else {}) for i, t in enumerate(self.tasks[:4])]
         return [p for ask in asks for p in prompts_for(self.ctx, tuple(chain), ask)]
 
     def episodes(self, rollout: Any, chain: Seq[Any] = ()) -> list[Episode]:

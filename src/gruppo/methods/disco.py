@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
-from gruppo.pieces.stop import stop
+from gruppo.pieces import discriminate
 from gruppo.stages import Context, Need, Occupant, Stats, Term, need
 from gruppo.stages.credit import COMPARES
 from gruppo.stages.update import Passes
@@ -49,21 +49,33 @@ class Discriminate(Occupant):
         return (need("logp", when="step"), need("logp", "old"))
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        learn = batch.learn_N
-        score_E = batch.gather(batch.weight_N * stats.logp_N, "N", "E", "mean", where=learn)
-        right_E = batch.gather(batch.right_N, "N", "E", "max", where=learn) > 0
-        live_E = batch.gather(learn, "N", "E", "any") & batch.judged_E
-        up_G = batch.gather(score_E, "E", "G", "mean", where=right_E & live_E)
-        down_G = self.tau * batch.gather(score_E / self.tau, "E", "G", "logmeanexp", where=~right_E & live_E)
-        both_G = batch.gather(right_E, "E", "G", "any", where=live_E) & batch.gather(
-            ~right_E, "E", "G", "any", where=live_E
-        )
-        drift_N = torch.where(learn, batch.weight_N * (batch.logp_old_N - stats.logp_N), torch.zeros_like(stats.logp_N))
-        hinge = stop(self.trust_coef * torch.relu(drift_N.sum() / learn.sum().clamp(min=1) - self.kl_limit))
+        groups, score_E, drift_N = batch.level("E", "G"), mean_score(batch, stats), drift(batch, stats)
+        right_E, wrong_E, both_G = compared(batch)
+        up_G = batch.gather(score_E, "E", groups, "mean", where=right_E)
+        down_G = discriminate.soft_most(score_E, wrong_E, groups, self.tau)
+        price = discriminate.hinge(drift_N, batch.learn_N, self.trust_coef, self.kl_limit)
         return [
             Term("separate", up_G - down_G, both_G, "drawn_group", at="G", additive=False),
-            Term("trust", -hinge * drift_N, learn, "token", additive=False),
+            Term("trust", -price * drift_N, batch.learn_N, "token", additive=False),
         ]
+
+
+def mean_score(batch: Batch, stats: Stats) -> Tensor:
+    """s_i = mean_t log π(o_it) over the tokens learned."""
+    return batch.gather(batch.weight_N * stats.logp_N, "N", "E", "mean", where=batch.learn_N)
+
+
+def compared(batch: Batch) -> discriminate.Sides:
+    """Judged answers with a token to learn, by `right_N`."""
+    right_E = batch.gather(batch.right_N, "N", "E", "max", where=batch.learn_N) > 0
+    live_E = batch.gather(batch.learn_N, "N", "E", "any") & batch.judged_E
+    return discriminate.sides(right_E, live_E, batch.level("E", "G"))
+
+
+def drift(batch: Batch, stats: Stats) -> Tensor:
+    """log π_old − log π of the tokens learned, else 0: its mean is the KL that the hinge watches."""
+    gap_N = batch.weight_N * (batch.logp_old_N - stats.logp_N)
+    return torch.where(batch.learn_N, gap_N, torch.zeros_like(gap_N))
 
 
 DISCO = GRPO.but(

@@ -20,11 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Status, minibatches
+from gruppo.data import Batch, minibatches
 from gruppo.methods.ppo import PPO
-from gruppo.pieces import advantage
 from gruppo.stages import Context, Need, Occupant, Stats, Term, need
-from gruppo.stages.credit import token_reward
+from gruppo.stages.credit import two_gaes, whitened_gae
 from gruppo.stages.objective import ClippedSurrogate, ValueLoss
 from gruppo.stages.update import Passes
 
@@ -51,22 +50,10 @@ class LengthAdaptiveGae(Occupant):
         return (need("value", "critic"),)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        rows = batch.time_order("N")
-        mine = rows[batch.sampled_N[rows]]  # the policy's decisions in time: given tokens are no steps
-        episode, value = batch.episode_N[mine], batch.value_critic_N[mine]
-        reward = token_reward(batch, mine, 0.0)
-        open_E = batch.status_E == Status.OPEN
-        tail = value * open_E.to(value.dtype)[episode]  # an open episode goes on from its last value
-        adv, _ = advantage.gae(reward, value, episode, self.gamma, self.lam_E(batch)[episode], tail)
-        _, ret = advantage.gae(reward, value, episode, self.gamma, self.lam_value, tail)
-        known = (batch.judged_E | open_E)[episode]
-        zero = torch.zeros_like(batch.value_critic_N)
+        mine, adv, ret, known = two_gaes(batch, self.gamma, self.lam_E(batch), self.lam_value)
         right_E = batch.judged_E & (batch.reward_E > 0)
-        return {
-            "adv_N": zero.index_copy(0, mine, advantage.whiten(adv, known)),
-            "ret_N": zero.index_copy(0, mine, torch.where(known, ret, zero[:1])),
-            "right_N": batch.spread(right_E, "E", "N").to(zero.dtype),
-        }
+        right_N = batch.spread(right_E, "E", "N").to(batch.weight_N.dtype)
+        return {**whitened_gae(batch, mine, adv, ret, known, known), "right_N": right_N}
 
     def lam_E(self, batch: Batch) -> Tensor:
         """The policy's λ of each episode, by the number of its own decisions."""

@@ -11,9 +11,12 @@ from gruppo.data import Key, gather, segment
 
 
 def z_score(x: Tensor, key: Key, *, where: Tensor | None = None, eps: float = 1e-6, ddof: int = 1) -> Tensor:
-    """(x − mean) / (std + eps) inside each part; 0 where the part has at most `ddof` rows, or equal ones."""
+    """(x − mean) / (std + eps) inside each part; 0 where the part has at most `ddof` rows, or equal ones.
+
+    Of several columns, each by itself.
+    """
     centred, std, n = segment.deviations(x, key, where=where, ddof=ddof)
-    varied = (std > 0) & (n > ddof)
+    varied = (std > 0) & (n > ddof).view(-1, *[1] * (x.dim() - 1))
     # An infinite scale gives 0, also for eps = 0.
     return centred / key.spread(torch.where(varied, std + eps, torch.full_like(std, float("inf"))))
 
@@ -98,9 +101,15 @@ def gae(
     V after a part's last row is 0, or `tail_N` of that row. Rows are decisions only, so no recursion ever crosses an
     observation (pitfall 7).
     """
+    adv = segment.scan(errors(reward_N, value_N, part_N, gamma, tail_N), gamma * lam, part_N)
+    return adv, adv + value_N
+
+
+def errors(
+    reward_N: Tensor, value_N: Tensor, part_N: Tensor, gamma: float | Tensor, tail_N: Tensor | None = None
+) -> Tensor:
+    """δ_t = r_t + γ V_{t+1} − V_t, what the critic did not foresee; V after the last row as for `gae`."""
     after = segment.lag(value_N, -1, part_N)
     if tail_N is not None:
         after = after + ends(part_N) * tail_N
-    delta = (after * gamma).add_(reward_N).sub_(value_N)
-    adv = segment.scan(delta, gamma * lam, part_N)
-    return adv, adv + value_N
+    return (after * gamma).add_(reward_N).sub_(value_N)

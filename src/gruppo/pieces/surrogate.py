@@ -3,10 +3,22 @@
 import torch
 from torch import Tensor
 
+from gruppo.pieces.stop import stop
+
 
 def clipped(ratio: Tensor, adv: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """min(r A, clip(r, 1 − clip_low, 1 + clip_high) A) (Schulman et al. 2017, arXiv:1707.06347)."""
     return torch.minimum(ratio * adv, torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high) * adv)
+
+
+def preserving(ratio: Tensor, adv: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """min(r A, C A), C = clip(r, (1 − clip_low) r/sg(r), (1 + clip_high) r/sg(r)) (GPPO, arXiv:2508.07629).
+
+    The value is that of `clipped`. Where that has no gradient, this one has that of its bound, (1 ± clip) A ∇log π.
+    """
+    unit = ratio / stop(ratio)  # 1, with the gradient of log r
+    bounded = torch.minimum(torch.maximum(ratio, (1.0 - clip_low) * unit), (1.0 + clip_high) * unit)
+    return torch.minimum(ratio * adv, bounded * adv)
 
 
 def dual_clipped(value: Tensor, adv: Tensor, bound: float) -> Tensor:

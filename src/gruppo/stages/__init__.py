@@ -3,7 +3,7 @@
 from gruppo.stages.cast import Ema, Every, Never, Role
 from gruppo.stages.context import Ask, Context, Memory, Prompt, Sampling, StepRecord
 from gruppo.stages.method import CHAINS, ROOMS, Method, difference, kind
-from gruppo.stages.occupant import Occupant
+from gruppo.stages.occupant import Noted, Occupant
 from gruppo.stages.readouts import Need, Stats, need
 from gruppo.stages.schedule import Sched, Schedule
 from gruppo.stages.terms import Term
@@ -19,6 +19,7 @@ __all__ = [
     "Method",
     "Need",
     "Never",
+    "Noted",
     "Occupant",
     "Prompt",
     "Role",

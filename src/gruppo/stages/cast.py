@@ -31,7 +31,8 @@ class Ema:
 class Role:
     """A model beside or in place of the policy.
 
-    start  "policy" or another role: a copy of it as it starts; or the name or folder of a policy
+    start  "policy" or another role: a copy of it as it starts; or the name or folder of a policy; "": to be given with
+           method.cast.ROLE=FOLDER, for a teacher that would teach nothing as a copy of the policy
     as_    "full": a language model; "head": a copy of the policy's trunk with a value head
     """
 

@@ -17,6 +17,7 @@ def problems(method: Method, ctx: Context, *, samples: int, can: frozenset[str] 
     checks = (
         _samples(method, samples),
         _needs(method, ctx),
+        _absent(method, ctx),
         _roles(method, ctx),
         _names(method),
         _conflicts(method),
@@ -68,6 +69,17 @@ def _needs(method: Method, ctx: Context) -> Iterable[str]:
             yield f"{where} in the view {n.view!r}, which nobody makes{near}. Views: {', '.join(VIEWS)}."
 
 
+def _absent(method: Method, ctx: Context) -> Iterable[str]:
+    for room, o, n in method.needs(ctx):
+        for role in (n.role, n.against):
+            if role in method.cast and not method.cast[role].start:
+                yield (
+                    f"{method.name}: {kind(o)} in {room} needs {n}, and nobody plays {role!r} yet: a copy of the "
+                    f"policy would teach it nothing. Give a model with the policy's tokenizer: "
+                    f"method.cast.{role}=FOLDER."
+                )
+
+
 def _roles(method: Method, ctx: Context) -> Iterable[str]:
     for room, o in method.occupants():
         for role in o.roles:
@@ -94,13 +106,22 @@ def _roles(method: Method, ctx: Context) -> Iterable[str]:
 
 
 def _names(method: Method) -> Iterable[str]:
+    """What an occupant takes, another must give: columns the credit, notes any room before it."""
     given = set(method.credit.gives)
+    notes = {name for _, o in method.occupants() for name in o.gives if name.startswith("note_")}
     for room, o in method.occupants():
         for name in o.takes:
             if name not in given:
                 yield (
                     f"{method.name}: {kind(o)} in {room} takes {name}, but credit {kind(method.credit)} gives "
                     f"{', '.join(sorted(given)) or 'nothing'}. Choose a credit that gives {name}, or another {room}."
+                )
+        for name in (f"note_{note}_{noted.level}" for note, noted in o.notes.items()):
+            if name not in notes:
+                yield (
+                    f"{method.name}: {kind(o)} in {room} reads {name}, and no room gives it"
+                    f"{nearest(name, notes)}: there would be no such column. Choose the rollout that comes with it "
+                    f"(method.rollout=METHOD takes what belongs together), or another {room}."
                 )
     made = {s: (room, o) for room, o in method.occupants() for s in o.makes}
     handled = {s for _, o in method.occupants() for s in o.handles}
@@ -193,8 +214,8 @@ def readable_N(method: Method, batch: Batch) -> Tensor:
 
 
 def learnable_N(method: Method, batch: Batch) -> Tensor:
-    """Tokens that can be learned from: readable, in episodes to learn from, and kept by selection."""
-    return readable_N(method, batch) & batch.spread(batch.learn_E, "E", "N") & batch.keep_N
+    """Tokens that can be learned from: readable, in episodes to learn from or still open, and kept by selection."""
+    return readable_N(method, batch) & batch.spread(batch.learn_E | batch.open_E, "E", "N") & batch.keep_N
 
 
 def check_first_batch(method: Method, batch: Batch) -> list[str]:
@@ -204,9 +225,11 @@ def check_first_batch(method: Method, batch: Batch) -> list[str]:
             said = PREDICATES[name](batch)
             if said:
                 raise ValueError(f"{method.name}: {kind(o)} in {room} expects {name}: {said}.")
+        if said := o.refuses(batch):
+            raise ValueError(f"{method.name}: {kind(o)} in {room} cannot learn from the first batch: {said}.")
     warnings: list[str] = []
     judged = batch.judged_E
-    if not bool(judged.any()):
+    if not bool((judged | batch.open_E).any()):  # open ones are judged later
         raise ValueError(
             "no episode of the first batch was judged: there is nothing to learn from. Look at the episodes' errors."
         )
@@ -216,6 +239,6 @@ def check_first_batch(method: Method, batch: Batch) -> list[str]:
             "the status of episodes."
         )
     rewards = batch.reward_E[judged]
-    if compares(method) and bool((rewards == rewards[0]).all()):
+    if compares(method) and len(rewards) and bool((rewards == rewards[0]).all()):
         warnings.append(f"every reward of the first batch is {float(rewards[0]):g}: nothing can be compared yet.")
     return warnings

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, keyed
@@ -86,9 +87,9 @@ class Memory(dict[str, Any]):
         super().__delitem__(name)
 
     # A dict's other ways to read and write do not go through the three above; a MutableMapping's do.
-    get = MutableMapping.get
-    values = MutableMapping.values
-    items = MutableMapping.items
+    get = MutableMapping.get  # type: ignore[assignment]
+    values = MutableMapping.values  # type: ignore[assignment]
+    items = MutableMapping.items  # type: ignore[assignment]
     update = MutableMapping.update
     setdefault = MutableMapping.setdefault
     pop = MutableMapping.pop
@@ -124,6 +125,7 @@ class Ask:
     how: Mapping[str, Any] = field(default_factory=dict[str, Any])
     key: str = ""
     notes: Mapping[str, float] = field(default_factory=dict[str, float])
+    place: int = -1  # of the task among those to train on; -1: not known
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "group", self.group or self.task.uid)
@@ -131,7 +133,10 @@ class Ask:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What the policy sees. `given` marks spans of ids that are decisions already made (hints, forced prefixes)."""
+    """What the policy sees. `given` marks spans of ids that are decisions already made (hints, forced prefixes).
+
+    What is judged begins at `answer_from`, whatever the tokens are learned as; -1: with what is given.
+    """
 
     ids: Any  # int64 array
     ask: Ask
@@ -139,6 +144,13 @@ class Prompt:
     samples: int
     given: tuple[tuple[int, int, str], ...] = ()  # (start, stop, source)
     train_as: Any = None  # ids of the context to learn under, if another
+    answer_from: int = -1
+
+    @property
+    def begun(self) -> Any:
+        """The ids of the answer that are there before anything is sampled."""
+        spans = [(a, b) for a, b, _ in self.given] if self.answer_from < 0 else [(self.answer_from, len(self.ids))]
+        return np.concatenate([self.ids[a:b] for a, b in spans] or [self.ids[:0]])
 
 
 @dataclass

@@ -136,18 +136,39 @@ class Gae(Occupant):
         return (need("value", "critic"), *kl)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        mine = batch.time_order("N", where=batch.sampled_N)  # the policy's decisions: given tokens are no steps
-        episode, value = batch.episode_N.index_select(0, mine), batch.value_critic_N.index_select(0, mine)
-        reward = token_reward(batch, mine, self.kl_coef)
-        open_E = batch.status_E == Status.OPEN
-        tail = value * open_E.to(value.dtype)[episode] if bool(open_E.any()) else None
-        adv, ret = advantage.gae(reward, value, episode, self.gamma, self.lam, tail)
-        known = (batch.judged_E | open_E).index_select(0, episode)
-        zero = torch.zeros_like(batch.value_critic_N)
-        return {
-            "adv_N": zero.index_copy(0, mine, advantage.whiten(adv, known)),
-            "ret_N": zero.index_copy(0, mine, torch.where(known, ret, zero[:1])),
-        }
+        mine, adv, ret, known = two_gaes(batch, self.gamma, self.lam, self.lam, self.kl_coef)
+        return whitened_gae(batch, mine, adv, ret, known, known)
+
+
+def two_gaes(
+    batch: Batch, gamma: float, lam: float | Tensor, lam_value: float, kl_coef: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Advantages by `lam` (a number, or one an episode), and the critic's targets by `lam_value`.
+
+    Returns (rows of N, advantage, target, known): the policy's decisions in time, given tokens being no steps, and
+    whether the episode of each is judged or open. An open episode goes on from its last value.
+    """
+    mine = batch.time_order("N", where=batch.sampled_N)
+    episode, value = batch.episode_N.index_select(0, mine), batch.value_critic_N.index_select(0, mine)
+    open_E = batch.open_E
+    tail = value * open_E.to(value.dtype).index_select(0, episode) if bool(open_E.any()) else None
+    error = advantage.errors(token_reward(batch, mine, kl_coef), value, episode, gamma, tail)
+    lam_N = lam.index_select(0, episode) if isinstance(lam, Tensor) else lam
+    adv = segment.scan(error, gamma * lam_N, episode)
+    same = isinstance(lam, float) and lam == lam_value
+    ret = value + (adv if same else segment.scan(error, gamma * lam_value, episode))
+    return mine, adv, ret, (batch.judged_E | open_E).index_select(0, episode)
+
+
+def whitened_gae(
+    batch: Batch, mine: Tensor, adv: Tensor, ret: Tensor, known: Tensor, over: Tensor
+) -> dict[str, Tensor]:
+    """What `two_gaes` says, as columns: advantages whitened over the rows in `over`, targets where known, else 0."""
+    zero = torch.zeros_like(batch.value_critic_N)
+    return {
+        "adv_N": zero.index_copy(0, mine, advantage.whiten(adv, over)),
+        "ret_N": zero.index_copy(0, mine, torch.where(known, ret, zero[:1])),
+    }
 
 
 def judged_in_time(batch: Batch) -> Tensor:

@@ -1,7 +1,8 @@
 """What does the policy see, and under which context does it learn? A chain: each occupant may rewrite the prompts."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from math import floor
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,11 +19,36 @@ def plain(ctx: Context, ask: Ask) -> list[Prompt]:
     return [Prompt(ctx.tokenizer.chat(ask.task.messages), ask, ask.group, ask.samples)]
 
 
+def worded(ctx: Context, task: Any, text: str) -> Any:
+    """The ids of the task's dialogue with this text as its last message."""
+    *before, last = task.messages
+    return ctx.tokenizer.chat([*before, {**last, "content": text}])
+
+
+def hint_of(ask: Ask) -> str:
+    """The hint that an ask wishes for, "" for none: `how["hint_level"]` counts from 1, the weakest, and one beyond the
+    last is the last; `how["hint"]` is a share of the solution, counted in its steps. Both leave the last step out.
+
+    Refuses a task that has neither hints nor a solution, also when no hint is wished for: at the first batch, and not
+    in the middle of a run.
+    """
+    hints = ask.task.hints
+    if not hints and ask.task.solution in ("", ask.task.answer):
+        raise ValueError(
+            f"task {ask.task.uid!r} has no worked solution, so no hint of it can be given. Give its row a solution "
+            "(task.solution=FIELD) or hints, a list of texts; or use a method without hints, such as method=grpo."
+        )
+    share = float(ask.how.get("hint", 0.0))
+    level = int(ask.how.get("hint_level", floor(share * (len(hints) + 1) + 0.5)))
+    return hints[min(level, len(hints)) - 1] if level > 0 and hints else ""
+
+
 @dataclass(frozen=True)
 class Hint(Occupant):
-    """Give the first share `ask.how["hint"]` of the task's solution after the prompt, as tokens of source `hint`.
+    """Begin the answer with the hint that the ask wishes for: tokens of source `hint`, after the prompt.
 
-    With `learn_without` the tokens that follow are learned under the prompt without the hint (`train_as`).
+    They are judged as a part of the answer. With `learn_without` the tokens that follow are learned under the prompt
+    without the hint (`train_as`): fit for hints that are no part of the answer.
     """
 
     learn_without: bool = False
@@ -30,9 +56,7 @@ class Hint(Occupant):
     witness = {"learn_without": True}
 
     def __call__(self, ctx: Context, ask: Ask, prompts: list[Prompt]) -> list[Prompt]:
-        share = float(ask.how.get("hint", 0.0))
-        solution = ctx.tokenizer.encode(ask.task.solution)
-        hint = solution[: round(share * len(solution))]
+        hint = ctx.tokenizer.encode(hint_of(ask))
         if not len(hint):
             return prompts
         out: list[Prompt] = []
@@ -40,10 +64,47 @@ class Hint(Occupant):
             start = len(p.ids)
             ids = np.concatenate([p.ids, hint])
             if self.learn_without:
-                out.append(replace(p, ids=ids, train_as=p.ids))
+                out.append(replace(p, ids=ids, train_as=p.ids, answer_from=start))
             else:
                 out.append(replace(p, ids=ids, given=(*p.given, (start, start + len(hint), "hint"))))
         return out
+
+
+@dataclass(frozen=True)
+class HintInMessage(Occupant):
+    """Put the hint into the user's message, for models that follow one: `template` has {prompt} and {hint}.
+
+    No token of it is the policy's or counts as its answer. With `learn_without` the answer is learned under the message
+    without the hint.
+    """
+
+    template: str = "{prompt}\n\nHint: {hint}"
+    learn_without: bool = False
+    witness = {"template": "{hint}\n{prompt}", "learn_without": True}
+
+    def __post_init__(self) -> None:
+        known_fields(self.template, "prompt", "hint")
+
+    def __call__(self, ctx: Context, ask: Ask, prompts: list[Prompt]) -> list[Prompt]:
+        hint = hint_of(ask).strip()
+        if not hint:
+            return prompts
+        ids = worded(ctx, ask.task, self.template.format(prompt=ask.task.prompt, hint=hint))
+        return [replace(p, ids=ids, train_as=p.ids if self.learn_without else None) for p in prompts]
+
+
+def known_fields(template: str, *names: str) -> None:
+    """Refuse a template that leaves one of its texts out, or asks for another."""
+    try:
+        said = template.format(**{n: f"<{n}>" for n in names})
+    except (KeyError, IndexError, ValueError) as error:
+        said = f"({type(error).__name__}: {error})"
+    missing = [n for n in names if f"<{n}>" not in said]
+    if missing:
+        raise ValueError(
+            f"template={template!r} has no {{{missing[0]}}}, or something else in braces: {said}. Write "
+            f"{' and '.join(f'{{{n}}}' for n in names)} where these texts shall stand."
+        )
 
 
 def prompts_for(ctx: Context, chain: tuple[Occupant, ...], ask: Ask) -> list[Prompt]:

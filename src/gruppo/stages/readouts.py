@@ -5,7 +5,7 @@ eight) each; all readouts of one (role, view) share one forward, and tokens × v
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -90,6 +90,16 @@ class Chunk:
     temperature_C: Tensor
     allowed: Ragged | None
     other_CV: Tensor | None = None
+    _made: dict[float | None, Tensor] = field(default_factory=dict[float | None, Tensor], init=False, repr=False)
+
+    def log_p(self, T: float | None = None) -> Tensor:
+        """log π(· | s) of the distribution that was sampled: its temperature, and its truncation set if it had one.
+
+        Made once for all readouts of the chunk.
+        """
+        if T not in self._made:
+            self._made[T] = _log_probabilities(self.scores_CV, self, T)
+        return self._made[T]
 
 
 @dataclass(frozen=True)
@@ -117,11 +127,11 @@ def readout(
     return register
 
 
-def _log_probabilities(chunk: Chunk, T: float | None) -> Tensor:
-    """log π(· | s) of the distribution that was sampled: its temperature, and its truncation set if it had one."""
+def _log_probabilities(scores_CV: Tensor, chunk: Chunk, T: float | None) -> Tensor:
+    """Log-softmax of these scores at the temperature and in the truncation set of the chunk."""
     heat = chunk.temperature_C if T is None else torch.full_like(chunk.temperature_C, T)
     heat = torch.where(heat > 0, heat, torch.ones_like(heat))
-    scores = chunk.scores_CV / heat[:, None]
+    scores = scores_CV / heat[:, None]
     if chunk.allowed is not None:
         rows = torch.repeat_interleave(torch.arange(len(scores), device=scores.device), chunk.allowed.length)
         inside = torch.zeros_like(scores, dtype=torch.bool)
@@ -134,13 +144,13 @@ def _log_probabilities(chunk: Chunk, T: float | None) -> Tensor:
 @readout("logp", synthetic=lambda g, n, dtype: -2.0 * torch.rand(n, generator=g, dtype=dtype) - 0.05)
 def logp(chunk: Chunk, T: float | None = None) -> Tensor:
     """log π(token). At the temperature and truncation of the sampler; with T=… at that temperature instead."""
-    return _log_probabilities(chunk, T).gather(1, chunk.token_C[:, None])[:, 0]
+    return chunk.log_p(T).gather(1, chunk.token_C[:, None])[:, 0]
 
 
 @readout("entropy", synthetic=lambda g, n, dtype: 2.0 * torch.rand(n, generator=g, dtype=dtype) + 0.05)
 def entropy(chunk: Chunk, T: float | None = None) -> Tensor:
     """H(π(· | s)) = −Σ p log p, in nats."""
-    log_p = _log_probabilities(chunk, T)
+    log_p = chunk.log_p(T)
     return -(log_p.exp() * torch.where(torch.isfinite(log_p), log_p, torch.zeros_like(log_p))).sum(-1)
 
 
@@ -151,7 +161,7 @@ def kl(chunk: Chunk, T: float | None = None) -> Tensor:
     The scores of both roles exist for one chunk at a time, so tokens × vocabulary never does.
     """
     assert chunk.other_CV is not None
-    return full(_log_probabilities(chunk, T), _log_probabilities(replace(chunk, scores_CV=chunk.other_CV), T))
+    return full(chunk.log_p(T), _log_probabilities(chunk.other_CV, chunk, T))
 
 
 @readout("value", synthetic=lambda g, n, dtype: torch.randn(n, generator=g, dtype=dtype) * 0.5, head="value")
@@ -163,13 +173,15 @@ def value(chunk: Chunk) -> Tensor:
 @readout("score_norm", synthetic=lambda g, n, dtype: torch.rand(n, generator=g, dtype=dtype) + 0.1)
 def score_norm(chunk: Chunk) -> Tensor:
     """|∂ log π(token) / ∂ logits|² = 1 − 2 p + Σ p²."""
-    p = _log_probabilities(chunk, None).exp()
+    p = chunk.log_p().exp()
     return 1.0 - 2.0 * p.gather(1, chunk.token_C[:, None])[:, 0] + (p * p).sum(-1)
 
 
 @readout("pool", synthetic=lambda g, n, dtype: torch.randn(n, 4, generator=g, dtype=dtype))
-def pool(chunk: Chunk, layer: float = -1, last: float = 10, prompt: float = 0) -> Tensor:
-    """Hidden states of a layer, averaged over the last decisions of each sequence, or of its prompt (at="S")."""
+def pool(chunk: Chunk, layer: float = -1, depth: float = -1, last: float = 10, prompt: float = 0) -> Tensor:
+    """Hidden states of a layer, averaged over the last decisions of each sequence, or of its prompt (at="S").
+
+    depth=0.5 is the layer in the middle, whatever their number; without layer or depth the final states are meant."""
     return chunk.hidden_CD
 
 

@@ -5,8 +5,8 @@ the tokens that these occupants learn: the policy's own and the experts'.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from gruppo.stages.occupant import Occupant
 from gruppo.stages.readouts import Need, Stats
 from gruppo.stages.rollout import episode_uid, prompt_source, sampling_for
 from gruppo.stages.terms import Term
-from gruppo.tasks.recorded import NO_ANSWER, Answer, recorded
+from gruppo.tasks.recorded import NO_ANSWER, Answer, demonstration, recorded
 
 
 def answer_N(batch: Batch) -> Tensor:
@@ -54,7 +54,6 @@ class Recorded(Occupant):
         ids = np.concatenate([ctx.tokenizer.encode(answer.text), [ctx.tokenizer.eos]]).astype(np.int64)
         whole = len(ids) <= most
         ids = ids[:most]
-        given = [prompt.ids[a:b] for a, b, _ in prompt.given]
         return single_turn(
             uid,
             prompt.ask.task.uid,
@@ -68,10 +67,38 @@ class Recorded(Occupant):
             train_as=prompt.train_as,
             status=Status.OK if whole else Status.TRUNCATED,
             reward={"task": answer.reward} if isfinite(answer.reward) else {},
-            text=ctx.tokenizer.decode(np.concatenate([*given, ids])),
+            text=ctx.tokenizer.decode(np.concatenate([prompt.begun, ids])),
             notes={k: Note(np.array([v], np.float32)) for k, v in prompt.ask.notes.items()},
             step=ctx.step,
         )
+
+
+def expert(ctx: Context, prompt: Prompt, place: int, use: Use) -> Episode:
+    """The best recorded answer of the prompt's task, as one more sample of the prompt at this place; the scorer judges
+    it. `Task.solution` is not taken: it holds the steps too, which most scorers do not take as an answer."""
+    uid = episode_uid(ctx, prompt, place, prompt.samples)  # samples are numbered from 0
+    return replace(Recorded().episode(ctx, prompt, uid, Answer(demonstration(prompt.ask.task))), use=use)
+
+
+def expert_N(batch: Batch) -> Tensor:
+    """Tokens of experts' own episodes that are to be learned and were kept; not those given inside other answers."""
+    wrote_E = batch.learn_E & (batch.source_E == Source.EXPERT)
+    return (batch.source_N == Source.EXPERT) & batch.spread(wrote_E, "E", "N") & batch.keep_N
+
+
+@dataclass(frozen=True)
+class RightExperts(Occupant):
+    """Drop experts' answers whose task reward is below `threshold`: what is recorded may be wrong, and a wrong one
+    would be imitated, or be pushed down as if it had been sampled."""
+
+    threshold: float = 1.0
+    witness = {"threshold": 2.0}
+
+    def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
+        def stays(e: Episode) -> bool:
+            return e.source != Source.EXPERT or (e.status.judged and e.reward.get("task", -inf) >= self.threshold)
+
+        return [stays(e) for e in episodes], []
 
 
 def from_both_ends(answers: Sequence[Answer], most: int) -> list[Answer]:

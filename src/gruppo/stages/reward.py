@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gruppo.data import Episode
+from gruppo.data import Episode, Use
 from gruppo.pieces.shaping import overlong
 from gruppo.stages.context import Context
 from gruppo.stages.occupant import Occupant
@@ -35,10 +36,20 @@ class OverlongShaping(Occupant):
         return {"overlong": overlong(length, budget, buffer)}
 
 
-def add_components(ctx: Context, chain: Sequence[Occupant], episodes: Sequence[Episode]) -> None:
-    """Merge the components of the chain into judged episodes. A name that is there already is an error."""
-    judged = [e for e in episodes if e.status.judged]
-    for occupant in chain:
+def codes(names: Sequence[Any]) -> NDArray[np.int64]:
+    """Different names as different numbers, from 0."""
+    number = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return np.array([number[name] for name in names], np.int64)
+
+
+def add_components(ctx: Context, chain: Sequence[Occupant], episodes: Sequence[Episode], whole: bool = False) -> None:
+    """Merge the components of the chain into judged episodes. A name that is there already is an error.
+
+    Those that compare a group wait for the whole of it: with `whole`, they are asked, about the episodes that are in
+    statistics; without it, all others.
+    """
+    judged = [e for e in episodes if e.status.judged and not (whole and e.use in (Use.NONE, Use.APART))]
+    for occupant in (o for o in chain if o.whole == whole):
         for name, values in occupant(ctx, judged).items():  # type: ignore[operator]
             if len(values) != len(judged):
                 raise ValueError(
@@ -47,6 +58,8 @@ def add_components(ctx: Context, chain: Sequence[Occupant], episodes: Sequence[E
                 )
             for e, v in zip(judged, values, strict=True):
                 _write(e, name, v)
+        for e in judged if occupant.replaces else ():
+            e.replaced |= frozenset(occupant.replaces)
 
 
 def _write(e: Episode, name: str, value: Any) -> None:

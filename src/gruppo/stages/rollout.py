@@ -1,15 +1,17 @@
 """How are episodes made? A coroutine: it may wait for an engine, an environment or a reward."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import torch
 
-from gruppo.data import Episode, Note, Source, Status, key_hash, single_turn
+from gruppo.data import Episode, Note, Source, Status, Turn, in_steps, key_hash, single_turn
 from gruppo.engines.base import Completion, Request, complete
 from gruppo.stages.context import Ask, Context, Prompt, Sampling
-from gruppo.stages.occupant import Occupant
+from gruppo.stages.occupant import Occupant, added
 
 
 class Rollout(Protocol):
@@ -41,6 +43,18 @@ def requests_for(ctx: Context, prompts: Sequence[Prompt]) -> list[tuple[Prompt, 
     return out
 
 
+def asks_of(prompts: Sequence[Prompt]) -> list[Ask]:
+    """The asks behind these prompts, each once: for a rollout that draws by `ctx.draw`."""
+    return list({id(p.ask): p.ask for p in prompts}.values())
+
+
+def anew(ask: Ask, key: str, samples: int, notes: Mapping[str, float] | None = None, **how: Any) -> Ask:
+    """An ask once more, with luck of its own, and told more."""
+    return replace(
+        ask, samples=samples, key=f"{ask.key} {key}", notes={**ask.notes, **(notes or {})}, how={**ask.how, **how}
+    )
+
+
 def prompt_source(prompt: Prompt) -> Any:
     source = np.full(len(prompt.ids), Source.ENV, np.int8)
     for start, stop, name in prompt.given:
@@ -48,9 +62,25 @@ def prompt_source(prompt: Prompt) -> Any:
     return source
 
 
+def step_ends(ctx: Context, ids: Any, separator: str) -> list[int]:
+    """Where the steps of an answer end: after the token in which a separator ends; it may begin in an earlier one.
+
+    The token that ends the answer is no step of its own.
+    """
+    pieces = {i: ctx.tokenizer.decode([i]) for i in np.unique(ids).tolist()}
+    text = "".join(pieces[i] for i in ids.tolist())
+    length = np.cumsum([len(pieces[i]) for i in ids.tolist()])
+    ends = np.array([match.end() for match in re.finditer(re.escape(separator), text)], np.int64)
+    return [end for end in sorted({*(np.searchsorted(length, ends) + 1).tolist()}) if end < len(ids) - 1]
+
+
 @dataclass(frozen=True)
 class Group(Occupant):
-    """`samples` answers to every prompt, one turn each: the plain default."""
+    """`samples` answers to every prompt: the plain default. An answer is one turn, or with `steps` a turn for each
+    piece that ends in this text."""
+
+    steps: str = added("")
+    witness: ClassVar[dict[str, Any]] = {"steps": ["0", "a", "e", "t", "+"]}
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         wanted = requests_for(ctx, prompts)
@@ -61,8 +91,7 @@ class Group(Occupant):
         ]
 
     def episode(self, ctx: Context, prompt: Prompt, uid: int, request: Request, completion: Completion) -> Episode:
-        given = [prompt.ids[a:b] for a, b, _ in prompt.given]  # decisions made for the policy: part of its answer
-        return single_turn(
+        episode = single_turn(
             uid,
             prompt.ask.task.uid,
             prompt.group,
@@ -75,7 +104,61 @@ class Group(Occupant):
             prompt_source=prompt_source(prompt) if prompt.given else None,
             train_as=prompt.train_as,
             status=Status.OK if completion.reason == "stop" else Status.TRUNCATED,
-            text=ctx.tokenizer.decode(np.concatenate([*given, completion.ids])),
+            text=ctx.tokenizer.decode(np.concatenate([prompt.begun, completion.ids])),
             notes={k: Note(np.array([v], np.float32)) for k, v in prompt.ask.notes.items()},
             step=ctx.step,
         )
+        if not self.steps:
+            return episode
+        return in_steps(episode, [len(prompt.ids) + end for end in step_ends(ctx, completion.ids, self.steps)])
+
+
+def continued(
+    ctx: Context,
+    episode: Episode,
+    at: int,
+    request: Request,
+    completion: Completion,
+    *,
+    given: Source = Source.INJECTED,
+    uid: int | None = None,
+    **changes: Any,
+) -> Episode:
+    """An episode of one sequence up to position `at`, what the request added to it, and what was sampled then.
+
+    Added tokens are `given`: part of the answer, not the policy's. Under another `uid` it is a sibling, and `node`
+    says which decisions it shares. Rewards and notes were those of the old ending, and stay behind.
+    """
+    [sequence] = episode.sequences
+    kept, uid = sequence.upto(at), request.key if uid is None else uid
+    if uid != episode.uid:
+        kept = replace(kept, node=nodes_of(episode)[:at])
+    added_ids = request.prefix[at:]
+    whole = kept.extended(added_ids, given).extended(
+        completion.ids, Source.POLICY, completion.logp, completion.version, request.temperature, completion.allowed
+    )
+    start = whole.prompt_len
+    now: dict[str, Any] = {
+        "uid": uid,
+        "sequences": [whole],
+        "turns": [Turn(start=start, stop=len(whole.ids), obs_stop=start)],
+        "status": Status.OK if completion.reason == "stop" else Status.TRUNCATED,
+        "text": ctx.tokenizer.decode(whole.ids[whole.source != Source.ENV]),
+        "reward": {},
+        "replaced": frozenset[str](),
+        "answer": "",
+        "notes": {},
+    }
+    return replace(episode, **(now | changes))
+
+
+def nodes_of(episode: Episode) -> Any:
+    """The id of every decision of an episode of one sequence, as packing gives them (`node_N`); -1 for other tokens."""
+    [s] = episode.sequences
+    first = 0 if s.train_as is None else s.prompt_len  # what is learned under another prompt has no other decisions
+    decided = first + np.flatnonzero(s.source[first:] != Source.ENV)
+    own = key_hash(episode.uid, 0, torch.arange(len(decided)))
+    assert isinstance(own, torch.Tensor)
+    node = np.full(len(s.ids), -1, np.int64)
+    node[decided] = own.numpy()
+    return node if s.node is None else np.where(s.node == -1, node, s.node)

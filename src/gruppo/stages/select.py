@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal, Protocol, get_args
 
 import torch
@@ -11,7 +12,7 @@ from gruppo.data import Batch, Episode, Status, Use
 from gruppo.pieces.ratio import product_ratio, ratio, sequence_ratio
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.names import nearest
-from gruppo.stages.occupant import Occupant
+from gruppo.stages.occupant import Occupant, added
 from gruppo.stages.readouts import Need, Stats, need
 
 Weighed = Literal["token", "sequence", "geometric"]  # what an importance weight is the ratio of
@@ -53,9 +54,15 @@ class RedrawEqualGroups(Occupant):
 
 @dataclass(frozen=True)
 class TopEntropy(Occupant):
-    """Learn only from the share of tokens with the highest entropy under the old policy."""
+    """Learn only from the share of the batch's tokens with the highest entropy under the old policy.
 
+    The bar is the entropy of the last of ceil(share · tokens); tokens that are exactly there all pass.
+    counted  what is dropped stays in the denominators (TRL); else it leaves them (arXiv:2506.01939, equation 6)
+    """
+
+    version = 2  # 1 rounded the number of tokens down
     share: float = 0.2
+    counted: bool = added(False)
     current = False
     witness = {"share": 0.6}
 
@@ -63,13 +70,18 @@ class TopEntropy(Occupant):
         return (need("entropy", "old"),)
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
-        entropy_N = batch.entropy_old_N
+        entropy_N, every_N = batch.entropy_old_N, torch.ones_like(batch.keep_N)
         mine = entropy_N[batch.policy_N]
         if not len(mine):
-            return batch.policy_N, torch.ones_like(entropy_N)
-        count = max(int(self.share * len(mine)), 1)
-        bar = torch.topk(mine, count).values[-1]
-        return entropy_N >= bar, torch.ones_like(entropy_N)
+            return every_N, torch.ones_like(entropy_N)
+        bar = torch.topk(mine, share_of(self.share, len(mine))).values[-1]
+        top_N = (entropy_N >= bar) | ~batch.policy_N  # it is a choice among the policy's tokens
+        return (every_N, top_N.to(entropy_N.dtype)) if self.counted else (top_N, torch.ones_like(entropy_N))
+
+
+def share_of(share: float, n: int) -> int:
+    """ceil(share · n), at least 1; 0.29 · 100 is 29, whatever is rounded."""
+    return min(max(ceil(share * n - 1e-9), 1), n)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ def family(name: str) -> Family:
     if name not in NAMES:
         raise ValueError(
             f"task={name!r}: no such task, so there is nothing to train on.{nearest(name, NAMES)} "
-            f"Built in: {', '.join(NAMES)}, humaneval. Your own: ./data.jsonl, hf:NAME, gym:NAME or ./file.py:make."
+            f"Built in: {', '.join(NAMES)}, humaneval; several of them: mix:NAME+NAME. Your own: ./data.jsonl, "
+            "hf:NAME, gym:NAME or ./file.py:make."
         )
     return load_object(f"gruppo.tasks.{name}:FAMILY")
 
@@ -47,7 +48,8 @@ def load_task(
     scorer: str | None = None,
     **options: Any,
 ) -> TaskSet:
-    """A task by name: built in, `./data.jsonl`, `hf:NAME`, `gym:NAME`, or what your `./file.py:make` returns.
+    """A task by name: built in, `mix:NAME+NAME`, `./data.jsonl`, `hf:NAME`, `gym:NAME`, or what your `./file.py:make`
+    returns.
 
     `level` is a number or a mixture such as "1-3". `scorer` is another scorer for the same problems: a name such as
     "numeric", or the import path of your own, `./file.py:reward`. Further arguments are settings of a task

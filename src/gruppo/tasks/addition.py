@@ -6,7 +6,9 @@ The same two numbers in the other order are the same problem.
 import re
 from math import isqrt
 
-from gruppo.tasks.base import Family, Task
+from gruppo.tasks.answers import answered_by
+from gruppo.tasks.base import Family, Task, answer_in, beginnings
+from gruppo.tasks.extract import last_number
 
 
 def _least(level: int) -> int:
@@ -31,7 +33,7 @@ def make(level: int, rank: int, pick: int) -> Task:
         level=level,
         source="addition",
         solution=_solution(a, b),
-        meta={"a": a, "b": b},
+        meta={"a": a, "b": b, "hints": beginnings(str(a + b))},
     )
 
 
@@ -46,11 +48,13 @@ def _solution(a: int, b: int) -> str:
     return "\n".join([*lines, str(a + b)])
 
 
+@answered_by(answer_in)
 def score(task: Task, text: str) -> float:
-    """1 if the text is the sum and nothing else (spaces around it do not matter)."""
-    return float(text.strip() == task.answer)
+    """1 if the text is the sum, after steps of the solution or alone (spaces around it do not matter)."""
+    return float(answer_in(task, text).strip() == task.answer)
 
 
+@answered_by(lambda task, text: last_number(text) or "")
 def score_last(task: Task, text: str) -> float:
     """1 if the last number in the text is the sum: for models that write sentences."""
     numbers = re.findall(r"(?<![0-9.])-?[0-9]+", text)

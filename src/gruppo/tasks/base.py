@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, pairwise
 from typing import Any, overload
 
 from gruppo.tasks.numbering import Shuffle, hash64
@@ -21,7 +22,8 @@ HELD_OUT = 5  # one problem in five
 class Task:
     """One problem. The last line of `solution` is the answer; the lines before it are the steps.
 
-    `system` is the system prompt, for models with a chat template; `meta["messages"]` are turns before the prompt.
+    `system` is the system prompt, for models with a chat template; `meta["messages"]` are turns before the prompt;
+    `meta["hints"]` are beginnings of a right answer, weakest first.
     """
 
     uid: str
@@ -34,10 +36,43 @@ class Task:
     meta: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
     @property
+    def domain(self) -> str:
+        """Problems of one kind: those of one source and level."""
+        return f"{self.source}/{self.level}"
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """Beginnings of a right answer, weakest first, each longer than the one before; none says all.
+
+        Those of `meta["hints"]`; else the solution cut after each of its lines, or of its words if it is one line.
+        """
+        given = self.meta.get("hints")
+        if given is None:
+            lines = self.solution.splitlines()
+            return beginnings([f"{x}\n" for x in lines]) if len(lines) > 1 else beginnings(self.solution.split(), " ")
+        if isinstance(given, str) or not all(isinstance(h, str) for h in given):
+            raise ValueError(
+                f"task {self.uid!r}: meta['hints'] is {given!r}, so there is no first hint. Give a list of texts, the "
+                "weakest first."
+            )
+        return tuple(given)
+
+    @property
     def messages(self) -> list[dict[str, str]]:
         """The dialogue that asks: system prompt, earlier turns, prompt."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.meta.get("messages", ()), {"role": "user", "content": self.prompt}]
+
+
+def beginnings(parts: Sequence[str], between: str = "") -> tuple[str, ...]:
+    """The parts joined: the first alone, the first two, and so on; never all of them."""
+    return tuple(between.join(parts[:n]) for n in range(1, len(parts)))
+
+
+def answer_in(task: Task, text: str) -> str:
+    """The answer of a text: its last line, if all lines before it are steps of the task's solution; else the text."""
+    *before, last = text.strip().split("\n")
+    return last if before and {s.strip() for s in before} <= set(task.solution.split("\n")[:-1]) else text
 
 
 @dataclass(frozen=True)
@@ -90,6 +125,21 @@ class TaskSet:
                         "one split."
                     )
                 seen[task.uid] = split
+
+
+_READ: list[tuple[Sequence[Task], Mapping[str, Sequence[int]]]] = []  # the last that was read through
+
+
+def domains_of(tasks: Sequence[Task]) -> Mapping[str, Sequence[int]]:
+    """{domain: places of its tasks}. A split that can tell without making tasks does; others are read through."""
+    if hasattr(tasks, "domains"):
+        return tasks.domains  # type: ignore[attr-defined]
+    if not _READ or _READ[0][0] is not tasks:
+        found: dict[str, list[int]] = {}
+        for i, task in enumerate(tasks):
+            found.setdefault(task.domain, []).append(i)
+        _READ[:] = [(tasks, found)]
+    return _READ[0][1]
 
 
 @dataclass(frozen=True)
@@ -155,6 +205,40 @@ class Family:
 
 
 @dataclass(frozen=True)
+class Turns:
+    """Lists of these sizes take turns, and one that has run out leaves the round to the others: who has item i?"""
+
+    sizes: tuple[int, ...]
+
+    @cached_property
+    def _rounds(self) -> list[tuple[int, int, tuple[int, ...]]]:
+        """(first item, first index, lists still there), a row each time a list runs out; then the end."""
+        rows, item, index = [], 0, 0
+        for size in sorted(set(self.sizes)):
+            there = tuple(i for i, own in enumerate(self.sizes) if own > index)
+            rows.append((item, index, there))
+            item, index = item + (size - index) * len(there), size
+        return [*rows, (item, index, ())]
+
+    def __len__(self) -> int:
+        return self._rounds[-1][0]
+
+    def __call__(self, item: int) -> tuple[int, int]:
+        """(which list, index in it)."""
+        first, start, there = self._rounds[bisect_right(self._rounds, item, key=lambda row: row[0]) - 1]
+        turn, place = divmod(item - first, len(there))
+        return there[place], start + turn
+
+    def places(self, which: int, limit: int) -> Sequence[int]:
+        """The items below `limit` that one list has, in its order."""
+        parts: list[range] = []
+        for (first, _, there), (end, _, _) in pairwise(self._rounds):
+            if which in there:
+                parts.append(range(first + there.index(which), min(end, limit), len(there)))
+        return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
+
+
+@dataclass(frozen=True)
 class Split(Sequence[Task]):
     """One split of a family: levels take turns, and one that has run out leaves the round to the others."""
 
@@ -165,18 +249,17 @@ class Split(Sequence[Task]):
     limit: int
 
     @cached_property
-    def _rounds(self) -> list[tuple[int, int, tuple[int, ...]]]:
-        """(first item, first index, levels still there), a row each time a level runs out; then the end."""
-        sizes = {n: self.family.size(n, self.name) for n in self.levels}
-        rows, item, index = [], 0, 0
-        for size in sorted(set(sizes.values())):
-            there = tuple(n for n in self.levels if sizes[n] > index)
-            rows.append((item, index, there))
-            item, index = item + (size - index) * len(there), size
-        return [*rows, (item, index, ())]
+    def _turns(self) -> "Turns":
+        return Turns(tuple(self.family.size(n, self.name) for n in self.levels))
 
     def __len__(self) -> int:
-        return min(self.limit, self._rounds[-1][0])
+        return min(self.limit, len(self._turns))
+
+    @cached_property
+    def domains(self) -> Mapping[str, Sequence[int]]:
+        """{domain: places of its tasks}, by arithmetic: one task of each level is made."""
+        places = [self._turns.places(i, len(self)) for i in range(len(self.levels))]
+        return {self[p[0]].domain: p for p in places if len(p)}
 
     @overload
     def __getitem__(self, index: int) -> Task: ...
@@ -188,9 +271,8 @@ class Split(Sequence[Task]):
         i = index + len(self) if index < 0 else index
         if not 0 <= i < len(self):
             raise IndexError(f"{self.family.name}.{self.name}[{index}]: there are {len(self)} tasks.")
-        first, start, there = self._rounds[bisect_right(self._rounds, i, key=lambda row: row[0]) - 1]
-        turn, place = divmod(i - first, len(there))
-        return self._make(there[place], start + turn)
+        which, turn = self._turns(i)
+        return self._make(self.levels[which], turn)
 
     def _make(self, level: int, index: int) -> Task:
         rank = self.family.rank(level, self.name, self.seed, index)

@@ -8,7 +8,8 @@ real. The same digits in another order are the same problem.
 
 from itertools import accumulate
 
-from gruppo.tasks.base import Family, Task
+from gruppo.tasks.answers import answered_by
+from gruppo.tasks.base import Family, Task, beginnings
 from gruppo.tasks.numbering import arrange, multiset, multisets
 
 LENGTH = {1: 3, 2: 5, 3: 7, 4: 9}
@@ -30,10 +31,15 @@ def make(level: int, rank: int, pick: int) -> Task:
         level=level,
         source="chain",
         solution="\n".join([*steps, str(totals[-1])]),
-        meta={"numbers": shown, "totals": totals[1:]},
+        meta={"numbers": shown, "totals": totals[1:], "hints": beginnings([*map(str, totals[1:])], " ")},
     )
 
 
+def last_word(task: Task, text: str) -> str:
+    return next(reversed(text.split()), "")
+
+
+@answered_by(last_word)
 def score(task: Task, text: str) -> float:
     """1 if the last word of the text is the sum; what stands before it does not matter."""
     words = text.split()

@@ -12,7 +12,8 @@ from functools import cache, lru_cache
 from itertools import combinations
 from operator import add, mul, sub
 
-from gruppo.tasks.base import Family, Task
+from gruppo.tasks.answers import answered_by
+from gruppo.tasks.base import Family, Task, answer_in, beginnings
 from gruppo.tasks.numbering import arrange, multiset, multisets
 
 NUMBERS = {1: (2, 30), 2: (3, 12), 3: (4, 9)}  # how many, and the largest
@@ -50,7 +51,7 @@ def make(level: int, rank: int, pick: int) -> Task:
         level=level,
         source="countdown",
         solution="\n".join([*_steps(answer), answer]),
-        meta={"numbers": shown, "target": target},
+        meta={"numbers": shown, "target": target, "hints": beginnings(tokens(answer) or [])},
     )
 
 
@@ -197,9 +198,13 @@ def _reduce(values: list[Fraction | int], waiting: list[str], rank: int, steps: 
     return True
 
 
+@answered_by(lambda task, text: "".join(answer_in(task, text).split()))
 def score(task: Task, text: str) -> float:
-    """1 if the text is one expression that uses each number exactly once and has the target's value."""
-    found = tokens(text)
+    """1 if the text is one expression that uses each number exactly once and has the target's value.
+
+    Steps of the solution may stand before it.
+    """
+    found = tokens(answer_in(task, text))
     if not found:
         return 0.0
     used = sorted(int(t) for t in found if t.isdecimal())

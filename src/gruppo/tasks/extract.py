@@ -68,6 +68,12 @@ def auto(text: str) -> str:
     return said
 
 
+def answer_of(text: str) -> str:
+    r"""What a text answers: what stands in `<answer>` tags, in `\boxed{}` or behind `####`, else its last line."""
+    lines = [" ".join(line.split()) for line in auto(text).splitlines()]
+    return next((line for line in reversed(lines) if line), "")
+
+
 WAYS: dict[str, Callable[[str], str | None]] = {
     "auto": auto,
     "whole": whole,

@@ -100,6 +100,12 @@ class Split(Sequence[Task]):
                 self.kept.popitem(last=False)
         return self.kept[i]
 
+    @property
+    def domains(self) -> dict[str, Sequence[int]]:
+        """{domain: places of its tasks}, without drawing them."""
+        levels = self.items.levels
+        return {f"gym/{self.items.name}/{_shown(n)}": range(i, self.size, len(levels)) for i, n in enumerate(levels)}
+
     def _drawn(self, place: int) -> Task:
         level, said = self.items.levels[place % len(self.items.levels)], ""
         for attempt in range(TRIES):

@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from gruppo.tasks.base import Scorer, Task
+from gruppo.tasks.extract import answer_of
 from gruppo.tasks.imports import split_path
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gruppo.tasks.worker import main; main()"
@@ -75,15 +76,31 @@ class Judge:
 
     def score(self, items: Sequence[tuple[Task, str]]) -> list[Verdict]:
         """One verdict for each (task, answer), in their order. Only a scorer that never loaded raises."""
+        rows = self._all("score", items)
+        return [row if isinstance(row, Verdict) else Verdict(*row) for row in rows]
+
+    def answers(self, groups: Sequence[Sequence[tuple[Task, str]]]) -> list[list[str]]:
+        """What each text of each group answers, "" for nothing; answers of a group that mean the same are equal.
+
+        The scorer says it (see `tasks.answers`), in `seconds` a group. Where it cannot, equal texts are equal answers.
+        """
+        rows = self._all("answers", groups)
+        return [
+            row if isinstance(row, list) else [answer_of(text) for _, text in group]
+            for row, group in zip(rows, groups, strict=True)
+        ]
+
+    def _all(self, kind: str, items: Sequence[Any]) -> list[Any]:
+        """The reply for each item; a Verdict that says why where there is none."""
         with self._lock:
-            verdicts: list[Verdict] = []
+            replies: list[Any] = []
             try:
-                while len(verdicts) < len(items):
-                    self._round(items[len(verdicts) :], verdicts)
+                while len(replies) < len(items):
+                    self._round(kind, items[len(replies) :], replies)
             except BaseException:
                 self._drop()  # interrupted: replies that nobody waits for must not reach the next call
                 raise
-            return verdicts
+            return replies
 
     def close(self) -> None:
         """Ends the worker. A later call of `score` starts a new one."""
@@ -110,26 +127,27 @@ class Judge:
             self._loaded = True
         return self._worker
 
-    def _round(self, items: Sequence[tuple[Task, str]], verdicts: list[Verdict]) -> None:
-        """Judges items until all are done or one has brought the worker down; adds the verdicts in order."""
-        wanted = len(verdicts) + len(items)
-        worker, trouble = self._send(items)
+    def _round(self, kind: str, items: Sequence[Any], replies: list[Any]) -> None:
+        """Asks about items until all are done or one has brought the worker down; adds the replies in order."""
+        wanted = len(replies) + len(items)
+        worker, trouble = self._send(kind, items)
         if worker is None:
-            verdicts += [Verdict({}, "env_error", trouble) for _ in items]
+            replies += [Verdict({}, "env_error", trouble) for _ in items]
             return
         try:
-            while len(verdicts) < wanted:
-                kind, content = worker.read(self.seconds)
-                verdicts += [Verdict(*row) for row in (content if kind == "all" else [content])]
+            while len(replies) < wanted:
+                how, content = worker.read(self.seconds)
+                replies += content if how == "all" else [content]
         except (_Hung, _Died) as end:
             self._drop()
             status = "timeout" if isinstance(end, _Hung) else "env_error"
-            verdicts += [Verdict({}, status, str(end)) for _ in range(len(items) if worker.batch else 1)]
+            lost = len(items) if worker.batch and kind == "score" else 1
+            replies += [Verdict({}, status, str(end)) for _ in range(lost)]
 
-    def _send(self, items: Sequence[tuple[Task, str]]) -> "tuple[_Worker | None, str]":
+    def _send(self, kind: str, items: Sequence[Any]) -> "tuple[_Worker | None, str]":
         """Hands the items to a worker; without one, says why."""
         try:
-            request = pickle.dumps(list(items), protocol=pickle.HIGHEST_PROTOCOL)
+            request = pickle.dumps((kind, list(items)), protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             return None, f"The tasks cannot be sent to the scorer: {error}. Put plain values into Task.meta."
         trouble = ""
@@ -137,8 +155,8 @@ class Judge:
             try:
                 worker = self._ready()
                 worker.send(request)
-                kind, content = worker.read(self.start_seconds)
-                return (worker, "") if kind == "begun" else (None, content)
+                said, content = worker.read(self.start_seconds)
+                return (worker, "") if said == "begun" else (None, content)
             except (OSError, _Died, _Hung) as error:
                 self._drop()
                 trouble = f"The scorer's process cannot be reached. {error}"

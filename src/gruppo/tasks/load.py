@@ -7,7 +7,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, overload
 
-from gruppo.tasks.base import Family, Scorer, Task, TaskSet
+from gruppo.tasks.base import Family, Scorer, Task, TaskSet, domains_of
 from gruppo.tasks.build import scorer_of
 from gruppo.tasks.files import is_data
 from gruppo.tasks.imports import is_path, load_object, nearest
@@ -15,7 +15,7 @@ from gruppo.tasks.settings import TaskConfig, plain, refuse_unused
 from gruppo.tasks.template import compiled
 
 GENERATED = ("level", "seed", "train_size")
-KINDS = ("hf", "gym")
+KINDS = ("hf", "gym", "mix")
 OTHER_DATA = (".csv", ".tsv", ".json", ".parquet", ".arrow")
 
 
@@ -26,6 +26,8 @@ def load(settings: TaskConfig, held_out_size: int = 1_000) -> TaskSet:
     name = settings.name
     if name.startswith("gym:"):
         return _worded(import_module("gruppo.tasks.gym").load(settings, held_out_size), settings)
+    if name.startswith("mix:"):
+        return _worded(_judged(import_module("gruppo.tasks.mixture").load(settings, held_out_size), settings), settings)
     if name.startswith("hf:"):
         return import_module("gruppo.tasks.hub").load(settings)
     if is_data(name) or name == "humaneval":
@@ -36,9 +38,10 @@ def load(settings: TaskConfig, held_out_size: int = 1_000) -> TaskSet:
 
 
 def short_name(name: str) -> str:
-    """A word for a task, for folders: gsm8k of hf:openai/gsm8k, countdown of gym:countdown, mine of ./mine.py:make."""
+    """A word for a task, for folders: gsm8k of hf:openai/gsm8k, countdown of gym:countdown, mine of ./mine.py:make,
+    mix of every mixture."""
     kind, _, rest = name.partition(":")
-    return Path(rest if kind in KINDS and rest else kind).stem or "task"
+    return Path(rest if kind in KINDS and kind != "mix" and rest else kind).stem or "task"
 
 
 def _refuse_other_data(name: str) -> None:
@@ -51,7 +54,7 @@ def _refuse_other_data(name: str) -> None:
     if near or (colon and "/" in rest and not kind.endswith(".py")):
         raise ValueError(
             f"task={name}: {kind!r} is no kind of data, so there are no tasks.{near} Write hf:NAME for a Hugging Face "
-            "dataset, gym:NAME for reasoning-gym, or ./file.py:make for your own."
+            "dataset, gym:NAME for reasoning-gym, mix:NAME+NAME for several tasks, or ./file.py:make for your own."
         )
 
 
@@ -123,6 +126,10 @@ class Worded(Sequence[Task]):
 
     def __len__(self) -> int:
         return len(self.tasks)
+
+    @property
+    def domains(self) -> Mapping[str, Sequence[int]]:
+        return domains_of(self.tasks)
 
     @overload
     def __getitem__(self, index: int) -> Task: ...

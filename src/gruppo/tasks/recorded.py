@@ -5,7 +5,7 @@ A task brings them in `meta["answers"]`, a list of {"text": …, "reward": …},
 run's scorer. The built-in problems are answered by the writers of mixed care, once rightly and once with a slip. Of a
 task with neither, the one recorded answer is its `answer`.
 
-`Task.solution` is not used: it holds the steps too, which most scorers do not take as an answer.
+`Task.solution` is not used: it holds the steps too, and scorers of one's own may not take them as an answer.
 """
 
 from dataclasses import dataclass

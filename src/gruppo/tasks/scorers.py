@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gruppo.tasks.base import Task
-from gruppo.tasks.extract import boxed, number, way, whole
+from gruppo.tasks.extract import answer_of, boxed, number, way, whole
 from gruppo.tasks.imports import library
 
 # name: import path, and whether the row must have an answer
@@ -45,6 +45,9 @@ class Exact:
         found = self.find(text)
         return float(found is not None and self.plain(found) == self.plain(task.answer))
 
+    def answer(self, task: Task, text: str) -> str:
+        return self.plain(self.find(text) or "")
+
 
 class Numeric:
     """1 if the last number of the answer equals the reference: 1,000 = 1e3 and 0.5 = 1/2, exactly.
@@ -59,13 +62,19 @@ class Numeric:
                 raise ValueError(f"{name}={value}: every answer would be wrong. Give a number, 0 or more.")
         self.tolerance, self.relative = Fraction(str(tolerance)), Fraction(str(relative))
 
-    def __call__(self, task: Task, text: str) -> float:
-        wanted = reference(task.answer)
+    def given(self, text: str) -> Fraction | None:
         found = self.find(text)
-        given = None if found is None else number(found)
+        return None if found is None else number(found)
+
+    def __call__(self, task: Task, text: str) -> float:
+        wanted, given = reference(task.answer), self.given(text)
         if given is None:
             return 0.0
         return float(abs(given - wanted) <= max(self.tolerance, self.relative * abs(wanted)))
+
+    def answer(self, task: Task, text: str) -> str:
+        given = self.given(text)
+        return "" if given is None else str(given)
 
 
 @lru_cache(maxsize=4096)
@@ -108,18 +117,31 @@ class Math:
             "with it. Use task.reward=exact, or mend the row."
         )
 
-    def __call__(self, task: Task, text: str) -> float:
-        wanted = self.reference(task.answer)
+    def given(self, text: str) -> list[Any]:
+        """The formula that the text answers: in math-verify's form, then as it is written; nothing found: empty."""
         found = self.find(text)
         if found is None:
-            return 0.0
+            return []
         # What was taken out of a box or tags is a formula, unless it says itself where its formula is.
         bare = found != whole(text) and not any(mark in found for mark in ("$", "\\(", "\\[", "\\boxed"))
-        given = self.parse(f"\\boxed{{{found}}}" if bare else found)
-        same = self.verify(
+        return self.parse(f"\\boxed{{{found}}}" if bare else found)
+
+    def equal(self, wanted: list[Any], given: list[Any]) -> bool:
+        return self.verify(
             wanted, given, float_rounding=self.precision, strict=self.strict, timeout_seconds=None, raise_on_error=True
         )
-        return float(same)
+
+    def __call__(self, task: Task, text: str) -> float:
+        wanted = self.reference(task.answer)
+        return float(self.equal(wanted, self.given(text)))
+
+    def answer(self, task: Task, text: str) -> str:
+        given = self.given(text)
+        return str(given[-1]) if given else ""
+
+    def same(self, a: str, b: str) -> bool:
+        one, two = (self.parse(f"\\boxed{{{x}}}") for x in (a, b))
+        return self.equal(one, two) or self.equal(two, one)
 
 
 class Regex:
@@ -151,6 +173,10 @@ class Regex:
         if last is None or not self.compares:
             return float(last is not None)
         return float((last["answer"] or "").strip() == task.answer.strip())
+
+    def answer(self, task: Task, text: str) -> str:
+        found = list(self.pattern.finditer(text.strip())) if self.compares else []
+        return (found[-1]["answer"] or "").strip() if found else "" if self.compares else answer_of(text)
 
 
 class JsonSchema:

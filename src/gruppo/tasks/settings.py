@@ -9,7 +9,7 @@ from typing import Any
 class TaskConfig:
     """Which problems, and who judges the answers."""
 
-    name: str = "addition"  # a built-in task, ./data.jsonl, hf:NAME or hf:./folder, gym:NAME, or ./file.py:make
+    name: str = "addition"  # built in, mix:NAME+NAME, ./data.jsonl, hf:NAME or hf:./folder, gym:NAME, or ./file.py:make
     level: str = ""  # "2", or a mixture "1-3"; empty: the task's default
     seed: int = 0  # which problems come, and in which order; never which are held out
     train_size: int = 0  # problems to train on; 0: all rows of a file, 20,000 generated ones

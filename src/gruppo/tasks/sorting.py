@@ -4,7 +4,8 @@ Levels 1 to 4 have 3, 4, 6 and 8 numbers from 10 to 99. The same numbers in anot
 problem; a number may come more than once.
 """
 
-from gruppo.tasks.base import Family, Task
+from gruppo.tasks.answers import answered_by
+from gruppo.tasks.base import Family, Task, answer_in, beginnings
 from gruppo.tasks.numbering import arrange, multiset, multisets
 
 LENGTH = {1: 3, 2: 4, 3: 6, 4: 8}
@@ -26,7 +27,7 @@ def make(level: int, rank: int, pick: int) -> Task:
         level=level,
         source="sorting",
         solution=_solution(shown),
-        meta={"numbers": shown},
+        meta={"numbers": shown, "hints": beginnings(answer.split(), " ")},
     )
 
 
@@ -40,14 +41,16 @@ def _solution(shown: list[int]) -> str:
     return "\n".join([*lines, " ".join(map(str, sorted(shown)))])
 
 
+@answered_by(answer_in)
 def score(task: Task, text: str) -> float:
-    """1 if the text is the numbers in order and nothing else (spaces do not matter)."""
-    return float(text.split() == task.answer.split())
+    """1 if the text is the numbers in order, after steps of the solution or alone (spaces do not matter)."""
+    return float(answer_in(task, text).split() == task.answer.split())
 
 
+@answered_by(answer_in)
 def score_places(task: Task, text: str) -> float:
     """The share of places that hold the right number: partial credit, 1 only for a right answer."""
-    wanted, given = task.answer.split(), text.split()
+    wanted, given = task.answer.split(), answer_in(task, text).split()
     right = sum(w == g for w, g in zip(wanted, given, strict=False))
     return right / max(len(wanted), len(given))
 

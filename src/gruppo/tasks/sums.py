@@ -8,7 +8,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from gruppo.tasks.answers import answered_by
 from gruppo.tasks.base import Family, Task
+from gruppo.tasks.extract import last_number
 from gruppo.tasks.numbering import Shuffle, hash64
 
 DOUBLES, PAIRS = 2, 14  # held out: 2 sums such as 3 + 3, and 14 pairs of digits in both orders
@@ -48,10 +50,11 @@ def make(level: int, rank: int, pick: int) -> Task:
         level=level,
         source="sums",
         solution=str(a + b),
-        meta={"a": a, "b": b},
+        meta={"a": a, "b": b, "hints": (f"{a} + {b} =",)},
     )
 
 
+@answered_by(lambda task, text: last_number(text) or "")
 def score(task: Task, text: str) -> float:
     """1 if the last number in the text is the sum."""
     numbers = re.findall(r"-?[0-9]+(?:\.[0-9]+)?", text)

@@ -19,6 +19,7 @@ from numbers import Real
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
+from gruppo.tasks.answers import answers
 from gruppo.tasks.imports import load_object, nearest
 
 Row = tuple[dict[str, float], str, str]  # components, status, error
@@ -82,15 +83,27 @@ def _send(replies: BinaryIO, message: Any) -> None:
 
 def _serve(scorer: Callable[..., Any], batch: bool, request: bytes, replies: BinaryIO) -> None:
     try:
-        items = pickle.loads(request)
+        kind, items = pickle.loads(request)
     except Exception as error:
         said = f"The scorer's process cannot read the tasks: {error!r}. Put plain values into Task.meta."
         return _send(replies, ["unread", said])
     _send(replies, ["begun", None])  # from here on, an end of this process is the fault of an answer
+    if kind == "answers":
+        for group in items:
+            _send(replies, ["one", _answers(scorer, group)])
+        return None
     if batch:
         return _send(replies, ["all", _batch_rows(scorer, items)])
     for task, text in items:
         _send(replies, ["one", _row(scorer, task, text)])
+
+
+def _answers(scorer: Callable[..., Any], group: list[tuple[Any, str]]) -> list[str] | None:
+    """None: the scorer cannot say."""
+    try:
+        return answers(scorer, group)
+    except BaseException:
+        return None
 
 
 def made(found: Any, path: str, args: dict[str, Any]) -> Any:

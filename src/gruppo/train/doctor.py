@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from gruppo.data import Batch, Episode, Source
+from gruppo.data import Batch, Episode, Source, Status
 from gruppo.stages import Stats, need
 from gruppo.stages.check import learnable_N
 from gruppo.stages.names import nearest
@@ -81,7 +81,7 @@ def _ratio(run: Run, batch: Batch) -> Check:
 
 
 def _gap(run: Run, batch: Batch) -> Check:
-    here = batch.on_policy_N & torch.isfinite(batch.logp_gen_N)
+    here = batch.on_policy_N & torch.isfinite(batch.logp_gen_N) & batch.newest_N
     gap = (batch.logp_old_N - batch.logp_gen_N)[here].abs()
     # With 8 bits a rare token is off by tenths whatever one does; what is wrong everywhere still shows in the mean.
     rough = run.dtype == torch.bfloat16
@@ -122,10 +122,16 @@ def _coverage(run: Run, batch: Batch) -> Check:
 
 
 def _judged(episodes: list[Episode]) -> Check:
-    share = sum(e.status.judged for e in episodes) / max(len(episodes), 1)
+    """Of those that have ended: an open episode is judged in a later step."""
+    ended = [e for e in episodes if e.status != Status.OPEN]
+    share = sum(e.status.judged for e in ended) / len(ended) if ended else 1.0
     errors = [e.error for e in episodes if e.error]
     return Check(
-        "judged", share > 0.5, share, 0.5, f"Share of episodes with a reward. {errors[0] if errors else ''}".strip()
+        "judged",
+        share > 0.5,
+        share,
+        0.5,
+        f"Share of ended episodes with a reward. {errors[0] if errors else ''}".strip(),
     )
 
 

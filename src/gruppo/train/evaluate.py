@@ -15,7 +15,6 @@ from gruppo.engines.base import Request, complete
 from gruppo.stages import Ask, Context, Sampling
 from gruppo.stages.prompting import plain
 from gruppo.stages.rollout import Group
-from gruppo.tasks.extract import auto
 from gruppo.train.statistics import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
 
 MOST = 1000  # answers a prompt; beyond it the number of sets of k is no float any more
@@ -98,6 +97,8 @@ async def evaluate(
     score_PS = np.array(scores, np.float64).reshape(len(chosen), samples)
     if np.isnan(score_PS).all():
         raise ValueError(f"none of {len(scores)} held-out answers could be judged. First error: {verdicts[0].error}")
+    if max(ks) > 2:  # a vote of one or two is the mean
+        _read_answers(judge, chosen, episodes, samples)
     return _summed_up(chosen, episodes, score_PS, ks)
 
 
@@ -117,10 +118,12 @@ def _repeated(items: Sequence[Any], times: int) -> list[Any]:
     return [x for x in items for _ in range(times)]
 
 
-def answer_of(text: str) -> str:
-    r"""What a text votes for: what stands in `<answer>` tags, in `\boxed{}` or behind `####`, else its last line."""
-    lines = [" ".join(line.split()) for line in auto(text).splitlines()]
-    return next((line for line in reversed(lines) if line), "")
+def _read_answers(judge: Any, tasks: Sequence[Any], episodes: Sequence[Episode], samples: int) -> None:
+    """What each episode votes for; answers to a prompt that mean the same vote alike."""
+    groups = [[(t, e.text) for e in episodes[i * samples : (i + 1) * samples]] for i, t in enumerate(tasks)]
+    said = [answer for group in judge.answers(groups) for answer in group]
+    for e, answer in zip(episodes, said, strict=True):
+        e.answer = answer
 
 
 def _summed_up(tasks: Sequence[Any], episodes: list[Episode], score_PS: Reals, ks: tuple[int, ...]) -> Evaluation:
@@ -128,10 +131,9 @@ def _summed_up(tasks: Sequence[Any], episodes: list[Episode], score_PS: Reals, k
     score_P = np.full(len(tasks), np.nan)
     score_P[known_P] = np.nanmean(score_PS[known_P], axis=1)
     pass_PK = {k: pass_at_k(score_PS, k) for k in ks}
-    said = [answer_of(e.text) for e in episodes] if max(ks) > 2 else []  # a vote of one or two is the mean
-    code = {a: i for i, a in enumerate(dict.fromkeys(said))}
-    answer_PS = np.array([code[a] for a in said]).reshape(score_PS.shape) if said else None
-    maj_PK = {k: maj_at_k(score_PS, answer_PS, k) for k in ks if k > 2 and answer_PS is not None}
+    code = {a: i for i, a in enumerate(dict.fromkeys(e.answer for e in episodes))}
+    answer_PS = np.array([code[e.answer] for e in episodes]).reshape(score_PS.shape)
+    maj_PK = {k: maj_at_k(score_PS, answer_PS, k) for k in ks if k > 2}
     level_P = np.array([task.level for task in tasks])
     overall = score_interval(score_P)
     return Evaluation(

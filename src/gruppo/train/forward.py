@@ -1,6 +1,7 @@
 """One forward for all readouts of a (role, view); the head runs in chunks and is recomputed in backward."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -44,19 +45,29 @@ def serve(
     for view in dict.fromkeys(n.view for n in needs):
         if view not in batch.views:
             raise ValueError(f"the batch was packed without the view {view!r}: pack(views=[{view!r}]) makes it.")
-        mine = [n for n in needs if n.view == view]
-        layers = tuple(sorted({int(v) for n in mine for k, v in n.params if k == "layer" and v >= 0}))
+        mine = list(dict.fromkeys(n for n in needs if n.view == view))
+        layers = tuple(sorted({layer for n in mine if (layer := layer_of(model, n)) >= 0}))
         others = {r: _other((cast or {})[r], batch.views[view]) for r in dict.fromkeys(n.against for n in mine) if r}
         with torch.set_grad_enabled(grad):
             states = states_of(model, batch.views[view], layers)
-            for n in mine:
-                other = others.get(n.against, _no_scores)
-                out[n.column] = _read(model, batch, batch.views[view], n, states, grad, other)
+            for n in (n for n in mine if n.at == "S"):
+                out[n.column] = _pool(batch, batch.views[view], n, states, layer_of(model, n))
+            for at in dict.fromkeys(n.at for n in mine if n.at != "S"):
+                here = [n for n in mine if n.at == at]
+                read = _read(model, batch, batch.views[view], here, states, grad, others)
+                out |= {n.column: x for n, x in zip(here, read, strict=True)}
     return out
 
 
-def _no_scores(position_C: Tensor) -> None:
-    """A need against nobody."""
+def layer_of(model: Any, n: Need) -> int:
+    """The layer that a need names: `layer`, or `depth` from 0 (the embedding) to 1 (the last block); -1: none, the
+    final states."""
+    params = dict(n.params)
+    if "depth" not in params:
+        return int(params.get("layer", -1))
+    if "layer" in params or not 0 <= params["depth"] <= 1:
+        raise ValueError(f"need {n}: a depth is a number from 0 to 1, and stands instead of a layer.")
+    return round(params["depth"] * int(model.layers))
 
 
 @torch.no_grad()
@@ -114,41 +125,42 @@ def _read(
     model: Any,
     batch: Batch,
     inputs: Inputs,
-    n: Need,
+    needs: Sequence[Need],
     states: States,
     grad: bool,
-    other: Callable[[Tensor], Tensor | None],
-) -> Tensor:
-    if n.at == "S":
-        return _pool(batch, inputs, n, states)
-    position, row = _positions(batch, inputs, n.at)
-    params, read = dict(n.params), READOUTS[n.readout].read
+    others: Mapping[str, Callable[[Tensor], Tensor | None]],
+) -> list[Tensor]:
+    """The needs of one level: the head runs once a chunk for all of them."""
+    at = needs[0].at
+    position, row = _positions(batch, inputs, at)
     token = torch.where(row >= 0, batch.token_N[row.clamp(min=0)], torch.zeros_like(row))
     heat = torch.where(row >= 0, batch.temperature_N[row.clamp(min=0)], torch.ones_like(batch.temperature_N[:1]))
 
-    def chunk(hidden_CD: Tensor, a: int, b: int) -> Tensor:
+    def chunk(hidden_CD: Tensor, a: int, b: int) -> tuple[Tensor, ...]:
         allowed = None
-        if batch.allowed is not None and n.at == "N":
+        if batch.allowed is not None and at == "N":
             allowed = batch.allowed.take(torch.arange(a, b, device=batch.device))
         scores_CV = model.head(hidden_CD)
-        heat_C = heat[a:b].to(scores_CV.dtype)
-        return read(Chunk(hidden_CD, scores_CV, token[a:b], heat_C, allowed, other(position[a:b])), **params)
+        whole = Chunk(hidden_CD, scores_CV, token[a:b], heat[a:b].to(scores_CV.dtype), allowed)
+        beside = {r: replace(whole, other_CV=scores(position[a:b])) for r, scores in others.items()}
+        whole = next(iter(beside.values()), whole)  # so that one log-softmax serves all
+        return tuple(READOUTS[n.readout].read(beside.get(n.against, whole), **dict(n.params)) for n in needs)
 
     size = max(1, CHUNK_NUMBERS.get(batch.device.type, 1 << 23) // max(int(model.vocab), 1))
     if len(position) <= size:
-        return chunk(states.at(position), 0, len(position))
-    parts: list[Tensor] = []
+        return list(chunk(states.at(position), 0, len(position)))
+    parts: list[tuple[Tensor, ...]] = []
     for a in range(0, len(position), size):
         b = min(a + size, len(position))
         piece = states.at(position[a:b])
         parts.append(checkpoint(chunk, piece, a, b, use_reentrant=False) if grad else chunk(piece, a, b))  # type: ignore[arg-type]
-    return torch.cat(parts)
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
-def _pool(batch: Batch, inputs: Inputs, n: Need, states: States) -> Tensor:
+def _pool(batch: Batch, inputs: Inputs, n: Need, states: States, layer: int) -> Tensor:
     """The mean of the last decisions of each sequence; with prompt=1 of the last positions before its first one."""
     params = dict(n.params)
-    hidden_MD = states.at(torch.arange(len(inputs.ids_M), device=batch.device), int(params.get("layer", -1)))
+    hidden_MD = states.at(torch.arange(len(inputs.ids_M), device=batch.device), layer)
     sequences = Key(inputs.seq_M, batch.size("S"))
     decided = torch.zeros_like(inputs.seq_M, dtype=torch.bool)
     decided[inputs.at_N] = True

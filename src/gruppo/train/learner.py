@@ -356,7 +356,8 @@ def _add_up(terms: Sequence[Term], weights: Sequence[Tensor], stats: Stats, tota
 
 def sampler_gap(tally: Tally, batch: Batch, logp_old_N: Tensor) -> None:
     """|log π_old − log π_gen| where the same thing was computed twice: by the sampler and by the trainer."""
-    here = batch.on_policy_N & torch.isfinite(batch.logp_gen_N) & ~batch.spread(batch.replayed_E, "E", "N")
+    known = batch.on_policy_N & torch.isfinite(batch.logp_gen_N)
+    here = known & batch.newest_N & ~batch.spread(batch.replayed_E, "E", "N")
     gap = (logp_old_N - batch.logp_gen_N)[here].abs()
     if len(gap):
         tally.add("sampler_gap", float(gap.sum()), len(gap))

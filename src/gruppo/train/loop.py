@@ -96,6 +96,7 @@ async def draw_until_selected(run: Run, ctx: Context) -> tuple[list[Episode], li
         asks = again
         if asks:
             ctx.round += 1
+    compare_groups(run, ctx, kept)
     return drawn, kept
 
 
@@ -107,6 +108,7 @@ async def draw(run: Run, ctx: Context, asks: Sequence[Ask | Prompt], rollout: An
     run.remember_tasks(prompts)
     with run.clock("sampling"):
         episodes = await (rollout or run.method.rollout)(ctx, prompts)
+        run.say_where(episodes)
     return score(run, ctx, episodes)
 
 
@@ -116,7 +118,7 @@ def score(run: Run, ctx: Context, episodes: list[Episode]) -> list[Episode]:
         new = [e for e in episodes if e.status.judged and e.uid not in run.scored]
         run.scored.update(e.uid for e in new)  # once, also when a rollout has asked for rewards before
         todo = [e for e in new if "task" not in e.reward]
-        verdicts = run.judge.score([(run.known_tasks[e.task], e.text) for e in todo])
+        verdicts = run.judge.score([(run.task_of(e), e.text) for e in todo])
         for e, verdict in zip(todo, verdicts, strict=True):
             if verdict.status == "ok" and "task" not in verdict.components:
                 e.status, e.error = Status.ENV_ERROR, NO_TASK.format(", ".join(verdict.components))
@@ -126,6 +128,21 @@ def score(run: Run, ctx: Context, episodes: list[Episode]) -> list[Episode]:
                 e.status, e.error = Status[verdict.status.upper()], verdict.error
         add_components(ctx, run.method.reward, new)
     return episodes
+
+
+def compare_groups(run: Run, ctx: Context, kept: Sequence[Episode]) -> None:
+    """When a step has all its episodes: which answers are the same, then the rewards that compare a group."""
+    with run.clock("scoring"):
+        if any(o.answers for _, o in run.method.occupants()):
+            groups: dict[str, list[Episode]] = {}
+            for e in kept:
+                if e.status.judged:
+                    groups.setdefault(e.group, []).append(e)
+            found = run.judge.answers([[(run.task_of(e), e.text) for e in group] for group in groups.values()])
+            for group, answers in zip(groups.values(), found, strict=True):
+                for e, answer in zip(group, answers, strict=True):
+                    e.answer = answer
+        add_components(ctx, run.method.reward, kept, whole=True)
 
 
 def packed(run: Run, ctx: Context, drawn: Sequence[Episode], episodes: Sequence[Episode]) -> Batch:

@@ -24,19 +24,20 @@ METRICS: dict[str, tuple[str, str, str]] = {
         "rises",
         "held-out pairs of recorded answers that the objective's implicit reward puts in the right order",
     ),
-    "length": ("tokens", "steady", "mean tokens of an answer, sampled or recorded, truncated ones included"),
+    "length": ("tokens", "steady", "mean tokens of an answer, sampled or recorded, truncated ones included, open ones not"),
     "entropy": (
         "nats",
         "falls slowly, not to 0",
         "minus mean log π_gen of sampled tokens: the sampler's entropy, estimated",
     ),
     "truncated": ("share", "near 0", "episodes that ran out of tokens"),
+    "open": ("share", "", "answers that are not finished and go on in the next step; they have no reward yet"),
     "failed": ("share", "0", "episodes that were not judged: the scorer or environment raised, hung or was cancelled"),
     "timed_out": ("share", "0", "episodes whose scorer or environment hung and was killed; a part of `failed`"),
     "dead_groups": (
         "share",
         "below 0.9",
-        "drawn groups with equal task rewards: they say nothing, but for other components",
+        "drawn groups with equal rewards, all components together: they say nothing to most methods",
     ),
     "groups": ("groups", "", "groups that were learned from"),
     "drawn_groups": ("groups", "", "groups drawn, also those that selection removed"),
@@ -57,10 +58,20 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "lr": ("", "", "learning rate of the policy"),
     "policy": ("", "", "objective of the policy, as optimised, before coefficients; mean over optimiser steps"),
     "clip_fraction": ("share", "below 0.3", "tokens whose gradient the clip removed"),
+    "local_share": ("share", "", "COPO: mean weight of the comparison inside the group against that between groups"),
     "weight_clipped": ("share", "below 0.3", "CISPO: tokens whose importance weight was clipped; they keep a gradient"),
     "gradient_bounded": ("share", "below 0.3", "GPPO: tokens beyond the clip, which keep the gradient of their bound"),
+    "bound_low": ("", "0.6 to 0.9", "BAPO: smallest ratio inside the clip, as the search found it"),
+    "bound_high": ("", "1.2 to 3", "BAPO: largest ratio inside the clip, as the search found it"),
+    "singled_out": ("share", "", "Clip-Cov, KL-Cov: tokens left out, or held, for their covariance"),
+    "match": ("", "rises towards 0", "DMPO: minus the squared distance of the policy's shares from the target"),
+    "regression": ("", "rises towards 0", "Reg-GRPO: minus the squared error of the normalised log-ratio"),
     "imitation": ("nats", "towards 0", "VAPO: mean log π of the tokens of right answers: the term as maximised"),
     "kl_ref": ("nats", "", "minus the KL to the reference by the penalty's estimator: the term as maximised"),
+    "kl_teacher": ("nats", "towards 0", "KDRL: minus the KL to the teacher by its estimator: the term as maximised"),
+    "expert": ("nats", "towards 0", "CHORD: weighed log π of the experts' tokens: the term as maximised"),
+    "hold": ("nats", "near 0", "LLDS: minus the fall of likelihood of answers that are not bad: the term as maximised"),
+    "entropy_band": ("nats", "0", "G²RPO: minus the distance of the mean entropy from its band"),
     "entropy_bonus": ("nats", "", "entropy of the policy, with gradient: the term as maximised"),
     "value": ("", "towards 0", "critic's objective: minus half the squared error"),
     "likelihood": ("nats", "rises towards 0", "mean log π of the tokens of given or accepted answers"),
@@ -69,8 +80,8 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "preferred": ("share", "rises", "pairs whose implicit rewards are in the right order; equal ones count one half"),
     "utility": ("", "rises towards 0", "KTO: utility of the labelled answers, less its best value"),
     "reference_point": ("nats", "small", "KTO: the point of reference, an estimate of the KL to the reference"),
-    "separate": ("", "rises", "DisCO: score of right answers above wrong ones"),
-    "trust": ("", "near 0", "DisCO: penalty of the trust region"),
+    "separate": ("", "rises", "DisCO, DRPO: score of right answers above wrong ones"),
+    "trust": ("", "near 0", "DisCO, DRPO: penalty of the trust region"),
     "sampler_gap": (
         "nats",
         "below 1e-3",
@@ -99,11 +110,13 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
         "failed": _mean([not e.status.judged and e.status != Status.OPEN for e in drawn]),
         "timed_out": _mean([e.status == Status.TIMEOUT for e in drawn]),
         "truncated": _mean([e.status == Status.TRUNCATED for e in mine]),
-        "length": _mean([_tokens(e) for e in mine]),
+        "length": _mean([_tokens(e) for e in mine if e.status != Status.OPEN]),
         "tokens": float(sum(_tokens(e) for e in drawn)),
         "reward": _mean([e.total for e in judged]),
         "accuracy": _mean([e.reward["task"] for e in judged if "task" in e.reward]),
     }
+    if any(e.status == Status.OPEN for e in mine):
+        out["open"] = _mean([e.status == Status.OPEN for e in mine])
     logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])
     if len(logp):
         out["entropy"] = -_mean(logp)
@@ -113,7 +126,7 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     groups: dict[str, set[float]] = {}
     for e in drawn:
         if e.status.judged:
-            groups.setdefault(e.group, set()).add(e.reward.get("task", e.total))
+            groups.setdefault(e.group, set()).add(e.total)
     out["dead_groups"] = _mean([len(seen) == 1 for seen in groups.values()])
     out["drawn_groups"] = float(len({e.group for e in drawn}))
     return out

@@ -43,6 +43,7 @@ class Run:
         self.version, self.checked = 0, False
         self.whole = True  # not from the first optimiser step to the end of a step: that state is nobody's
         self.known_tasks: dict[str, Any] = {}
+        self.places: dict[str, int] = {}  # of the known tasks, among those to train on
         self.dead_steps, self.empty_steps = 0, 0
         self.scored: set[int] = set()  # episodes of this step that have been through the reward room
         check(self.method, self.bare_context(0), samples=config.samples, can=NativeEngine.can)
@@ -75,10 +76,29 @@ class Run:
         )
 
     def remember_tasks(self, prompts: Sequence[Prompt]) -> None:
-        """The tasks of this draw, for the judge."""
+        """The tasks of this draw, for the judge, and their places."""
         if len(self.known_tasks) > 100_000:
             self.known_tasks.clear()
+            self.places.clear()
         self.known_tasks.update({p.ask.task.uid: p.ask.task for p in prompts})
+        self.places.update({p.ask.task.uid: p.ask.place for p in prompts})
+
+    def task_of(self, e: Episode) -> Any:
+        """The task of an episode; of one that an earlier process drew, by its place."""
+        if e.task not in self.known_tasks:
+            found = self.tasks.train[e.place] if 0 <= e.place < len(self.tasks.train) else None
+            if found is None or found.uid != e.task:
+                raise ValueError(
+                    f"task {e.task!r} of an episode is not among the tasks of this run, so it cannot be judged. Put "
+                    "the data back as it was, or let the curriculum say the places of its tasks: Ask(…, place=i)."
+                )
+            self.known_tasks[e.task] = found
+        return self.known_tasks[e.task]
+
+    def say_where(self, episodes: Sequence[Episode]) -> None:
+        """Write the domain and the place of its task on every episode: rollouts need not think of it."""
+        for e in episodes:
+            e.domain, e.place = self.task_of(e).domain, self.places.get(e.task, e.place)
 
     def lazy_old(self, ctx: Context) -> frozenset[Need]:
         """logp@old needs no forward of its own when one optimiser step a batch is all that reads it."""
@@ -107,7 +127,7 @@ class Run:
         self.dead_steps = self.dead_steps + 1 if share == 1.0 and compares(self.method) else 0
         if self.dead_steps == 3:
             self.warn(
-                "every group of the last three steps has equal task rewards, so there is nothing to compare. Use an "
+                "every group of the last three steps has equal rewards, so there is nothing to compare. Use an "
                 "easier or harder task.level, more samples, or sampling.temperature=1."
             )
 

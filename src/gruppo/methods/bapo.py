@@ -1,0 +1,145 @@
+"""BAPO, balanced policy optimisation with adaptive clipping (Xi et al. 2025, arXiv:2510.18927).
+
+    J = 1/Σ|o_i| Σ_i Σ_t min(r_it A_i, clip(r_it, c_low, c_high) A_i),   at least 3 A_i where A_i < 0
+    ρ = Σ_{A>0} r A / Σ r |A| over tokens with a gradient
+    from (0.6, 1.2): c_high += 0.05 up to 3, then c_low += 0.05 up to 0.9, until ρ ≥ ρ_0 = 0.5
+
+Differs from GRPO: on stale data bad tokens outweigh good ones. The bounds of each optimiser step are searched, first
+the upper one (it lets good tokens in that have become likely), then the lower one (it shuts bad ones out that have
+become unlikely), until good tokens have a share ρ_0 of the push. No gradient goes through the search; mean over tokens;
+no KL.
+
+What was read: the authors' README (ρ_0 = 0.5 and both ranges, "as used in the paper"), their code, WooooDyy/BAPO
+recipe/bapo/policy_loss.py, and notes on the published paper: its equation, ρ_0 = 0.4, the order, steps of 0.05 above
+and 0.02 below (0.05 for both in the code, and here). Paper and code differ: the code raises the lower bound first,
+compares Σ_{A>0} / Σ_{A<0} with its target (0.5 is then a share of 1/3), and searches anew for every micro-batch; here,
+as in the paper, the upper bound goes first and the share is of the whole, for every optimiser step. In both a token
+counts with the value of its clipped objective, |min(r A, clip(r) A)|. So a higher c_low makes the bad side larger,
+never smaller (r = 0.7 counts 0.8, then 0.9), and once begun the search of c_low runs to its end. `contribution="live"`
+counts tokens that still have a gradient instead, which is what the text says the bounds are for; "value" is the
+published form. The equation also weighs tokens by π_old: over sampled tokens that weight is in the sampling, and the
+code has none. The dual clip, two epochs and four minibatches are the code's.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch
+from gruppo.methods.grpo import GRPO
+from gruppo.pieces import surrogate
+from gruppo.pieces.ratio import ratio
+from gruppo.pieces.stop import stop
+from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages.names import nearest
+from gruppo.stages.update import Passes
+
+Contribution = Literal["live", "value"]
+
+
+@dataclass(frozen=True)
+class BalancedClip(Occupant):
+    """The clipped objective, its clip found anew at every optimiser step.
+
+    clip_low, clip_high            where the search begins: bounds 1 − clip_low and 1 + clip_high
+    clip_low_least, clip_high_most where it ends; clip_step: how far it goes at once
+    positive_share                 the share of the push that good tokens are to have; 0: no search
+    contribution                   live: tokens with a gradient, r |A|; value: all, by the clipped objective
+    """
+
+    clip_low: float = 0.4
+    clip_low_least: float = 0.1
+    clip_high: float = 0.2
+    clip_high_most: float = 2.0
+    clip_step: float = 0.05
+    positive_share: float = 0.5
+    contribution: Contribution = "live"
+    clip_dual: float = 3.0
+    mean: Any = "token"
+    takes = ("adv_N",)
+    witness = {
+        "clip_low": 0.8, "clip_low_least": -0.5, "clip_high": 0.6, "clip_high_most": 0.3, "clip_step": 0.7,
+        "positive_share": [0.95, 0.0], "contribution": ["live", "value"], "clip_dual": 1.2,
+        "mean": ["token", "sequence"],
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.contribution not in get_args(Contribution):
+            raise ValueError(
+                f"contribution={self.contribution!r}: a token does not contribute so"
+                f"{nearest(self.contribution, get_args(Contribution))}. Use {' or '.join(get_args(Contribution))}."
+            )
+        if not (self.clip_low_least <= self.clip_low and self.clip_high <= self.clip_high_most):
+            raise ValueError(
+                f"clip_low={self.clip_low} to {self.clip_low_least}, clip_high={self.clip_high} to "
+                f"{self.clip_high_most}: the search would move away from its end. Use clip_low_least <= clip_low and "
+                "clip_high <= clip_high_most."
+            )
+        if not self.clip_step > 0:
+            raise ValueError(
+                f"clip_step={self.clip_step}: the search would never end. Use a step above 0; positive_share=0 is no "
+                "search."
+            )
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", when="step"), need("logp", "old"))
+
+    def bounds(self, r_N: Tensor, adv_N: Tensor, weight_N: Tensor) -> tuple[Tensor, Tensor]:
+        """c_low and c_high: the first on the way whose share of good tokens is large enough, else the last."""
+        low_L = 1.0 - ladder(self.clip_low, self.clip_low_least, self.clip_step, r_N)
+        high_H = 1.0 + ladder(self.clip_high, self.clip_high_most, self.clip_step, r_N)
+        good_N, bad_N = weight_N * adv_N.clamp(min=0), weight_N * (-adv_N).clamp(min=0)
+        if self.clip_dual and self.contribution == "live":
+            bad_N = torch.where(r_N > self.clip_dual, torch.zeros_like(bad_N), bad_N)
+        good_H = up_to(r_N, r_N * good_N, high_H)
+        bad_L = (r_N * bad_N).sum() - up_to(r_N, r_N * bad_N, low_L, strictly=True)
+        if self.contribution == "value":  # what lies beyond a bound counts with the bound
+            good_H = good_H + high_H * (good_N.sum() - up_to(r_N, good_N, high_H))
+            bad_L = bad_L + low_L * up_to(r_N, bad_N, low_L, strictly=True)
+        way_good = torch.cat([good_H, good_H[-1:].expand(len(low_L) - 1)])
+        way_bad = torch.cat([bad_L[:1].expand(len(high_H)), bad_L[1:]])
+        reached = way_good >= self.positive_share * (way_good + way_bad)
+        reached = torch.cat([reached[:-1], torch.ones_like(reached[-1:])])
+        at = reached.to(torch.int64).argmax(0, keepdim=True)  # the first that is 1
+        last = len(high_H) - 1
+        return low_L.index_select(0, (at - last).clamp(min=0)), high_H.index_select(0, at.clamp(max=last))
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        adv_N, learn_N, r_N = batch.adv_N, batch.learn_N, ratio(stats.logp_N, batch.logp_old_N)
+        here_N = torch.where(learn_N, batch.weight_N, torch.zeros_like(batch.weight_N))
+        low, high = self.bounds(stop(r_N), adv_N, here_N)
+        value_N = torch.minimum(r_N * adv_N, torch.minimum(torch.maximum(r_N, low), high) * adv_N)
+        if self.clip_dual:
+            value_N = surrogate.dual_clipped(value_N, adv_N, self.clip_dual)
+        clip_N = ((stop(r_N) > high) & (adv_N > 0)) | ((stop(r_N) < low) & (adv_N < 0))
+        return [
+            Term("policy", batch.weight_N * value_N, learn_N, self.mean, additive=False),
+            Term("clip_fraction", clip_N.to(r_N.dtype), learn_N, "token", coef=0.0, additive=False),
+            Term("bound_low", low.expand(len(r_N)), learn_N, "token", coef=0.0, additive=False),
+            Term("bound_high", high.expand(len(r_N)), learn_N, "token", coef=0.0, additive=False),
+        ]
+
+
+def ladder(start: float, end: float, step: float, like: Tensor) -> Tensor:
+    """start, start ± step, … , end: counted, not added up, so that the last rung is the end itself."""
+    rungs = torch.arange(int(abs(end - start) / step + 1e-9) + 1, dtype=like.dtype, device=like.device)
+    way = start + (step if end > start else -step) * rungs
+    return torch.cat([way, way.new_full((1,), end)]) if abs(float(way[-1]) - end) > 1e-9 else way
+
+
+def up_to(x_N: Tensor, weight_N: Tensor, bound_B: Tensor, strictly: bool = False) -> Tensor:
+    """Σ of the weights of x ≤ bound (x < bound if `strictly`), for each of the rising bounds."""
+    rung_N = torch.searchsorted(bound_B, x_N, right=strictly)
+    total = torch.zeros(len(bound_B) + 1, dtype=x_N.dtype, device=x_N.device).index_add(0, rung_N, weight_N)
+    return torch.cumsum(total, 0)[:-1]
+
+
+BAPO = GRPO.but(
+    name="bapo",
+    paper="arXiv:2510.18927",
+    objective=BalancedClip(),
+    penalties=(),
+    update=Passes(epochs=2, minibatches=4),
+)

@@ -1,0 +1,95 @@
+"""BNPO, Beta normalisation policy optimisation (Xiao et al. 2025, arXiv:2506.02864).
+
+    p(q) = mean of the group's rewards, on [0, 1];      m, v = mean and variance (n − 1) of p over the step's groups
+    (a, b) = (m (1 − m) / v − 1) · (m, 1 − m),      α = max(1 + a/3, 1),   β = max(1 + b/3, 1)
+    A_i = (R_i − p(q)) / f(p(q); α, β),      f the density of the Beta distribution,   1/f at most 1e6
+    J = 1/B Σ_i Σ_t min(r_it A_i, clip(r_it, 1−0.2, 1+0.28) A_i), at least 10 A_i where A_i < 0
+
+Differs from GRPO: the divisor is not the deviation of the group but a density that is fitted, at every step, to how
+the rates of right answers lie over the prompts; α = β = 1 is the mean as a baseline, α = β = 3/2 is GRPO's divisor
+√(p (1 − p)) times 8/π. Sum over an answer's tokens, wider clip, no KL. Checked against changyi7231/BNPO,
+recipe/bnpo/src/bnpo_ray_trainer.py, compute_bnpo_outcome_advantage. With one group, or where all rates are the same,
+nothing can be fitted: then α = β = 1 (the code: m = 0, v = 1, which is the same, and 0/0). A group of one has A = 0
+(the code: p = 0, so A = R/f(0)). Rates of 0 and 1 may have f = 0, but then all R_i = p. `loss_type="bnpo"` of TRL
+borrows the name for a mean over tokens and is another thing.
+
+The paper decomposes several rewards: A is the mean over components of this advantage of each. Here R is their sum.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, centre
+from gruppo.data.pairs import ROUNDING
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Context, Occupant
+from gruppo.stages.credit import COMPARES, to_tokens
+from gruppo.stages.objective import ClippedSurrogate
+
+
+@dataclass(frozen=True)
+class BetaNormalised(Occupant):
+    """A_i = (s_i − p) / f(p; α, β), s the reward on the scale from `reward_low` (0) to `reward_high` (1)."""
+
+    reward_low: float = 0.0
+    reward_high: float = 1.0
+    cap: float = 1e6
+    gives = ("adv_N",)
+    min_samples = 2
+    alone = COMPARES
+    witness = {"reward_low": -1.0, "reward_high": 2.0, "cap": 0.3}
+
+    def __post_init__(self) -> None:
+        if not self.reward_low < self.reward_high:
+            raise ValueError(
+                f"reward_low={self.reward_low}, reward_high={self.reward_high}: no reward lies between. Use low < high."
+            )
+
+    def refuses(self, batch: Batch) -> str:
+        known = batch.reward_E[batch.judged_E]
+        out = known[(known < self.reward_low - ROUNDING) | (known > self.reward_high + ROUNDING)]
+        return "" if not len(out) else (
+            f"a reward is {float(out[0]):g}, outside {self.reward_low:g} to {self.reward_high:g}, so it is no rate of "
+            "right answers. Set method.credit.reward_low and method.credit.reward_high to the smallest and the largest"
+        )  # fmt: skip
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        return to_tokens(batch, self.of_one(batch, batch.reward_E))
+
+    def of_one(self, batch: Batch, reward_E: Tensor) -> Tensor:
+        """The advantage by one reward. Of several components it would be the mean of this over them."""
+        groups, judged = batch.level("E", "G"), batch.judged_E
+        s_E = (reward_E - self.reward_low) / (self.reward_high - self.reward_low)
+        rate_G = batch.gather(s_E, "E", groups, "mean", where=judged).double().clamp(0, 1)
+        alpha, beta = self.shape(rate_G[batch.gather(judged, "E", groups, "any")])
+        weight_G = torch.exp(-log_beta_density(rate_G, alpha, beta)).clamp(max=self.cap)
+        centred_E = centre(s_E, groups, where=judged)
+        # Where f is 0 and the weight at its cap, every reward is the mean: 0, not 0 · cap of what was rounded.
+        adv_E = torch.where(centred_E != 0, centred_E * groups.spread(weight_G.to(s_E.dtype)), torch.zeros_like(s_E))
+        return adv_E
+
+    def shape(self, rate_X: Tensor) -> tuple[Tensor, Tensor]:
+        """α and β of the divisor, by the moments of these rates."""
+        one = torch.ones((), dtype=rate_X.dtype, device=rate_X.device)
+        if len(rate_X) < 2 or float(rate_X.var()) <= ROUNDING**2:
+            return one, one
+        m, v = rate_X.mean(), rate_X.var()
+        strength = m * (1 - m) / v - 1
+        return torch.maximum(1 + strength * m / 3, one), torch.maximum(1 + strength * (1 - m) / 3, one)
+
+
+def log_beta_density(p: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    """log of p^(α−1) (1 − p)^(β−1) / B(α, β); 0 log 0 is 0."""
+    log_b = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
+    return torch.xlogy(alpha - 1, p) + torch.special.xlog1py(beta - 1, -p) - log_b
+
+
+BNPO = GRPO.but(
+    name="bnpo",
+    paper="arXiv:2506.02864",
+    credit=BetaNormalised(),
+    objective=ClippedSurrogate(clip_low=0.2, clip_high=0.28, clip_dual=10.0, mean="sequence_sum"),
+    penalties=(),
+)

@@ -1,0 +1,93 @@
+"""DUMP: Distribution-level UCB curriculum (Wang et al. 2025, arXiv:2504.09710).
+
+    L_j   = mean |A| over the last 300 samples of domain j,      n_j = its samples so far,      n = Σ_j n_j
+    UCB_j = L_j + √( 2 ln(n + 1) / (n_j + 1) )
+    domain ~ softmax(UCB / 0.1),      then a prompt of it, uniformly
+
+Differs from GRPO: which tasks come. A domain that teaches much, or that was seen little, comes more often. A domain is
+a task at a level: task=mix:addition@1+addition@3+chain has three, task.level=1-4 four. With one domain it is GRPO.
+Checked against ZhentingWang/DUMP, verl/utils/curriculum_learning.py, and its scripts (KL 0.001). As in the paper, |A|
+is that of the training samples; the code takes validation samples. Uniformly means: no task of a domain comes again
+before all have come (the code draws with replacement). A sample that selection dropped counts with |A| = 0, or a domain
+of equal groups would never be seen to teach nothing. With GRPO's credit a group with a
+share p of right answers has a mean |A| of 2√(p(1 − p)); whitened advantages compare domains with each other instead.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Use, name_hash, permutation
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Ask, Context, Memory, Occupant, StepRecord
+from gruppo.stages.curriculum import asked, weighted
+from gruppo.stages.penalties import ReferenceKL
+from gruppo.stages.tables import Table
+from gruppo.tasks.base import domains_of
+
+MEMORY = "domains"  # {domain: {"size": the last |A|, "samples": n_j, "asked": prompts so far}}
+
+
+@dataclass(frozen=True)
+class DomainUcb(Occupant):
+    """Domains by softmax(UCB / domain_temperature) of their mean |A| over the last `window` samples."""
+
+    window: int = 300
+    domain_temperature: float = 0.1
+    takes = ("adv_N",)
+    witness = {"window": 2, "domain_temperature": 100.0}
+
+    def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
+        known, domains = ctx.memory.get(MEMORY, {}), domains_of(tasks)
+        chosen = weighted(ctx, self.weights(known, list(domains)), ctx.prompts, "domain", replace=True)
+        places: list[int] = []
+        for j, (name, mine) in enumerate(domains.items()):
+            first = known[name]["asked"] if name in known else 0
+            places += _in_turn(ctx, name, mine, first, chosen.count(j))
+        return asked(ctx, tasks, places)
+
+    def weights(self, known: Mapping[str, Any], names: Sequence[str]) -> Tensor:
+        """The chance of each domain."""
+        mean = torch.tensor([float(known[j]["size"].mean()) if j in known else 0.0 for j in names], dtype=torch.float64)
+        n = torch.tensor([known[j]["samples"] if j in known else 0 for j in names], dtype=torch.float64)
+        ucb = mean + (2 * torch.log(n.sum() + 1) / (n + 1)).sqrt()
+        return torch.softmax(ucb / self.domain_temperature, 0)
+
+    def observe(self, record: StepRecord, memory: Memory) -> None:
+        drawn = [e for e in record.drawn if e.status.judged and e.use == Use.LEARN]
+        size_E = _sizes(record).look(torch.tensor([e.uid for e in drawn], dtype=torch.int64), "size", 0.0)
+        domain_E = torch.tensor([name_hash(e.domain) for e in drawn], dtype=torch.int64)
+        groups = {(e.domain, e.group) for e in record.drawn}
+        out: dict[str, Any] = dict(memory.get(MEMORY, {}))
+        for name in sorted({e.domain for e in drawn}):
+            now = size_E[domain_E == name_hash(name)]
+            old = out.get(name, {"size": now[:0], "samples": 0, "asked": 0})
+            out[name] = {
+                "size": torch.cat([old["size"], now])[-self.window :],
+                "samples": old["samples"] + len(now),
+                "asked": old["asked"] + sum(domain == name for domain, _ in groups),
+            }
+        memory[MEMORY] = out
+
+
+def _sizes(record: StepRecord) -> Table:
+    """Mean |A| over the tokens of each episode that was learned from."""
+    if record.batch is None:
+        return Table()
+    b = record.batch
+    return Table().put(b.uid_E, size=b.gather(b.adv_N.abs(), "N", "E", "mean", where=b.policy_N))
+
+
+def _in_turn(ctx: Context, name: str, mine: Sequence[int], first: int, n: int) -> list[int]:
+    """The next n places of a domain, each once in a keyed order, then in another; a draw again is out of turn."""
+    if ctx.round > 0:
+        first = int(ctx.uniform("again", ctx.round, name) * len(mine))
+    turns = range(first, first + n)
+    orders = {k: permutation(len(mine), ctx.seed, "domain", name, k) for k in {t // len(mine) for t in turns}}
+    return [mine[int(orders[t // len(mine)][t % len(mine)])] for t in turns]
+
+
+DUMP = GRPO.but(name="dump", paper="arXiv:2504.09710", curriculum=DomainUcb(), penalties=(ReferenceKL(kl_coef=0.001),))

@@ -1,0 +1,121 @@
+"""G²RPO, Gaussian GRPO (Hu et al. 2026, arXiv:2604.08539, "OpenVLThinkerV2").
+
+    A_i = Φ⁻¹((k_i − ½) / G),      k_i the rank of R_i in its group, 1 … G;   ties: the mean of their quantiles
+    J = 1/G Σ_i 1/|o_i| Σ_t min(r_it A_i, clip(r_it, 1−0.2, 1+0.2) A_i)
+
+The advantages of a group are the quantiles of a normal distribution, whatever its rewards: only their order counts, so
+one huge reward does no more than a slightly better one, and tasks of any scale pull alike. |A| ≤ Φ⁻¹(1 − ½/G).
+Differs from GRPO: this map in place of the z-score; no KL. Groups of equal rewards are discarded in the paper; here
+they have A = 0 and still count in the mean (select=RedrawEqualGroups() drops them). The ranks and the rule for ties
+are those that reproduce the paper's figure 2; no code was found. Confidence: the front page of the paper for the
+advantage, second hand for the rest.
+
+The paper also shapes lengths and bounds the entropy, with thresholds by task that it does not give. Both are here and
+not in the record, one setting for all tasks: `method.reward+=gruppo.methods.g2rpo:TrapezoidLength` and
+`method.penalties+=gruppo.methods.g2rpo:EntropyBand`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, Key, centre, segment
+from gruppo.data.pairs import ROUNDING
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Context, Need, Occupant, Sched, Stats, Term, need
+from gruppo.stages.credit import COMPARES, to_tokens
+
+
+def rank_quantiles(x: Tensor, key: Key, *, where: Tensor) -> Tensor:
+    """Φ⁻¹((k − ½)/n) of the rank k inside each part; ties share their mean; 0 outside `where`, and of equal rows."""
+    rows = torch.nonzero(where)[:, 0]
+    level = torch.round(x[rows].double() / ROUNDING)  # sums are rounded, and rounding must not part a tie
+    order = torch.argsort(level, stable=True)
+    order = order[torch.argsort(key.index[rows[order]], stable=True)]
+    rows, level, part = rows[order], level[order], key.index[rows[order]]
+    start, n = segment.offsets(Key(part, key.size))
+    rank = torch.arange(len(rows), device=x.device) - start[part]
+    quantile = torch.special.ndtri((rank.double() + 0.5) / n[part].double())
+    ties = segment.key_of(part, level)
+    shared = ties.spread(segment.gather(quantile, ties, "mean"))
+    # A part of equal rows has the mean of symmetric quantiles, 0 up to rounding; centred it is exactly 0.
+    return torch.zeros_like(x).index_copy(0, rows, centre(shared, Key(part, key.size)).to(x.dtype))
+
+
+@dataclass(frozen=True)
+class RankQuantiles(Occupant):
+    """A_i = the standard normal quantile of the answer's rank in its group."""
+
+    gives = ("adv_N",)
+    ignores = ("shift", "scale")
+    min_samples = 2
+    alone = COMPARES
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        return to_tokens(batch, rank_quantiles(batch.reward_E, batch.level("E", "G"), where=batch.judged_E))
+
+
+@dataclass(frozen=True)
+class TrapezoidLength(Occupant):
+    """Component `length`: 1 for lengths from `full_from` to `full_to`, straight lines to 0 at `zero_below` and
+    `zero_above`, and 0 beyond; all in shares of the run's max_tokens. The defaults are ours."""
+
+    zero_below: float = 0.0
+    full_from: float = 0.125
+    full_to: float = 0.5
+    zero_above: float = 1.0
+    witness = {"zero_below": -1.0, "full_from": 0.6, "full_to": 0.9, "zero_above": 2.0}
+
+    def __post_init__(self) -> None:
+        if not self.zero_below < self.full_from or not self.full_to < self.zero_above:
+            raise ValueError(
+                f"zero_below={self.zero_below}, full_from={self.full_from}, full_to={self.full_to}, zero_above="
+                f"{self.zero_above}: it does not rise and fall. Use zero_below < full_from, full_to < zero_above."
+            )
+
+    def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
+        share = np.array([e.tokens for e in episodes], np.float64) / ctx.sampling.max_tokens
+        rising = (share - self.zero_below) / (self.full_from - self.zero_below)
+        falling = (self.zero_above - share) / (self.zero_above - self.full_to)
+        return {"length": np.clip(np.minimum(rising, falling), 0.0, 1.0)}
+
+
+@dataclass(frozen=True)
+class EntropyBand(Occupant):
+    """−band_coef · (max(H_low − H, 0) + max(H − H_high, 0)), H the mean entropy of the step's policy tokens, in nats,
+    with gradient. The defaults are ours."""
+
+    band_coef: Sched = 0.01
+    entropy_low: float = 0.1
+    entropy_high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.entropy_low < self.entropy_high:
+            raise ValueError(
+                f"entropy_low={self.entropy_low}, entropy_high={self.entropy_high}: the band is empty, and the two "
+                "penalties cancel. Use entropy_low < entropy_high."
+            )
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("entropy", when="step"),)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        mine_N = batch.policy_N
+        total = torch.where(mine_N, stats.entropy_N, torch.zeros_like(stats.entropy_N)).sum()
+        mean = total / mine_N.sum().clamp(min=1)
+        outside = torch.relu(self.entropy_low - mean) + torch.relu(mean - self.entropy_high)
+        some_E = batch.gather(mine_N, "N", "E", "any")
+        value_E = -outside.expand(len(some_E))
+        return [Term("entropy_band", value_E, some_E, coef=ctx.at(self.band_coef), at="E", additive=False)]
+
+
+G2RPO = GRPO.but(
+    name="g2rpo",
+    paper="arXiv:2604.08539",
+    credit=RankQuantiles(),
+    penalties=(),
+)

@@ -1,0 +1,73 @@
+"""GDPO, group reward-decoupled normalisation (Liu et al. 2026, arXiv:2601.05242).
+
+    A_i^k = (r_i^k − mean_G r^k) / (std_G r^k + 1e-4)        for each component k of the reward, std with n − 1
+    S_i = Σ_k w_k A_i^k,      A_i = (S_i − mean S) / (std S + 1e-4)      over all answers of the step
+
+Differs from GRPO: components are normalised one by one and added then, so that different combinations of rewards stay
+different, and a component on a large scale does not drown the others: any component times a constant changes nothing.
+Checked against NVlabs/GDPO, trl-GDPO grpo_trainer.py, with verl-GDPO ray_trainer.py, which whitens over tokens: a long
+answer weighs more in mean and deviation (`over="token"`; verl adds its 1e-8 to the variance). TRL calls it
+multi_objective_aggregation="normalize_then_sum". With a single component it is GRPO, without the second step, as in the
+reference code.
+
+What the turns of an answer earned belongs to their component. A component that an answer lacks counts as 0, one that
+is the same for a whole group adds exactly 0, and one that another reward replaces is left out. The paper's other
+advice, to pay an easy reward only where the hard one was earned, is a matter of the scorer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, segment
+from gruppo.methods.grpo import GRPO
+from gruppo.pieces import advantage
+from gruppo.stages import Context, Occupant
+from gruppo.stages.credit import COMPARES, judged_N, to_tokens
+from gruppo.stages.names import nearest
+
+
+@dataclass(frozen=True)
+class DecoupledNormalised(Occupant):
+    """Each component's z-score of the group, times its weight (1 unless told), added up and whitened over the step."""
+
+    weights: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    over: Literal["episode", "token"] = "episode"
+    eps: float = 1e-4
+    gives = ("adv_N",)
+    ignores = ("shift", "scale")
+    min_samples = 2
+    alone = COMPARES
+    witness = {"weights": {"style": 0.25}, "over": "token", "eps": 1.0}
+
+    def __post_init__(self) -> None:
+        for name, weight in self.weights.items():
+            if not isinstance(weight, float | int):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ValueError(f"weights.{name}={weight!r} is no number, so nothing can be weighed. Give one.")
+
+    def refuses(self, batch: Batch) -> str:
+        strange = [name for name in self.weights if name not in batch.components]
+        return "" if not strange else (
+            f"weights has {strange[0]!r}, which is no component of the reward{nearest(strange[0], batch.components)}, "
+            f"so it would weigh nothing. Components: {', '.join(batch.components)}"
+        )  # fmt: skip
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        groups, judged = batch.level("E", "G"), batch.judged_E
+        paid_C = batch.paid_EC[judged].any(0)
+        if int(paid_C.sum()) < 2:
+            return to_tokens(batch, advantage.z_score(batch.reward_E, groups, where=judged, eps=self.eps))
+        adv_EC = advantage.z_score(batch.return_EC[:, paid_C], groups, where=judged, eps=self.eps)
+        weights = [self.weights.get(c, 1.0) for c in batch.components]
+        weight_C = torch.tensor(weights, dtype=adv_EC.dtype, device=batch.device)[paid_C]
+        sum_E = adv_EC @ weight_C
+        if self.over == "episode":
+            return to_tokens(batch, advantage.z_score(sum_E, segment.one_part(judged), where=judged, eps=self.eps))
+        sum_N = batch.spread(sum_E, "E", "N")
+        return {"adv_N": advantage.z_score(sum_N, segment.one_part(sum_N), where=judged_N(batch), eps=self.eps)}
+
+
+GDPO = GRPO.but(name="gdpo", paper="arXiv:2601.05242", credit=DecoupledNormalised())

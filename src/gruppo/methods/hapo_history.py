@@ -1,0 +1,63 @@
+"""HAPO: History-Aware Policy Optimization (Huang, Zhang, Cardie 2025, arXiv:2505.11225).
+
+    h_q = tokens of the shortest right answer to q so far                    nothing before the first one
+    f   = cos( min(π/2 · |o| / h_q, π) )                                     1 at no length, 0 at h_q, −1 from 2 h_q on
+    R   = 1[right] + w · ( max(f, c) if right, min(f, 0) if wrong, 0 without a history ),      w = 1, c = −0.7
+
+Differs from GRPO: a second reward for being shorter than the best before. A right answer always has more than a wrong
+one (1 − 0.7 > 0), and a short wrong one is not punished. History is updated after the rewards of a step, with every
+answer that was drawn, also of groups that selection dropped; it never rises. It needs tasks that come again: several
+epochs (task.train_size, steps). Checked against HCY123902/HAPO, utils.py compute_len_reward and grpo_trainer.py
+combined_reward_func (mode "min"). There a length is that of the text encoded again; here it is the number of tokens
+that the policy sampled, the end included. Their penalty of repeated n-grams is off by default and left out.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Episode, Source, Use, gather, name_hash
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Context, Memory, Occupant, StepRecord
+from gruppo.stages.tables import Table, by_key
+
+SHORTEST = "shortest"  # tokens of the shortest right answer, by task
+
+
+@dataclass(frozen=True)
+class ShorterThanBefore(Occupant):
+    """Component `length`: the cosine of an answer's length against the shortest right answer to its task so far."""
+
+    length_coef: float = 1.0
+    least: float = -0.7
+    witness = {"length_coef": 0.3, "least": -0.1}
+
+    def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
+        key_E, length_E, right_E = _columns(episodes)
+        before_E = Table.of(ctx.memory, SHORTEST).look(key_E, "tokens")
+        f_E = torch.cos((math.pi / 2 * length_E / before_E).clamp(max=math.pi))
+        value_E = torch.where(right_E, f_E.clamp(min=self.least), f_E.clamp(max=0.0))
+        known_E = ~before_E.isnan() & (length_E > 0)  # an expert's answer has no token of the policy
+        return {"length": (self.length_coef * torch.where(known_E, value_E, 0.0)).tolist()}
+
+    def observe(self, record: StepRecord, memory: Memory) -> None:
+        drawn = [e for e in record.drawn if e.status.judged and e.use <= Use.BASELINE and e.source == Source.POLICY]
+        key_E, length_E, right_E = _columns(drawn)
+        keys, tasks = by_key(key_E[right_E])
+        table = Table.of(memory, SHORTEST)
+        now = gather(length_E[right_E], tasks, "min")
+        memory[SHORTEST] = table.put(keys, tokens=torch.minimum(now, table.look(keys, "tokens", math.inf))).plain
+
+
+def _columns(episodes: Sequence[Episode]) -> tuple[Tensor, Tensor, Tensor]:
+    """Key of the task, tokens, whether it is right."""
+    key_E = torch.tensor([name_hash(e.task) for e in episodes], dtype=torch.int64)
+    length_E = torch.tensor([e.tokens for e in episodes], dtype=torch.float64)
+    return key_E, length_E, torch.tensor([e.reward.get("task", 0.0) > 0 for e in episodes], dtype=torch.bool)
+
+
+HAPO_HISTORY = GRPO.but(name="hapo_history", paper="arXiv:2505.11225", reward=(ShorterThanBefore(),))

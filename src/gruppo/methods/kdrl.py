@@ -1,0 +1,75 @@
+"""KDRL, distillation and reinforcement together (Xu et al. 2025, arXiv:2506.02208).
+
+    J = J_GRPO − β · 1/Σ|o_i| Σ_i Σ_t ½ (log π(o_it) − log π_T(o_it))²,      β = 0.002
+
+π_T is a teacher, and o are the policy's own answers. The gradient of the last term is, in the mean over π, that of
+KL(π ‖ π_T); on-policy the objective is that of token advantages A_i + β (log π_T − log π). Differs from GRPO: this pull
+in place of the one to the reference; mean over tokens. The teacher must be given, with the policy's tokenizer:
+method.cast.teacher=FOLDER. The paper finds k2 better than k1 and k3 and anneals β:
+`method.penalties.teacher_kl.teacher_coef="linear(0.005, 0.001, steps=280)"`; and it masks the pull by reward, of right
+answers (`mask=right_answers`), or of groups that have one (`mask=solved_groups`); masked tokens stay in the count.
+Read in notes and summaries of the paper (equations and coefficients); no code was found. Confidence: notes. Both
+log-probabilities are taken at the sampler's temperature; the paper's is 1.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from gruppo.data import Batch
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Context, Need, Occupant, Role, Sched, Stats, Term, need
+from gruppo.stages.check import PREDICATES
+from gruppo.stages.names import nearest
+from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.penalties import ESTIMATORS
+
+Mask = Literal["nothing", "right_answers", "solved_groups"]
+Estimator = Literal["k1", "k2", "k3"]
+
+
+@dataclass(frozen=True)
+class TeacherKL(Occupant):
+    """−teacher_coef · KL(π ‖ π_teacher) on the policy's tokens, with gradient; 0 where `mask` says.
+
+    mask       nothing; right_answers: answers with a reward above 0; solved_groups: groups that have one
+    estimator  k1, k2 or k3, as in reference_kl
+    """
+
+    teacher_coef: Sched = 0.002
+    mask: Mask = "nothing"
+    estimator: Estimator = "k2"
+    witness = {"teacher_coef": 0.5, "mask": "right_answers", "estimator": ["k1", "k3"]}
+
+    def __post_init__(self) -> None:
+        for name, known in (("mask", get_args(Mask)), ("estimator", get_args(Estimator))):
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(
+                    f"{name}={value!r} is not known here{nearest(value, known)}. Use one of {', '.join(known)}."
+                )
+
+    def refuses(self, batch: Batch) -> str:
+        return "" if self.mask == "nothing" else PREDICATES["binary_reward"](batch)
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", when="step"), need("logp", "teacher"))
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        kl_N = ESTIMATORS[self.estimator](stats.logp_N, batch.logp_teacher_N)
+        right_E = batch.judged_E & (batch.reward_E > 0)
+        if self.mask == "solved_groups":
+            right_E = batch.spread(batch.gather(right_E, "E", "G", "any"), "G", "E")
+        done_N = batch.spread(right_E, "E", "N") & (self.mask != "nothing")
+        value_N = torch.where(done_N, torch.zeros_like(kl_N), -kl_N)
+        return [Term("kl_teacher", value_N, batch.policy_N, "token", coef=ctx.at(self.teacher_coef))]
+
+
+KDRL = GRPO.but(
+    name="kdrl",
+    paper="arXiv:2506.02208",
+    objective=ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="token"),
+    penalties=(TeacherKL(teacher_coef=0.002),),
+    cast={"teacher": Role(start="")},
+)

@@ -1,0 +1,100 @@
+"""NFT, negative-aware fine-tuning (Chen et al. 2025, arXiv:2505.18116).
+
+    R_t = π(o_t) / π_old(o_t),   r_q = share of right answers of the prompt,   w = 1 − r_q
+    J = mean over answers of w/1000 Σ_t [ log R_t if right,  log max_ε( (1 − r_q R_t) / (1 − r_q) ) if wrong ],   ε = 1
+
+Differs from RFT: wrong answers are learned from too, by the likelihood of the policy that would be left over if right
+answers were taken out of π_old; it is written in π itself, so that lowering it raises π. Differs from GRPO: no clip, no
+advantage, maximum likelihood throughout. max_ε has the value of max(x, ε) and the gradient of x, so that a wrong token
+with R > 1 still has one: −r_q/(1 − r_q) R. On-policy this is Dr.GRPO with C = 1000; with `prompt_weight="normalised"`,
+w = √((1 − r_q)/r_q), it is GRPO with the deviation over n. Groups that are all right or all wrong say nothing; here
+they are out of the mean as well, since the paper redraws them. Checked against NVlabs/NFT, dp_actor.py and train_7B.sh:
+token ratios, log R at most 10, r_q between 0.02 and 0.98, ε = 1, weight of wrong answers 1 (0.5 advised for 32B), one
+epoch of sixteen minibatches (four here), no KL. Rewards of 0 and 1 here, −1 and 1 there.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch
+from gruppo.methods.grpo import GRPO
+from gruppo.pieces.stop import stop
+from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages.credit import COMPARES
+from gruppo.stages.names import nearest
+from gruppo.stages.select import RedrawEqualGroups
+from gruppo.stages.update import Passes
+
+PromptWeight = Literal["centred", "normalised"]
+
+
+@dataclass(frozen=True)
+class RightRate(Occupant):
+    """Credit: `right_N` is 1 in right answers, `rate_N` the share of right answers of the prompt."""
+
+    gives = ("right_N", "rate_N")
+    expects = ("binary_reward",)
+    min_samples = 2
+    alone = COMPARES
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        right_E = (torch.where(batch.judged_E, batch.reward_E, 0.0) > 0).to(batch.reward_E.dtype)
+        rate_G = batch.gather(right_E, "E", "G", "mean", where=batch.judged_E)
+        return {"right_N": batch.spread(right_E, "E", "N"), "rate_N": batch.spread(rate_G, "G", "N")}
+
+
+@dataclass(frozen=True)
+class NegativeAware(Occupant):
+    """log R of right answers, and bad_coef times the log-likelihood of wrong ones under the implicit negative policy.
+
+    floor          ε: the smallest likelihood ratio of the negative policy that counts
+    prompt_weight  centred: 1 − r_q, as Dr.GRPO weighs prompts; normalised: √((1 − r_q)/r_q), as GRPO does
+    """
+
+    bad_coef: float = 1.0
+    floor: float = 1.0
+    prompt_weight: PromptWeight = "centred"
+    mean: Any = "episode_sum/1000"
+    takes = ("right_N", "rate_N")
+    witness = {
+        "bad_coef": 0.0, "floor": 0.1, "prompt_weight": ["centred", "normalised"],
+        "mean": ["token", "episode_sum/1000"],
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        known = get_args(PromptWeight)
+        if self.prompt_weight not in known:
+            raise ValueError(
+                f"prompt_weight={self.prompt_weight!r}: prompts are not weighed so"
+                f"{nearest(self.prompt_weight, known)}. Use {' or '.join(known)}."
+            )
+        if not self.floor > 0:
+            raise ValueError(f"floor={self.floor}: the logarithm of 0 has no number. Use a floor above 0, such as 1.")
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", when="step"), need("logp", "old"))
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+        rate_N = batch.rate_N.clamp(0.02, 0.98)
+        log_N = torch.clamp(stats.logp_N - batch.logp_old_N, -20.0, 10.0)
+        left_N = (1.0 - rate_N * torch.exp(log_N)) / (1.0 - rate_N)
+        held_N = left_N + stop(left_N.clamp(min=self.floor) - left_N)  # the value of the floor, the gradient of left
+        value_N = torch.where(batch.right_N > 0, log_N, self.bad_coef * torch.log(held_N))
+        weight_N = 1.0 - rate_N if self.prompt_weight == "centred" else torch.sqrt((1.0 - rate_N) / rate_N)
+        known_N = batch.learn_N & batch.spread(batch.judged_E, "E", "N")  # one apart is neither right nor wrong
+        mixed_N = known_N & (batch.rate_N > 0) & (batch.rate_N < 1)
+        return [Term("policy", batch.weight_N * weight_N * value_N, mixed_N, self.mean)]
+
+
+NFT = GRPO.but(
+    name="nft",
+    paper="arXiv:2505.18116",
+    select=RedrawEqualGroups(max_rounds=3),
+    credit=RightRate(),
+    objective=NegativeAware(),
+    penalties=(),
+    update=Passes(epochs=1, minibatches=4),
+)

@@ -1,0 +1,84 @@
+"""NGRPO, negative-enhanced GRPO (Nan et al. 2025, arXiv:2509.18851).
+
+    μ, σ = mean and deviation (n − 1) of {R_1 … R_G, r_max × m}
+    A_i = (R_i − μ) / (σ + ε)   of the real answers,      m = 1, r_max = 1
+    J = 1/Σ|o_i| Σ_i Σ_t min(r_it A_i, clip(r_it, 1−0.16, 1+0.24) A_i)
+
+A virtual answer of the highest reward stands in every group, so a group that is all wrong is pushed down instead of
+saying nothing, and every other group is shifted down too. Differs from GRPO: these statistics, a tighter clip on what
+is pushed down than on what is pushed up, mean over tokens, no KL; groups that are all right are dropped, they would
+have A = 0. Checked against nangongrui-ngr/NGRPO, verl/trainer/ppo/core_algos.py, compute_ngrpo_outcome_advantage and
+compute_policy_loss. There a group of one is left out of the rule (A = R); here the rule has no exception: a single
+wrong answer has A = −0.707, a single right one 0. Four updates a batch, as in the script (1024 prompts, 256 at a time).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, Use, segment
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Ask, Context, Occupant, Prompt
+from gruppo.stages.credit import to_tokens
+from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.update import Passes
+
+
+@dataclass(frozen=True)
+class VirtualBest(Occupant):
+    """A_i = (R_i − mean) / (std + eps) inside the group and `copies` virtual answers of reward `top_reward`."""
+
+    top_reward: float = 1.0
+    copies: int = 1
+    eps: float = 1e-6
+    gives = ("adv_N",)
+    witness = {"top_reward": 2.0, "copies": 3, "eps": 1.0}
+
+    def __post_init__(self) -> None:
+        if self.copies < 0:
+            raise ValueError(f"copies={self.copies}: there cannot be fewer than none. Use 0 or more; 0 is GRPO.")
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        groups, judged = batch.level("E", "G"), batch.judged_E
+        below_E = batch.reward_E - self.top_reward  # so that a group that is all right has a deviation of exactly 0
+        centred_E, std_G, n_G = segment.deviations(below_E, groups, where=judged)
+        gap_G, n_G = batch.gather(below_E, "E", groups, "mean", where=judged), n_G.to(below_E.dtype)
+        size_G = n_G + self.copies
+        # Σ (x − mean)² of two sets together: that of each, and n m / (n + m) times the square of what lies between.
+        square_G = n_G * std_G**2 + n_G * self.copies / size_G.clamp(min=1) * gap_G**2
+        spread_G = (square_G / (size_G - 1).clamp(min=1)).sqrt()
+        raised_E = centred_E + groups.spread(self.copies / size_G.clamp(min=1) * gap_G)
+        scale_E = groups.spread(torch.where(spread_G > 0, spread_G + self.eps, torch.inf))
+        return to_tokens(batch, torch.where(judged, raised_E / scale_E, torch.zeros_like(raised_E)))
+
+
+@dataclass(frozen=True)
+class DropSolvedGroups(Occupant):
+    """Drop groups in which every answer has a task reward of `top_reward` or more; nothing is drawn in their place."""
+
+    top_reward: float = 1.0
+    witness = {"top_reward": 0.0}
+
+    def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
+        lowest: dict[str, float] = {}
+        for e in episodes:
+            if e.status.judged and e.use in (Use.LEARN, Use.BASELINE) and "task" in e.reward:
+                lowest[e.group] = min(lowest.get(e.group, self.top_reward), e.reward["task"])
+        solved = {group for group, worst in lowest.items() if worst >= self.top_reward}
+        return [e.group not in solved for e in episodes], []
+
+
+NGRPO = GRPO.but(
+    name="ngrpo",
+    paper="arXiv:2509.18851",
+    select=DropSolvedGroups(),
+    credit=VirtualBest(top_reward=1.0, copies=1),
+    objective=ClippedSurrogate(clip_low=0.16, clip_high=0.24, mean="token"),
+    penalties=(),
+    update=Passes(epochs=1, minibatches=4),
+    breaks={
+        "equal_rewards": "A virtual right answer is in every group, so answers that are wrong alike are pushed down.",
+    },
+)

@@ -1,0 +1,111 @@
+"""POISE, policy optimisation with internal state value estimation (Choi et al. 2026, arXiv:2605.07579).
+
+    φ_i = [mean state of the last 10 prompt tokens; of the last 10 answer tokens; mean, std and maximum of entropies]
+    b_i = mean over j ≠ i of clip(f(φ_j), 0, 1),      A_i = R_i − b_i
+    after the step: f = ridge regression of mean_{j ≠ i} R_j on φ_i, over the last 5 steps
+
+Differs from GRPO: the baseline is read from the policy's own states by a linear probe, in the forward that makes log
+π_old. A value that knows the answer it judges would bias the gradient; so an answer is judged by what the probe sees in
+the others of its prompt, and two samples a prompt are enough (samples=2), which leaves room for more prompts. The probe
+that judges a step has not seen it. Before the first fit A_i is R_i less the mean of the others, and so it is where
+nothing else is known; an answer whose prompt has no other has A = 0. Rewards are of 0 and 1, hence the clip. No
+deviation, no KL; clips 0.2 and 0.28.
+
+From the text of the paper: features standardised, ridge 0.01, layer 19 (of 28 and of 36 blocks: `depth` 0.6 is near
+both). Which three statistics of the entropies are meant, and over how many steps f is fitted, is not known: those above
+and 5 are ours, and so is the bound on the answers of a step that it learns from, with which memory is at most 5 · 1024
+· (2 dim + 4) numbers. No code of the authors could be had. Mean over tokens and four minibatches as in dapo.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, key_hash
+from gruppo.methods.grpo import GRPO
+from gruppo.pieces import advantage, probe
+from gruppo.stages import Context, Memory, Need, Occupant, StepRecord, need
+from gruppo.stages.credit import COMPARES, judged_N, to_tokens
+from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.update import Passes
+
+
+@dataclass(frozen=True)
+class StateProbe(Occupant):
+    """A_i = R_i − what a linear probe of hidden states says of the other answers to the prompt.
+
+    depth   the layer that is read, from 0 (the embedding) to 1 (the last block); last: over how many tokens
+    ridge   of the regression; window: over how many steps; examples: answers of a step that it learns from, at most
+    """
+
+    depth: float = 0.6
+    last: int = 10
+    ridge: float = 0.01
+    window: int = 5
+    examples: int = 1024
+    gives = ("adv_N",)
+    expects = ("binary_reward",)
+    min_samples = 2
+    alone = COMPARES
+    witness = {"depth": 0.0, "last": 1, "ridge": 10.0, "window": 1, "examples": 4}
+
+    def __post_init__(self) -> None:
+        if not (self.ridge > 0 and self.window > 0 and self.examples > 1 and self.last > 0):
+            raise ValueError(
+                f"ridge={self.ridge}, window={self.window}, examples={self.examples}, last={self.last}: there would be "
+                "no regression. Use numbers above 0, and two examples or more."
+            )
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        answer, prompt = (need("pool", "old", at="S", depth=self.depth, last=self.last, prompt=p) for p in (0.0, 1.0))
+        return (answer, prompt, need("entropy", "old"))
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        known, judged, groups = ctx.memory.get("probe"), batch.judged_E, batch.level("E", "G")
+        if known is None:
+            return to_tokens(batch, advantage.leave_one_out(batch.reward_E, groups, where=judged))
+        guess_E = probe.predict(known, self.features(batch)).clamp(0.0, 1.0)
+        gap_E = batch.reward_E - others(batch, guess_E)
+        return to_tokens(batch, torch.where(paired(batch), gap_E, torch.zeros_like(gap_E)))
+
+    def features(self, batch: Batch) -> Tensor:
+        """φ, a row an episode; 0 for those that are in no statistic."""
+        pools = [batch.gather(batch.columns[n.column], "S", "E", "mean") for n in self.needs(Context())[:2]]
+        mine, entropy_N = judged_N(batch), batch.entropy_old_N
+        stats = [batch.gather(entropy_N, "N", "E", how, where=mine)[:, None] for how in ("mean", "std", "max")]
+        x_EF = torch.cat([p.to(entropy_N.dtype) for p in pools] + stats, 1)
+        return torch.where(batch.judged_E[:, None], x_EF, torch.zeros_like(x_EF))
+
+    def observe(self, record: StepRecord, memory: Memory) -> None:
+        batch = record.batch
+        if batch is None or int(paired(batch).sum()) < 2:
+            return
+        rows = torch.nonzero(paired(batch))[:, 0]
+        luck = key_hash("poise", record.step, batch.uid_E[rows])
+        rows = rows[torch.argsort(torch.as_tensor(luck))][: self.examples]  # any of them, in whatever order they came
+        now = {"x": self.features(batch)[rows].cpu(), "y": others(batch, batch.reward_E)[rows].cpu()}
+        memory["examples"] = [*memory.get("examples", []), now][-self.window :]
+        x_XF, y_X = (torch.cat([m[k] for m in memory["examples"]]) for k in "xy")
+        memory["probe"] = probe.fit(x_XF, y_X, self.ridge)
+
+
+def paired(batch: Batch) -> Tensor:
+    """Judged episodes with another one in their group."""
+    count_G = batch.gather(batch.judged_E, "E", "G", "count", where=batch.judged_E)
+    return batch.judged_E & batch.spread(count_G > 1, "G", "E")
+
+
+def others(batch: Batch, x_E: Tensor) -> Tensor:
+    """The mean of the other judged episodes of the group; of no use where there is none."""
+    return x_E - advantage.leave_one_out(x_E, batch.level("E", "G"), where=batch.judged_E)
+
+
+POISE = GRPO.but(
+    name="poise",
+    paper="arXiv:2605.07579",
+    credit=StateProbe(),
+    objective=ClippedSurrogate(clip_low=0.2, clip_high=0.28, mean="token"),
+    penalties=(),
+    update=Passes(epochs=1, minibatches=4),
+)

@@ -1,0 +1,133 @@
+"""S-GRPO, serial-group decaying-reward policy optimisation (Dai et al. 2025, arXiv:2505.07686).
+
+    o_0 one path,   o_i = (o_0 up to t_i, inducer, an answer),   t_1 < t_2 < … drawn from the path's tokens
+    R_i = 2^−(n_i − 1) if o_i is right, else 0;   n_i = right ones among the exits up to o_i, the path being the last
+    A_i = R_i − mean R,     J = 1/G Σ_i 1/|o_i| Σ_t min(r_it A_i, clip(r_it, 1 ± 0.2) A_i)
+
+Differs from GRPO: the group is serial. One path is sampled, and `samples` − 1 times it is left early: a text makes the
+policy answer at once. The earliest right answer is worth most, so a policy that has thought enough learns to stop. Not
+divided by the deviation, no KL. Each member learns its own copy of the path up to its exit; the inducer is context.
+The paper's inducer is "Time is limited, stop thinking and start answering." and the end of the thought; the built-in
+policy has never seen it, so here it is a line break. A path of few tokens has few exits, at different places. Checked
+against a review of the paper; the exponent and the missing deviation are as recalled. A port for verl halves by the
+exit, not by the right ones: `by`. Confidence: secondary. Not "Stable GRPO" (arXiv:2508.05928), which is also S-GRPO.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+
+from gruppo.data import Episode, Note, key_hash
+from gruppo.engines import Request, complete
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Context, Occupant, Prompt, Sampling
+from gruppo.stages.credit import GroupCentred
+from gruppo.stages.names import nearest
+from gruppo.stages.occupant import Noted
+from gruppo.stages.rollout import Group, continued, sampling_for
+
+By = Literal["right", "exit"]
+
+
+@dataclass(frozen=True)
+class SerialGroup(Occupant):
+    """One path a prompt, and `samples` − 1 exits from it: its beginning, the inducer, `answer_tokens` to answer in.
+
+    All of an exit is within the run's max_tokens.
+    """
+
+    inducer: str = "\n"
+    answer_tokens: int = 16
+    makes = handles = frozenset({"injected"})  # its rule for them: context, never learned
+    gives = ("note_exit_E",)
+    min_samples = 2
+    alone = "It compares a path with early exits from it."
+    witness = {"inducer": "=", "answer_tokens": 1}
+
+    async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
+        paths = await Group()(ctx, [replace(p, samples=1) for p in prompts])
+        given = ctx.tokenizer.encode(self.inducer)
+        asked: list[tuple[Episode, int, Request]] = []
+        for prompt, path in zip(prompts, paths, strict=True):
+            path.notes["exit"] = exit_at(len(path.sequences[0].ids))
+            how, start = sampling_for(ctx, prompt.ask), path.sequences[0].prompt_len
+            room = self.room(how, given)
+            for at in cuts(ctx, path, prompt.samples - 1, room):
+                most = min(self.answer_tokens, room - (at - start))
+                asked.append((path, at, request_for(ctx, path, at, given, replace(how, max_tokens=most))))
+        done = await complete(ctx.engine, [request for *_, request in asked])
+        exits = [
+            continued(ctx, path, at, request, answer, notes=path.notes | {"exit": exit_at(at)})
+            for (path, at, request), answer in zip(asked, done, strict=True)
+        ]
+        return [*paths, *exits]
+
+    def room(self, how: Sampling, given: np.ndarray) -> int:
+        """Tokens of the path and of the answer: an exit is no longer than any answer may be."""
+        left = how.max_tokens - len(given)
+        if left < 2:
+            raise ValueError(
+                f"inducer={self.inducer!r} has {len(given)} tokens, and an answer max_tokens={how.max_tokens}: no exit "
+                "has room to answer. Use a shorter inducer, or more sampling.max_tokens."
+            )
+        return left
+
+
+def request_for(ctx: Context, path: Episode, at: int, given: np.ndarray, how: Sampling) -> Request:
+    key = key_hash(path.uid, "exit", at)
+    assert isinstance(key, int)
+    prefix = np.concatenate([path.sequences[0].ids[:at], given])
+    return Request(prefix, key=key, stop=(ctx.tokenizer.eos,), **vars(how))
+
+
+def exit_at(position: int) -> Note:
+    return Note(np.array([position], np.float32))
+
+
+def cuts(ctx: Context, path: Episode, count: int, room: int) -> list[int]:
+    """So many different places in the path, after its first token and before its last; all, if there are fewer."""
+    s = path.sequences[0]
+    places = torch.arange(s.prompt_len + 1, min(len(s.ids), s.prompt_len + room))
+    luck = ctx.uniform("exit", path.uid, places)
+    return sorted(places[torch.argsort(luck)[:count]].tolist())
+
+
+@dataclass(frozen=True)
+class FirstRight(Occupant):
+    """Component `serial`, paid instead of `task`: 2^−(n − 1) for the n-th right answer of the group, by its exit.
+
+    by  right: n counts right answers; exit: all of them
+    """
+
+    by: By = "right"
+    whole = True
+    replaces = ("task",)
+    notes = {"exit": Noted("E")}
+    witness = {"by": "exit"}
+
+    def __post_init__(self) -> None:
+        if self.by not in get_args(By):
+            known = get_args(By)
+            raise ValueError(f"by={self.by!r}: exits have no such order{nearest(self.by, known)}. Use right or exit.")
+
+    def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> dict[str, list[float]]:
+        worth, seen = dict[int, float](), dict.fromkeys((e.group for e in episodes), 0)
+        for e in sorted(episodes, key=lambda e: (float(e.notes["exit"].values[0]), e.uid)):
+            right = e.reward["task"] > 0
+            worth[e.uid] = 0.5 ** seen[e.group] if right else 0.0
+            seen[e.group] += right or self.by == "exit"
+        return {"serial": [worth[e.uid] for e in episodes]}
+
+
+S_GRPO = GRPO.but(
+    name="s_grpo",
+    paper="arXiv:2505.07686",
+    rollout=SerialGroup(inducer="\n", answer_tokens=16),
+    reward=FirstRight(by="right"),
+    credit=GroupCentred(),
+    penalties=(),
+    together=("rollout", "reward", "credit"),
+)

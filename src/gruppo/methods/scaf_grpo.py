@@ -1,0 +1,80 @@
+"""Scaf-GRPO, scaffolded GRPO (Zhang et al. 2025, arXiv:2510.19807).
+
+    a group without a right answer:  o^l ~ π_old(· | q, h_l) for every hint h_1 … h_L, weakest first;
+    l* = min{l : R(o^l) > 0},  one wrong answer of the group gives its place to o^{l*};  then GRPO, without KL
+    r = π(o | q, h) / π_old(o | q, h) for the answer that was helped: on-policy, nothing to correct
+
+Differs from GRPO: prompts that are too hard teach something, and the help is the weakest that suffices. It waits for
+the first 15 % of the run, in which the policy shall try alone. A group with a right answer is left as it is, and so is
+one that no hint helps. Checked against dvlab-research/Scaf-GRPO, hint_mix_grpo/trainer/ray_trainer.py: one answer at
+each level, all levels at once, the first right one of the weakest; `warmup_steps` is 50 in its script, the share is the
+paper's (recalled). Its twelve levels are three tiers, knowledge, planning and solution, in four parts each; here they
+are `task.hints`, whatever their number. In the paper a hint stands in the prompt: `method.prompting=hint_in_message`
+for models that follow one, and `method.prompting.hint_in_message.learn_without=true` for its variant that learns the
+answer under the plain prompt. By default a hint is the beginning of the answer: it is not learned, what follows is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from gruppo.data import Episode, Use
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Context, Occupant, Prompt
+from gruppo.stages.prompting import Hint
+from gruppo.stages.rollout import Group, anew, asks_of
+
+
+@dataclass(frozen=True)
+class HelpFailedGroups(Occupant):
+    """Samples of every prompt; where all are wrong, one of them is replaced by the least helped right answer.
+
+    levels        of help that are tried, evenly among the task's hints if it has more
+    exempt_share  of the run that goes by without help
+    """
+
+    levels: int = 12
+    exempt_share: float = 0.15
+    witness = {"levels": 1, "exempt_share": 0.05}
+
+    async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
+        episodes = await Group()(ctx, prompts)
+        if ctx.progress < self.exempt_share or not self.levels:
+            return episodes
+        wrong: dict[str, list[Episode]] = {}
+        solved: set[str] = set()
+        for e in ctx.reward(episodes):
+            if e.status.judged and e.reward["task"] > 0:
+                solved.add(e.group)
+            elif e.status.judged:
+                wrong.setdefault(e.group, []).append(e)
+        asks = [
+            anew(a, f"hint {n}", 1, hint_level=n)
+            for a in asks_of(prompts)
+            if a.group in wrong and a.group not in solved
+            for n in spaced(len(a.task.hints), self.levels)
+        ]
+        helped = await ctx.draw(asks) if asks else []  # in the order of the asks: the weakest hint of a group first
+        for e in helped:
+            e.use = Use.NONE
+            if e.status.judged and e.reward["task"] > 0 and e.group not in solved:
+                solved.add(e.group)
+                e.use = Use.LEARN
+                gone = min(wrong[e.group], key=lambda w: float(ctx.uniform("replaced", w.uid)))
+                gone.use = Use.NONE
+        return [*episodes, *helped]
+
+
+def spaced(hints: int, levels: int) -> list[int]:
+    """The numbers 1 to `hints`, or if these are more, `levels` of them at even distances, the last included."""
+    return [ceil(i * hints / levels) for i in range(1, levels + 1)] if hints > levels else [*range(1, hints + 1)]
+
+
+SCAF_GRPO = GRPO.but(
+    name="scaf_grpo",
+    paper="arXiv:2510.19807",
+    prompting=Hint(),
+    rollout=HelpFailedGroups(),
+    penalties=(),
+    together=("prompting", "rollout"),
+)

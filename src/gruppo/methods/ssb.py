@@ -1,0 +1,62 @@
+"""SSB, the Selective Sample Buffer of Skywork R1V2 (Wang et al. 2025, arXiv:2504.16656).
+
+    after a step:   remember (x, o, A, log π_old) of every answer with A ≠ 0
+    in a step:      draw remembered answers, P(j) = |A_j|^power / Σ_k |A_k|^power, and learn from them, too
+
+Late in training most groups of GRPO are all right or all wrong, and say nothing; the buffer keeps the share of answers
+that do say something high. A remembered answer keeps its advantage and its log π_old: its ratio is to the policy that
+it was learned under, and it is in no statistic of today. |A_j| is the mean over the answer's tokens. Drawn without
+replacement by keys −log(u) / |A|^power, of which the smallest are taken (Efraimidis and Spirakis 2006); what was drawn
+stays in the buffer. Each remembered answer counts in the means as an answer of its own.
+
+Read: the abstract and secondary accounts; power = 1 is theirs. The size of the buffer, the share and the age were not
+recovered: 25 % of the batch and five steps are ours. Left out: the preference model in the reward and the MPO stage
+before RL, which are not part of the buffer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gruppo.data import Episode, Source, Use
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Context, Occupant
+from gruppo.stages.replay import Credited, Proximal
+
+
+@dataclass(frozen=True)
+class Selective(Occupant):
+    """Answers with an advantage, drawn again in proportion to |A|^power until they are `max_age` steps old."""
+
+    capacity: int = 512
+    share: float = 0.25  # of the batch that is remembered
+    max_age: int = 5
+    power: float = 1.0
+    proximal: Proximal = "stored"
+    credited: Credited = "stored"
+    stores = True
+    witness = {"capacity": 1, "share": 0.6, "max_age": 1, "power": 4.0, "proximal": "now", "credited": "now"}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ValueError(f"share={self.share}: it is the part of a batch that is remembered. Use 0 to below 1.")
+
+    def put(self, ctx: Context, store: list[Episode], episodes: Sequence[Episode]) -> list[Episode]:
+        young = [e for e in store if ctx.step - e.step < self.max_age]
+        fresh = [e for e in episodes if e.status.judged and (e.use, e.source) == (Use.LEARN, Source.POLICY)]
+        return [*young, *(e for e in fresh if _size(e) > 0)][-self.capacity :]
+
+    def get(self, ctx: Context, store: Sequence[Episode]) -> list[Episode]:
+        count = round(self.share / (1 - self.share) * ctx.prompts * ctx.samples)
+        luck = np.array([ctx.uniform("ssb", e.uid) for e in store])
+        late = -np.log1p(-luck) / np.array([_size(e) for e in store]) ** self.power
+        return [store[i] for i in np.argsort(late, kind="stable")[:count]]
+
+
+def _size(e: Episode) -> float:
+    """The mean |A| of its tokens."""
+    return float(np.abs(e.notes["adv"].values).mean()) if "adv" in e.notes else 0.0
+
+
+SSB = GRPO.but(name="ssb", paper="arXiv:2504.16656", replay=Selective(share=0.25, power=1.0))

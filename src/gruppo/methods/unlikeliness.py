@@ -1,0 +1,76 @@
+"""Unlikeliness reward (He et al. 2025, arXiv:2506.02355, "Rewarding the unlikely: lifting GRPO beyond distribution
+sharpening").
+
+    s_i = mean over the tokens of log π_old(o_it),      rank_i = how many answers of the group are less likely, 0 … G−1
+    R̃_i = R_i (1 − β rank_i / G),      β = 0.25;      then GRPO on R̃, two passes over each batch, KL 0.1
+
+Differs from GRPO: among right answers a rare one is worth more than a likely one, so that training does not only
+sharpen what the policy does anyway; a group that is all right still teaches, for diversity. Checked against
+AndreHe02/rewarding-unlikely-release, verl/trainer/ppo/ray_lean_trainer.py; the paper's (G − rank)/G counts from the
+other end. The reward is kept as it is and the difference −β R rank/G is a component of its own, `unlikely`. Wrong
+answers hold their places in the ranking and lose nothing (also where they are worth less than 0). Answers that are
+exactly as likely are ranked by a keyed draw (the code: by their order); those that the policy did not sample have no
+rank. log π_old is what the sampler computed, at its temperature. The paper also drops samples of small advantage; that
+is a filter of its own and is left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gruppo.data import Episode, Source
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Context, Occupant
+from gruppo.stages.penalties import ReferenceKL
+from gruppo.stages.reward import codes
+from gruppo.stages.update import Passes
+
+
+@dataclass(frozen=True)
+class Unlikeliness(Occupant):
+    """Component `unlikely` = −rank_coef · task · rank / G: what a right answer loses for being likely."""
+
+    rank_coef: float = 0.25
+    whole = True
+    min_samples = 2
+    alone = "It ranks the answers of one prompt, and one alone has nothing before or behind it."
+    witness = {"rank_coef": 0.5}
+
+    def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
+        sampled_E = np.array([e.tokens > 0 for e in episodes], np.bool_)
+        mine = [e for e in episodes if e.tokens > 0]
+        group = codes([e.group for e in mine])
+        likely = np.array([likelihood(e) for e in mine])
+        tie = np.array([ctx.uniform("unlikely", e.uid) for e in mine])
+        right = np.array([max(e.reward.get("task", 0.0), 0.0) for e in mine])
+        out_E = np.zeros(len(episodes))
+        out_E[sampled_E] = -self.rank_coef * right * ranks(group, likely, tie) / np.bincount(group)[group]
+        return {"unlikely": out_E}
+
+
+def likelihood(e: Episode) -> float:
+    """The mean log-probability of the tokens that the policy sampled."""
+    logp = np.concatenate([s.logp[s.source == Source.POLICY] for s in e.sequences])
+    return float(logp.mean(dtype=np.float64))
+
+
+def ranks(group_E: NDArray[np.int64], *by: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The place of each row in its group, from 0, by the first column, then by the next."""
+    order = np.lexsort((*reversed(by), group_E))
+    size = np.bincount(group_E)
+    place = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
+    out = np.empty(len(order), np.int64)
+    out[order] = place
+    return out
+
+
+UNLIKELINESS = GRPO.but(
+    name="unlikeliness",
+    paper="arXiv:2506.02355",
+    reward=Unlikeliness(rank_coef=0.25),
+    penalties=(ReferenceKL(kl_coef=0.1),),
+    update=Passes(epochs=2, minibatches=1),
+)

@@ -1,0 +1,27 @@
+"""Which tokens sharpen the policy most: the covariance of advantage and log-probability (arXiv:2505.22617)."""
+
+import torch
+from torch import Tensor
+
+
+def token_covariance(adv_N: Tensor, logp_N: Tensor, where: Tensor) -> Tensor:
+    """c_t = (A_t − mean A) (log π_t − mean log π), means over the rows in `where`; 0 outside.
+
+    Its mean over the rows is the covariance, to which the fall of the entropy in a policy-gradient step is
+    proportional: likely tokens with a high advantage, and unlikely ones with a low advantage, make the policy surer.
+    """
+    count, zero = where.sum().clamp(min=1), torch.zeros((), dtype=adv_N.dtype, device=adv_N.device)
+    a_N, l_N = (torch.where(where, x, zero) for x in (adv_N, logp_N))
+    return torch.where(where, (a_N - a_N.sum() / count) * (l_N - l_N.sum() / count), zero)
+
+
+def lowest(key_N: Tensor, luck_N: Tensor, where: Tensor, count: int) -> Tensor:
+    """The `count` rows of `where` with the smallest keys; of equal ones, those with the least luck. All, if fewer."""
+    order = torch.argsort(torch.where(where, luck_N, torch.full_like(luck_N, float("inf"))), stable=True)
+    order = order[torch.argsort(torch.where(where, key_N, torch.full_like(key_N, float("inf")))[order], stable=True)]
+    return where & torch.zeros_like(where).index_fill(0, order[:count], True)
+
+
+def singled_out(share: float, where: Tensor) -> int:
+    """How many a share of the rows is: at least one, but none for a share of 0."""
+    return max(int(share * int(where.sum())), 1) if share > 0 else 0

@@ -1,0 +1,68 @@
+"""Rewards that make a difference between methods visible, over the scorers of the built-in tasks and mixtures of them.
+
+    task.reward=gruppo.tasks.claims:noisy task.args.flip=0.2
+
+Held-out answers are judged by the same function: what each of them does to an accuracy is said below. Whatever is
+random is a function of the task and the text, so the same answer always has the same reward.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from gruppo.tasks import NAMES, family
+from gruppo.tasks.answers import answer, answered_by
+from gruppo.tasks.base import Task
+from gruppo.tasks.imports import load_object
+from gruppo.tasks.numbering import hash64
+
+
+@lru_cache
+def _scorer(source: str) -> Callable[[Task, str], float]:
+    if source not in NAMES:
+        raise ValueError(
+            f"this reward is made from the scorer of a built-in task, and {source!r} is none, so nothing can be "
+            f"judged. Use task={', '.join(NAMES)} or a mixture of them."
+        )
+    return load_object(family(source).scorer)
+
+
+def _answer(task: Task, text: str) -> str:
+    return answer(_scorer(task.source), task, text)
+
+
+def _chance(name: str, task: Task, text: str) -> float:
+    """A number in [0, 1) that belongs to this answer."""
+    return hash64("claims", name, task.uid, text) / 2**64
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"task.args.{name}={value}: no share of the answers. Give a number from 0 to 1.")
+
+
+@answered_by(_answer)
+def scaled(task: Task, text: str, weight: float = 10.0) -> dict[str, float]:
+    """Two rewards that pull apart, on different scales: `task`, and `length` = −weight for each character.
+
+    The accuracy is that of the task.
+    """
+    return {"task": float(_scorer(task.source)(task, text)), "length": -weight * len(text)}
+
+
+@answered_by(_answer)
+def noisy(task: Task, text: str, flip: float = 0.1) -> float:
+    """The task's score a, or 1 − a for a share `flip` of all answers: an accuracy a is seen as a + flip (1 − 2a)."""
+    _share("flip", flip)
+    score = float(_scorer(task.source)(task, text))
+    return 1.0 - score if _chance("noisy", task, text) < flip else score
+
+
+@answered_by(_answer)
+def heavy(task: Task, text: str, share: float = 0.05, factor: float = 50.0) -> dict[str, float]:
+    """The task's score a, and (factor − 1) a more as `extra` for a share of all answers: a heavy tail.
+
+    The accuracy is that of the task.
+    """
+    _share("share", share)
+    score = float(_scorer(task.source)(task, text))
+    return {"task": score, "extra": (factor - 1.0) * score if _chance("heavy", task, text) < share else 0.0}

@@ -1,0 +1,316 @@
+"""Methods as values: chains, differences, tables; nearest names; the rest of the rooms' own rules."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from rooms import context, prompt, rolled, task
+
+from gruppo.data import Batch, Episode, Source, Status, Use, pack
+from gruppo.methods import described, method, summary
+from gruppo.stages import Ask, Context, Method, Need, Occupant, Role, Schedule, StepRecord, difference, kind, need
+from gruppo.stages.check import _baseline_episodes, _binary_reward, _pairs, _several_groups, check_first_batch, problems
+from gruppo.stages.context import Memory
+from gruppo.stages.credit import Gae, GroupNormalised, LeaveOneOut, RunningBaseline, whitened
+from gruppo.stages.names import nearest
+from gruppo.stages.objective import NOW, ClippedSurrogate, PolicyGradient
+from gruppo.stages.occupant import added
+from gruppo.stages.penalties import IN_FULL, EntropyBonus, ReferenceKL
+from gruppo.stages.record import from_table, record_hash, tag, to_table
+from gruppo.stages.rollout import Group
+from gruppo.stages.select import MaskTruncated, TopEntropy
+from gruppo.stages.terms import Term
+from gruppo.stages.update import Passes
+
+GRPO, PPO, DAPO = method("grpo"), method("ppo"), method("dapo")
+
+
+def plain(**rooms: Any) -> Method:
+    return Method(**{"name": "m", "credit": GroupNormalised(), "objective": PolicyGradient(), **rooms})
+
+
+def batch(*rewards: list[float]) -> Batch:
+    return pack(episodes(*rewards), dtype=torch.float64)
+
+
+def episodes(*rewards: list[float]) -> list[Episode]:
+    out = rolled(Group(), context(), [prompt(Ask(task(i), len(mine))) for i, mine in enumerate(rewards)])
+    for e, r in zip(out, [r for mine in rewards for r in mine], strict=True):
+        e.reward = {"task": r}
+    return out
+
+
+# chains
+
+
+def test_a_bare_occupant_is_a_chain_of_one() -> None:
+    m = plain(penalties=EntropyBonus(), select=TopEntropy())
+    assert m.penalties == (EntropyBonus(),) and m.select == (TopEntropy(),) and m.reward == ()
+
+
+def test_what_is_no_occupant_is_refused() -> None:
+    class Plain(Occupant):
+        """Not a dataclass."""
+
+    @dataclass(frozen=True)
+    class Other:
+        """Not an occupant."""
+
+    for wrong in (Plain(), Other(), 3):
+        with pytest.raises(ValueError, match="room credit holds .* which is no occupant"):
+            plain(credit=wrong)
+
+
+# differences
+
+
+def said(a: Method, b: Method) -> list[str]:
+    return [str(c) for c in difference(a, b)]
+
+
+def test_differences_of_fields_chains_and_roles() -> None:
+    m = plain(penalties=(EntropyBonus(), ReferenceKL()))
+    assert said(m, m) == []
+    assert said(m, m.but(credit=GroupNormalised(eps=0.5))) == ["credit.group_normalised.eps: 1e-06 → 0.5"]
+    assert said(m, m.but(penalties=(EntropyBonus(entropy_coef=0.5), ReferenceKL()))) == [
+        "penalties.entropy_bonus.entropy_coef: 0.01 → 0.5"
+    ]
+    assert said(m, m.but(penalties=(ReferenceKL(), EntropyBonus()))) == [], "by kind, not by place"
+    assert said(m, m.but(penalties=(ReferenceKL(),))) == [f"penalties: {EntropyBonus()} → nothing"]
+    assert said(m, m.but(select=MaskTruncated())) == ["select: nothing → MaskTruncated()"]
+    assert said(m, m.but(credit=LeaveOneOut())) == [f"credit: {GroupNormalised()} → {LeaveOneOut()}"]
+
+
+def test_an_objective_alone_is_that_of_the_policy() -> None:
+    two = plain(objective={"policy": PolicyGradient(), "critic": ClippedSurrogate()})
+    assert said(plain(), two) == [f"objective.critic: nothing → {ClippedSurrogate()}"]
+    assert said(two, plain()) == [f"objective.critic: {ClippedSurrogate()} → nothing"]
+    cast = plain().but(cast={"ref": Role(train=True)})
+    assert said(plain(), cast) == ["cast.ref.role.train: False → True"]
+
+
+@pytest.mark.parametrize(
+    ("name", "snake"),
+    [("TopEntropy", "top_entropy"), ("ReferenceKL", "reference_kl"), ("Gae", "gae"), ("_Own", "own"), ("My_", "my_")],
+)
+def test_kinds(name: str, snake: str) -> None:
+    assert kind(type(name, (), {})) == snake
+
+
+def test_nearest_names() -> None:
+    known = ["linear", "cosine", "warmup", "lienar", "linera", "liner"]
+    assert nearest("xyz", known) == ""
+    assert nearest("linaer", known) == " (nearest: linear, linera)" or nearest("linaer", known).count(",") == 1
+    assert nearest("cosin", known) == " (nearest: cosine)"
+    assert nearest("wrap", known) == " (nearest: warmup)", "half of the letters is near"
+
+
+# tables
+
+
+def test_a_schedule_is_a_text_and_neutral_fields_are_left_out_in_brief() -> None:
+    kl = ReferenceKL(kl_coef=Schedule("linear(0.1, 0.0, steps=3)"))
+    assert to_table(kl)["estimator"] == "k3" and to_table(kl)["kl_coef"] == "linear(0.1, 0.0, steps=3)"
+    assert "estimator" not in to_table(kl, brief=True) and to_table(ReferenceKL(estimator="k1"), brief=True)["estimator"]
+    assert "estimator" not in to_table({"a": [kl]}, brief=True)["a"][0], "all the way down"
+    assert from_table(to_table(kl)) == kl
+
+
+def test_a_method_comes_back_as_it_was() -> None:
+    for m in (GRPO, PPO, method("vapo")):
+        back = from_table(to_table(m))
+        assert back == m and record_hash(back) == record_hash(m)
+        assert isinstance(back.cast, MappingProxyType) and isinstance(back.breaks, MappingProxyType)
+
+
+@dataclass(frozen=True)
+class HasCast(Occupant):
+    """An occupant with a field that a method has, too."""
+
+    cast: Any = ()
+
+
+def test_only_a_methods_cast_is_a_mapping_that_nobody_writes() -> None:
+    back = from_table(to_table(HasCast(cast={"a": 1.0})))
+    assert type(back.cast) is dict and back == HasCast({"a": 1.0})
+
+
+def test_kinds_that_are_none() -> None:
+    with pytest.raises(ValueError, match="is no dataclass"):
+        from_table({"kind": "gruppo.stages.names:nearest"})
+    with pytest.raises(ValueError, match="is no dataclass"):
+        from_table({"kind": "gruppo.methods.grpo:GRPO"})
+    with pytest.raises(ValueError, match="written with version 9, the code is version 1"):
+        from_table({"kind": "gruppo.stages.credit:Gae@9"})
+    assert from_table({"kind": "gruppo.stages.credit:Gae@1"}) == from_table({"kind": "gruppo.stages.credit:Gae"}) == Gae()
+    assert tag(Gae) == "gruppo.stages.credit:Gae@1"
+
+
+def test_a_field_that_came_later() -> None:
+    @dataclass(frozen=True)
+    class Later(Occupant):
+        more: float = added(0.5)
+
+    assert Later().more == 0.5 and Later.__dataclass_fields__["more"].metadata["neutral"] == 0.5
+
+
+# the catalogue
+
+
+def test_a_method_is_described_by_its_file_unless_it_brings_its_own_words() -> None:
+    import gruppo.methods.grpo as module
+
+    assert described(plain(), None).doc == "" and described(plain(doc=" own "), module).doc == "own"
+    assert described(plain(), module).doc == (module.__doc__ or "").strip()
+    assert summary("\n first: line\n second\n third") == "first: line"
+    assert GRPO.doc.startswith("GRPO") and summary(GRPO.doc) == GRPO.doc.splitlines()[0]
+
+
+# what the rooms need
+
+
+def test_needs_by_name() -> None:
+    ctx = Context()
+    assert need("logp", when="step") == NOW and need("kl", against="ref", when="step") == IN_FULL
+    old, ref = need("logp", "old"), need("logp", "ref")
+    wanted: Mapping[Any, tuple[Need, ...]] = {
+        Gae(): (need("value", "critic"),),
+        Gae(kl_coef=0.1): (need("value", "critic"), old, ref),
+        LeaveOneOut(): (),
+        LeaveOneOut(kl_coef=0.1): (old, ref),
+        ReferenceKL(): (NOW, ref),
+        ReferenceKL(estimator="full"): (IN_FULL,),
+        EntropyBonus(): (need("entropy", when="step"),),
+        ClippedSurrogate(): (NOW, old),
+        PolicyGradient(): (NOW,),
+        TopEntropy(): (need("entropy", "old"),),
+    }
+    for occupant, needs in wanted.items():
+        assert occupant.needs(ctx) == needs, occupant
+    reinforce_pp = method("reinforce_pp").credit
+    assert reinforce_pp.needs(ctx) == (old, ref) and type(reinforce_pp)(kl_coef=0.0).needs(ctx) == ()
+    assert method("vapo").credit.needs(ctx) == (need("value", "critic"),)
+    assert method("vapo").penalties[0].needs(ctx) == (NOW,)
+
+
+@dataclass(frozen=True)
+class Works(Occupant):
+    roles = ("teacher",)
+
+
+@dataclass(frozen=True)
+class Compares(Occupant):
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("kl", against="nobody", when="step"),)
+
+
+def test_roles_that_are_not_there() -> None:
+    [said] = problems(plain(rollout=Works()), Context(), samples=2)
+    assert "works with role 'teacher', which the cast has not" in said
+    teacher = {"teacher": Role()}
+    assert problems(plain(rollout=Works()).but(cast=teacher), Context(), samples=2) == []
+    [said] = problems(PPO.but(penalties=Compares()), Context(), samples=2)
+    assert said.endswith("Use against=… with one of policy, ref."), "not the critic, which is no language model, nor old"
+
+
+def test_sources_that_nobody_has_a_rule_for() -> None:
+    @dataclass(frozen=True)
+    class Makes(Occupant):
+        makes = frozenset({"expert", "hint"})
+
+    @dataclass(frozen=True)
+    class Handles(Occupant):
+        handles = frozenset({"expert"})
+
+    [said] = problems(plain(rollout=Makes()), Context(), samples=2)
+    assert "makes expert tokens" in said
+    assert problems(plain(rollout=Makes(), penalties=Handles()), Context(), samples=2) == []
+
+
+# the first batch
+
+
+def test_predicates_of_the_first_batch() -> None:
+    assert _binary_reward(batch([0.0, 1.0], [1.0])) == _binary_reward(batch([1.0])) == ""
+    assert "3 different values" in _binary_reward(batch([0.0, 1.0, 0.5]))
+    assert "rewards are 1 and 2" in _binary_reward(batch([1.0, 2.0]))
+    assert _several_groups(batch([1.0], [0.0])) == "" and "one group only" in _several_groups(batch([1.0, 0.0]))
+    found = episodes([1.0, 0.0])
+    assert "no episode is one" in _baseline_episodes(pack(found))
+    found[0].use = Use.BASELINE
+    assert _baseline_episodes(pack(found)) == ""
+    found[0].status = Status.TIMEOUT
+    assert "none was judged" in _baseline_episodes(pack(found))
+
+
+def test_recorded_answers_must_differ_once_and_sampled_ones_may_come_to() -> None:
+    found = episodes([1.0, 1.0])
+    assert _pairs(pack(found)) == ""
+    for e in found:
+        e.source = Source.EXPERT
+    made = pack(found)
+    assert "nothing to compare" in _pairs(made)
+    one = {"win_P": torch.tensor([0]), "lose_P": torch.tensor([1]), "margin_P": torch.ones(1)}
+    assert _pairs(made.with_columns(**one)) == ""
+    found[0].source = Source.POLICY
+    assert _pairs(pack(found)) == ""
+
+
+def test_equal_rewards_are_worth_a_warning_where_rewards_are_compared() -> None:
+    assert check_first_batch(GRPO, batch([2.0, 2.0])) == [
+        "every reward of the first batch is 2: nothing can be compared yet."
+    ]
+    assert check_first_batch(GRPO, batch([2.0, 1.0])) == check_first_batch(GRPO, batch([1.0, 2.0, 2.0])) == []
+    assert check_first_batch(method("rft"), batch([2.0, 2.0])) == [], "its objective compares nothing"
+    assert len(check_first_batch(GRPO, batch([2.0]))) == 1
+
+
+# credit that remembers
+
+
+def test_a_running_baseline_by_hand() -> None:
+    credit, memory = RunningBaseline(decay=0.75), Memory()
+    b = batch([1.0, 0.0], [2.0])
+
+    def adv(made: Batch) -> list[float]:
+        return credit(context(memory=memory), made)["adv_N"][::3].tolist()
+
+    assert adv(b) == [0.0, -1.0, 1.0], "at first the mean of the batch"
+    for made, after in ((b, 1.0), (batch([3.0]), 0.75 * 1.0 + 0.25 * 3.0), (batch([0.0]), 0.75 * 1.5)):
+        with memory.writing():
+            credit.observe(StepRecord(0, [], made, {}), memory)
+        assert memory["baseline"] == pytest.approx(after)
+    assert adv(b) == pytest.approx([-0.125, -1.125, 0.875])
+    failed = episodes([1.0])
+    failed[0].status = Status.TIMEOUT
+    for nothing in (None, pack(failed, dtype=torch.float64)):
+        with memory.writing():
+            credit.observe(StepRecord(0, [], nothing, {}), memory)
+    assert memory["baseline"] == pytest.approx(1.125)
+    assert RunningBaseline()(context(), pack(failed, dtype=torch.float64))["adv_N"].tolist() == [0.0] * 3
+
+
+def test_one_value_alone_is_whitened_to_nothing() -> None:
+    b = batch([1.0])
+    one = whitened(b, torch.tensor([1]), torch.tensor([5.0], dtype=torch.float64))
+    assert one["adv_N"].tolist() == [0.0] * 3
+    two = whitened(b, torch.tensor([2, 0]), torch.tensor([5.0, 1.0], dtype=torch.float64))["adv_N"].tolist()
+    assert two[1] == 0.0 and two[2] == pytest.approx(-two[0]) and two[2] > 0.5
+
+
+# steps and terms
+
+
+def test_steps_of_a_batch() -> None:
+    assert [Passes(e, m).steps for e, m in ((1, 1), (2, 3), (3, 1), (1, 4))] == [1, 6, 3, 4]
+    for e, m in ((0, 1), (1, 0), (0, 0)):
+        with pytest.raises(ValueError, match="no step would be taken"):
+            Passes(e, m)
+
+
+def test_a_term_is_a_mean_over_tokens_of_its_own_rows_unless_it_says_so() -> None:
+    t = Term("x", torch.ones(3), torch.ones(3, dtype=torch.bool))
+    assert (t.mean, t.coef, t.at, t.additive) == ("token", 1.0, "N", True)

@@ -1,0 +1,49 @@
+"""The rewards that claims are made with: right numbers, and the same answer always has the same reward."""
+
+import pytest
+
+from gruppo.tasks import Task, load_task
+from gruppo.tasks.claims import heavy, noisy, scaled
+from gruppo.tasks.judge import Judge
+
+TASKS = load_task("mix:addition@2+sorting@1", train_size=2000).train[:]
+
+
+def test_scaled_keeps_two_rewards_apart() -> None:
+    task = TASKS[0]
+    assert scaled(task, task.answer) == {"task": 1.0, "length": -10.0 * len(task.answer)}
+    assert scaled(task, "no", weight=0.5) == {"task": 0.0, "length": -1.0}
+
+
+def test_noise_flips_that_share_of_the_answers_and_always_the_same_ones() -> None:
+    for right in (True, False):
+        texts = [t.answer if right else "?" for t in TASKS]
+        seen = [noisy(t, text, flip=0.2) for t, text in zip(TASKS, texts, strict=True)]
+        assert seen == [noisy(t, text, flip=0.2) for t, text in zip(TASKS, texts, strict=True)]
+        assert sum(s != right for s in seen) / len(seen) == pytest.approx(0.2, abs=0.03)
+    assert all(noisy(t, t.answer, flip=0.0) == 1.0 for t in TASKS[:50])
+    assert len({noisy(TASKS[0], f"{i}", flip=0.5) for i in range(20)}) == 2  # by the text, too
+
+
+def test_a_heavy_tail_is_in_a_component_of_its_own() -> None:
+    seen = [heavy(t, t.answer) for t in TASKS]
+    assert {s["task"] for s in seen} == {1.0} and {s["extra"] for s in seen} == {0.0, 49.0}
+    assert sum(s["extra"] > 0 for s in seen) / len(seen) == pytest.approx(0.05, abs=0.02)
+    assert all(heavy(t, "?") == {"task": 0.0, "extra": 0.0} for t in TASKS[:100])
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"flip=2: no share"):
+        noisy(TASKS[0], "1", flip=2)
+    with pytest.raises(ValueError, match=r"share=-1: no share"):
+        heavy(TASKS[0], "1", share=-1)
+    with pytest.raises(ValueError, match=r"'mine.jsonl' is none"):
+        noisy(Task("1", "1+1=", "2", 1, "mine.jsonl"), "2")
+
+
+def test_the_judge_takes_them_with_arguments() -> None:
+    made = load_task("addition", scorer="gruppo.tasks.claims:scaled", args={"weight": 2})
+    with Judge(made.scorer) as judge:
+        [verdict] = judge.score([(made.train[0], "abc")])
+        answers = judge.answers([[(made.train[0], " 12 ")]])
+    assert verdict.components == {"task": 0.0, "length": -6.0} and answers == [["12"]]
