@@ -30,7 +30,8 @@ RECORDS = ROOT / "src" / "gruppo" / "methods" / "records.toml"
 OCCUPANTS = ROOT / "tests" / "registry" / "occupants.toml"
 DEFAULTS = (
     "# The defaults of every occupant, and of roles and sampling: who names one gets these. Written by\n"
-    "# scripts/lock_records.py; do not edit. A line that changes here changes what people compute: say it in CHANGELOG.md.\n\n"
+    "# scripts/lock_records.py; do not edit. A line that changes here changes what people compute: say it in\n"
+    "# CHANGELOG.md.\n\n"
 )
 HEAD = "# Version and hash of every built-in method. Written by scripts/lock_records.py; do not edit.\n\n"
 

@@ -19,7 +19,7 @@ COPIED = ("src", "tests", "docs", "scripts", "examples", "pyproject.toml", "READ
 # The pitfall's own tests first; only what these miss is shown to the others.
 THEN = (
     ("registry/test_records.py", "policies/test_chat.py", "policies/test_chat_bos.py", "golden"),
-    ("data", "equivalences", "engines"),
+    ("data", "stages", "equivalences", "engines"),
     ("pitfalls", "laws", "policies", "tasks", "registry", "train"),
 )
 

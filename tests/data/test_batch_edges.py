@@ -1,6 +1,7 @@
 """A batch at its edges: near names, time orders that are none, cuts of cuts, moving, views; and files of episodes."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from making_episodes import answer, random_episodes
 
-from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, Turn, Use, key_hash, name_hash, pack
+from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, Turn, Use, key_hash, name_hash, pack, store
 from gruppo.data.keyed import uniform
 from gruppo.data.store import load_episodes, save_episodes
 from gruppo.data.views import mismatched, under, without_hints
@@ -22,6 +23,9 @@ def test_a_missing_column_names_its_neighbours() -> None:
         _ = batch.logp_gem_N
     with pytest.raises(AttributeError, match="nearest: none"):
         _ = batch.zzzzzzzz
+    with pytest.raises(AttributeError) as error:
+        _ = batch.reward_X
+    assert str(error.value).partition("nearest: ")[2].partition(".")[0].count(", ") == 2, "three are enough"
     assert "_cache" not in repr(batch)
     with pytest.raises(AttributeError, match="nearest: none"):
         _ = Batch.__new__(Batch).anything  # half made, as by pickle: no endless search
@@ -30,7 +34,9 @@ def test_a_missing_column_names_its_neighbours() -> None:
 def two_agents(uid: int, group: str = "g") -> Episode:
     """Two sequences whose turns go to and fro: 0 1 0 1."""
     parts = [
-        Sequence(np.arange(5) + 10 * j, np.array([0, 1, 0, 1, 1], np.int8), np.zeros(5, np.float32), np.zeros(5, np.int32), 1)
+        Sequence(
+            np.arange(5) + 10 * j, np.array([0, 1, 0, 1, 1], np.int8), np.zeros(5, np.float32), np.zeros(5, np.int32), 1
+        )
         for j in range(2)
     ]
     turns = [Turn(1, 2, 0), Turn(1, 2, 1), Turn(3, 5, 0), Turn(3, 5, 1)]
@@ -45,6 +51,8 @@ def test_orders_of_time() -> None:
     assert both.time_order("N").tolist() == [0, 3, 1, 2, 4, 5, 6, 7, 8, 9, 12, 10, 11, 13, 14]
     keep = torch.arange(15) % 2 == 0
     assert both.time_order("N", where=keep).tolist() == [0, 2, 4, 6, 8, 12, 10, 14]
+    mixed = pack([answer(i, n=1, group=g) for i, g in enumerate("aba")])
+    assert mixed.time_order("N", "G").tolist() == mixed.time_order("K", "G").tolist() == [0, 2, 1]
     assert both.time_order("K", "G").tolist() == [0, 2, 1, 3, 5, 7, 6, 8, 4], "one group after the other"
     assert both.time_order("S").tolist() == [0, 1, 2, 3, 4] and both.time_order("E", "G").tolist() == [0, 2, 1]
 
@@ -52,16 +60,28 @@ def test_orders_of_time() -> None:
 def test_scans_and_lags_go_by_time() -> None:
     batch = pack([two_agents(1)])
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])  # rows; in time 1, 3, 2, 4
-    assert batch.lag(x, 1).tolist() == [0.0, 3.0, 1.0, 2.0] and batch.lag(x, -1, fill=-1.0).tolist() == [3.0, 4.0, 2.0, -1.0]
+    assert batch.lag(x, 1).tolist() == [0.0, 3.0, 1.0, 2.0] and batch.lag(x, -1, fill=-1.0).tolist() == [
+        3.0,
+        4.0,
+        2.0,
+        -1.0,
+    ]
     assert batch.lag(x, 1, within="S").tolist() == [0.0, 1.0, 0.0, 3.0]
     half = torch.full((4,), 0.5)
-    assert batch.scan(x, 0.5, "K").tolist() == batch.scan(x, half, "K").tolist() == [1 + 1.5 + 0.5 + 0.5, 2 + 2, 3 + 1 + 1, 4]
+    assert (
+        batch.scan(x, 0.5, "K").tolist()
+        == batch.scan(x, half, "K").tolist()
+        == [1 + 1.5 + 0.5 + 0.5, 2 + 2, 3 + 1 + 1, 4]
+    )
     assert batch.scan(x, torch.tensor([0.0, 0.5, 1.0, 0.5]), "K").tolist() == [1.0, 4.0, 7.0, 4.0]
 
 
 def test_a_part_of_a_part() -> None:
     """Groups and episodes are numbered anew, from 0, in the order asked for; nothing is left of the others."""
-    batch = pack([answer(1, group="a"), two_agents(2, "b"), answer(3, group="c"), answer(4, group="b")], drawn={"a": 5, "b": 2, "c": 3})
+    batch = pack(
+        [answer(1, group="a"), two_agents(2, "b"), answer(3, group="c"), answer(4, group="b")],
+        drawn={"a": 5, "b": 2, "c": 3},
+    )
     part = batch.minibatch(torch.tensor([3, 2, 1]))
     assert part.uid_E.tolist() == [4, 3, 2] and part.group_E.tolist() == [0, 1, 0]
     assert part.uid_G.tolist() == [name_hash("b"), name_hash("c")] and part.drawn_G.tolist() == [2, 3]
@@ -112,7 +132,9 @@ def test_a_number_is_the_same_in_a_tensor_and_beside_one(number: int) -> None:
 
 def hinted(source: list[int], prompt: int) -> Sequence:
     n = len(source)
-    return Sequence(np.arange(n) + 50, np.array(source, np.int8), np.zeros(n, np.float32), np.zeros(n, np.int32), prompt)
+    return Sequence(
+        np.arange(n) + 50, np.array(source, np.int8), np.zeros(n, np.float32), np.zeros(n, np.int32), prompt
+    )
 
 
 def test_a_view_without_hints() -> None:
@@ -135,7 +157,17 @@ def test_an_answer_under_another_prompt() -> None:
 
 def asked(uid: int, group: str, prompt: int, **fields: Any) -> Episode:
     ids = np.array([prompt, prompt])
-    e = Episode(uid, "t", group, [Sequence(np.append(ids, [5]), np.array([0, 0, 1], np.int8), np.zeros(3, np.float32), np.zeros(3, np.int32), 2)], [Turn(2, 3)])
+    e = Episode(
+        uid,
+        "t",
+        group,
+        [
+            Sequence(
+                np.append(ids, [5]), np.array([0, 0, 1], np.int8), np.zeros(3, np.float32), np.zeros(3, np.int32), 2
+            )
+        ],
+        [Turn(2, 3)],
+    )
     for name, value in fields.items():
         setattr(e, name, value)
     return e
@@ -146,18 +178,19 @@ def prompts(episodes: list[Episode]) -> list[int]:
 
 
 def test_every_answer_under_the_prompt_of_the_next_group() -> None:
-    names = sorted("abc", key=name_hash)
+    names = sorted("abcde", key=name_hash)
     own = {name: 10 + i for i, name in enumerate(names)}
-    following = {name: own[names[(i + 1) % 3]] for i, name in enumerate(names)}
-    episodes = [asked(i, g, own[g]) for i, g in enumerate("cabbca")]
-    assert prompts(episodes) == [following[g] for g in "cabbca"]
-    assert names != sorted("abc"), "by their hashes, so that a name says nothing"
+    following = {name: own[names[(i + 1) % 5]] for i, name in enumerate(names)}
+    episodes = [asked(i, g, own[g]) for i, g in enumerate("cabbcaed")]
+    assert prompts(episodes) == [following[g] for g in "cabbcaed"]
+    assert "".join(names) not in "abcdeabcde", "by their hashes, so that a name says nothing"
 
 
 def test_the_lender_is_the_first_that_is_judged_and_learns() -> None:
     a, b = sorted("ab", key=name_hash)
     rows = [
-        asked(9, b, 29), asked(4, b, 24), asked(1, b, 21, status=Status.TIMEOUT), asked(2, b, 22, use=Use.APART), asked(5, a, 15),
+        asked(9, b, 29), asked(4, b, 24), asked(1, b, 21, status=Status.TIMEOUT), asked(2, b, 22, use=Use.APART),
+        asked(5, a, 15),
     ]  # fmt: skip
     assert prompts(rows) == [15, 15, 15, 15, 24]
     assert prompts([asked(1, "x", 31), asked(2, "x", 32)]) == [31, 31], "one group: the prompt stays its own"
@@ -189,6 +222,32 @@ def test_a_folder_that_cannot_be_written_to_says_so_itself(tmp_path: Path) -> No
     assert [p.name for p in tmp_path.iterdir()] == ["folder.arrow"]
 
 
+def test_what_could_not_be_begun_says_why_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(store, "open", full, raising=False)
+    with pytest.raises(OSError, match="no space left"):
+        save_episodes(tmp_path / "f", [answer(1)])
+
+
+def test_a_file_and_its_name_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    save_episodes(tmp_path / "f", [answer(1)])
+    assert len(synced) == (2 if os.name == "posix" else 1)
+
+
+def test_columns_have_the_same_types_whatever_is_in_them(tmp_path: Path) -> None:
+    """So that the files of many steps are one table."""
+    schemas: list[Any] = []
+    for name, episodes in (("none", []), ("one", [answer(1)]), ("all", random_episodes(3, 5))):
+        save_episodes(tmp_path / name, episodes)
+        with pa.ipc.open_file(tmp_path / name) as reader:
+            schemas.append(reader.schema)
+    assert schemas[0] == schemas[1] == schemas[2]
+
+
 def test_texts_that_are_no_unicode_come_back(tmp_path: Path) -> None:
     """Half of a surrogate pair, as a cut stream of bytes leaves it; beside whole texts and empty ones."""
     odd, plain = answer(1, text="a\ud800b", error="ü"), answer(2, text="", error="\udfff")
@@ -203,7 +262,8 @@ def test_texts_that_are_no_unicode_come_back(tmp_path: Path) -> None:
     "values",
     [
         np.array([[1.5, 2.5]], np.float32), np.array([math.pi]), np.array([7], np.int64), np.array([7], np.int16),
-        np.array([2**53 - 1, -(2**53) + 1]), np.zeros((0, 3), np.float32), np.array([True]), np.array([0.5], np.float16),
+        np.array([2**53 - 1, -(2**53) + 1]), np.zeros((0, 3), np.float32),
+        np.array([True]), np.array([0.5], np.float16),
         np.array([2**24 + 1], np.int32), np.array([3], np.uint8), np.zeros(0, np.int64),
     ],
     ids=lambda v: f"{v.dtype}{v.shape}",

@@ -29,7 +29,14 @@ def test_what_is_judged() -> None:
 def test_what_is_not_said() -> None:
     note, turn = Note(np.zeros(1, np.float32)), Turn(1, 2)
     assert (note.level, note.version) == ("E", -1)
-    assert (turn.sequence, turn.obs_start, turn.obs_stop, turn.agent, turn.reward, turn.tools) == (0, 0, 0, "policy", {}, ())
+    assert (turn.sequence, turn.obs_start, turn.obs_stop, turn.agent, turn.reward, turn.tools) == (
+        0,
+        0,
+        0,
+        "policy",
+        {},
+        (),
+    )
     e = Episode(1, "t", "g", [], [])
     assert (e.status, e.use, e.source, e.replayed, e.step) == (Status.OK, Use.LEARN, Source.POLICY, False, -1)
     assert (e.reward, e.notes, e.text, e.error, e.final_state) == ({}, {}, "", "", "")
@@ -68,7 +75,9 @@ def test_any_other_is(temperature: float) -> None:
 def test_versions_of_each_token_and_sources_of_the_prompt() -> None:
     logp = np.zeros(2)
     version, who = np.array([3, 4], np.int32), np.array([Source.ENV, Source.HINT], np.int8)
-    e = single_turn(1, "t", "g", np.array([1, 2]), np.array([7, 8]), logp, version, prompt_source=who, source=Source.EXPERT)
+    e = single_turn(
+        1, "t", "g", np.array([1, 2]), np.array([7, 8]), logp, version, prompt_source=who, source=Source.EXPERT
+    )
     s = e.sequences[0]
     assert s.version.tolist() == [-1, -1, 3, 4] and s.source.tolist() == [0, Source.HINT, Source.EXPERT, Source.EXPERT]
     assert e.source == Source.EXPERT

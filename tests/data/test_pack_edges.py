@@ -52,7 +52,8 @@ def test_temperatures_where_only_some_are_told() -> None:
     batch = pack([warm, plain], dtype=torch.float64)
     assert batch.temperature_N.tolist() == pytest.approx([1.0] * 4 + [0.5, 0.6, 0.7, 0.8] + [1.0] * 8)
     assert batch.temperature_N.dtype == batch.weight_N.dtype == batch.logp_gen_N.dtype == torch.float64
-    assert pack([plain]).temperature_N.tolist() == [1.0] * 8
+    alone = pack([plain], dtype=torch.float64).temperature_N
+    assert alone.tolist() == [1.0] * 8 and alone.dtype == torch.float64
 
 
 def test_truncation_sets_where_only_some_are_told() -> None:
@@ -113,7 +114,7 @@ def test_nothing_at_all() -> None:
     assert set(empty.columns) == set(some.columns)
     for name, column in empty.columns.items():
         assert len(column) == 0 and column.dtype == some.columns[name].dtype, name
-    assert empty.inputs.ids_M.dtype == torch.int64 and empty.drawn == 0
+    assert empty.inputs.ids_M.dtype == torch.int64 and len(empty.inputs.ids_M) == len(empty.at_N) == empty.drawn == 0
     assert [len(b.uid_E) for b in micro_batches(empty, 8)] == [0] and minibatches(empty, 3) == []
 
 
@@ -176,7 +177,9 @@ def test_longest_first_and_at_least_one() -> None:
     assert sizes(batch, 11) == [[9], [6], [2, 4], [1]]
     assert sizes(batch, 1) == [[9], [6], [4], [2], [1]] and sorted(sizes(batch, 99)[0]) == [1, 2, 4, 6, 9]
     equal = pack([answer(uid, n=3 + uid % 2) for uid in range(100)], share=2.0)
-    assert sizes(equal, 5) == [[uid] for uid in (*range(1, 100, 2), *range(0, 100, 2))], "then in the order of the batch"
+    assert sizes(equal, 5) == [[uid] for uid in (*range(1, 100, 2), *range(0, 100, 2))], (
+        "then in the order of the batch"
+    )
 
 
 def trees() -> list[Episode]:
@@ -187,7 +190,9 @@ def trees() -> list[Episode]:
         tail = 1000 * (uid + 1) + np.arange(n)
         e = Episode(uid, "t", f"g{prompt}", [], [Turn(4, 4 + n)])
         source = np.array([0] * 4 + [1] * n, np.int8)
-        e.sequences = [Sequence(np.concatenate([ids, tail]), source, np.zeros(4 + n, np.float32), np.zeros(4 + n, np.int32), 4)]
+        e.sequences = [
+            Sequence(np.concatenate([ids, tail]), source, np.zeros(4 + n, np.float32), np.zeros(4 + n, np.int32), 4)
+        ]
         out.append(e)
     return out
 
@@ -204,6 +209,18 @@ def test_those_of_one_prompt_follow_each_other_and_it_counts_once() -> None:
         rows = [len(m.inputs.tree()[0].ids_M) for m in cut]
         assert all(r <= tokens or len(m.episode_S) == 1 for r, m in zip(rows, cut, strict=True)), tokens
         assert sorted(u for m in cut for u in m.uid_E[m.episode_S].tolist()) == list(range(6))
+
+
+def test_a_sequence_that_begins_another_comes_before_it() -> None:
+    """123, 12345 and 127 are six rows in one forward: each shares with the one before it what it can."""
+    rows: list[Episode] = []
+    for uid, ids in enumerate(([1, 2, 3], [1, 2, 7], [1, 2, 3, 4, 5])):
+        n = len(ids)
+        s = Sequence(
+            np.array(ids), np.array([0] + [1] * (n - 1), np.int8), np.zeros(n, np.float32), np.zeros(n, np.int32), 1
+        )
+        rows.append(Episode(uid, "t", "g", [s], [Turn(1, n)]))
+    assert sizes(pack(rows), 6) == [[0, 1, 2]] and len(sizes(pack(rows), 5)) == 2
 
 
 def test_what_is_too_little_to_share_is_not_shared() -> None:

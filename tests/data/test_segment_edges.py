@@ -45,13 +45,20 @@ def test_counts_any_and_all() -> None:
     on = torch.tensor([True, False, True, True, True])
     assert gather(on, KEY, "any").tolist() == [True, False, True, False]
     assert gather(on, KEY, "all").tolist() == [False, True, True, True]
-    assert gather(X, KEY, "count").tolist() == [2, 0, 3, 0] and gather(X, KEY, "count", where=on).tolist() == [1, 0, 3, 0]
+    assert gather(X, KEY, "count").tolist() == [2, 0, 3, 0] and gather(X, KEY, "count", where=on).tolist() == [
+        1,
+        0,
+        3,
+        0,
+    ]
 
 
 def test_exponentials() -> None:
     """Empty parts are `fill`; others log Σ e^x and log of the mean, whatever the size of x."""
     out = gather(X + 1000, KEY, "logsumexp", fill=-5.0)
-    assert out.tolist() == pytest.approx([1000 + float(torch.logsumexp(X[:2], 0)), -5.0, 1000 + float(torch.logsumexp(X[2:], 0)), -5.0])
+    assert out.tolist() == pytest.approx(
+        [1000 + float(torch.logsumexp(X[:2], 0)), -5.0, 1000 + float(torch.logsumexp(X[2:], 0)), -5.0]
+    )
     mean = gather(X, KEY, "logmeanexp", where=torch.tensor([True, False, True, True, False]))
     assert mean.tolist() == pytest.approx([1.0, 0.0, float(torch.logsumexp(X[2:4], 0)) - 0.6931471805599453, 0.0])
 
@@ -96,7 +103,10 @@ def test_keys_of_several_columns() -> None:
 
 def test_nothing_at_all() -> None:
     none = torch.zeros(0, dtype=torch.int64)
-    assert segment.ranges(none, none).tolist() == [] and segment.ranges(torch.tensor([3]), torch.tensor([0])).tolist() == []
+    assert (
+        segment.ranges(none, none).tolist() == []
+        and segment.ranges(torch.tensor([3]), torch.tensor([0])).tolist() == []
+    )
     assert segment.ranges(torch.tensor([5, 1]), torch.tensor([2, 3])).tolist() == [5, 6, 1, 2, 3]
     assert scan(torch.zeros(0), 0.5, none).tolist() == [] and lag(torch.zeros(0), 1, none).tolist() == []
     assert gather(torch.zeros(0), Key(none, 2), "mean").tolist() == [0.0, 0.0]
@@ -218,8 +228,10 @@ def test_the_widest_of_each_part_and_luck_between_equals() -> None:
 def test_pairs_that_lost_an_end_are_gone() -> None:
     def part(rows: list[int]) -> dict[str, list[float]]:
         columns: dict[str, Tensor] = {
-            "win_P": torch.tensor([3, 0, 2]), "lose_P": torch.tensor([0, 1, 3]), "margin_P": torch.tensor([1.0, 2.0, 3.0]),
-        }  # fmt: skip
+            "win_P": torch.tensor([3, 0, 2]),
+            "lose_P": torch.tensor([0, 1, 3]),
+            "margin_P": torch.tensor([1.0, 2.0, 3.0]),
+        }
         return {k: v.tolist() for k, v in renumbered(columns, torch.tensor(rows), 4).items()}
 
     assert part([3, 0]) == {"win_P": [0], "lose_P": [1], "margin_P": [1.0]}

@@ -72,15 +72,15 @@ def test_spear_recalibrates_and_ramps(page: dict[str, Any]) -> None:
 
 
 def test_chord_weight_of_the_expert(page: dict[str, Any]) -> None:
-    mu = page["Chord"]().mu
+    mu = page["FALLING"].objective.mu
     assert [Context(step=s).at(mu) for s in (0, 100, 200)] == pytest.approx([0.9, 0.475, 0.05])
 
 
 def test_poise_reads_the_other_sample(page: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     probe = page["StateProbe"]
     monkeypatch.setattr(probe, "features", lambda self, batch: torch.tensor([[0.6], [0.7]]))
-    ctx = Context(memory=Memory(probe=torch.ones(1)))
-    adv_N = probe()(ctx, pack(answers([1.0, 0.0])))["adv_N"]
+    known = {"mean": torch.zeros(1), "scale": torch.ones(1), "weight": torch.ones(1), "intercept": torch.zeros(())}
+    adv_N = probe()(Context(memory=Memory(probe=known)), pack(answers([1.0, 0.0])))["adv_N"]
     assert adv_N.tolist() == pytest.approx([0.3, -0.6])
 
 
@@ -100,7 +100,6 @@ NAMES = ["gigpo", "hgpo", "spo_segment", "s_grpo", "seele", "disco", "chord", "p
 def test_it_trains(page: dict[str, Any], name: str) -> None:
     fit = {
         "spear": {"replay": page["GoodMemories"](capacity=2)},  # so that the second step replays
-        "poise": {"credit": page["StateProbe"](layer=3)},  # the built-in policy has four
     }
     m = page[name.upper()].but(**fit.get(name, {}))
     small = ("task=chain", "task.level=1", "steps=2", "prompts=2", "samples=4", "model=tiny", "save.tensorboard=no")

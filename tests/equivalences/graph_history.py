@@ -5,16 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sides import GRPO, Equivalence
+from sides import GRPO, Equivalence, by_episode
+from torch import Tensor
 
-from gruppo.data import Episode, Source, Use
+from gruppo.data import Batch, Episode, Source, Use, name_hash
 from gruppo.lab.fields import observe_twice
 from gruppo.lab.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.hapo_history import ShorterThanBefore
 from gruppo.stages import Context, Memory, Occupant, StepRecord
+from gruppo.stages.curriculum import Uniform
+from gruppo.stages.replay import Forget
 
-HAPO = method("hapo_history")
+HAPO, SPO = method("hapo_history"), method("spo_single")
 
 
 def a_past(world: World) -> None:
@@ -47,6 +50,63 @@ class ShorterByLoops(Occupant):
         memory["history"] = history
 
 
+def whitened(batch: Batch, above: dict[int, float]) -> dict[str, Tensor]:
+    """(x − mean) / (std + 1e-8) over episodes, std with n − 1."""
+    mean = math.fsum(above.values()) / len(above)
+    std = math.sqrt(math.fsum((x - mean) ** 2 for x in above.values()) / (len(above) - 1))
+    return by_episode(batch, {i: (x - mean) / (std + 1e-8) for i, x in above.items()})
+
+
+@dataclass(frozen=True)
+class WhitenedReward(Occupant):
+    """The reward itself, whitened over the episodes of the step."""
+
+    gives = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        rewards = batch.reward_E.tolist()
+        return whitened(batch, {i: rewards[i] for i, judged in enumerate(batch.judged_E.tolist()) if judged})
+
+
+@dataclass(frozen=True)
+class TrackedByLoops(Occupant):
+    """SPO's tracker in a dict, one answer after the other; its drift on one last answer at a time."""
+
+    gives = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        known, rewards = ctx.memory.get("by_loops", {}), batch.reward_E.tolist()
+        above: dict[int, float] = {}
+        for i, task in enumerate(batch.task_E.tolist()):
+            if bool(batch.judged_E[i]):
+                a, b = known.get(str(task), (0.5, 0.5))
+                above[i] = rewards[i] - a / (a + b)
+        return whitened(batch, above)
+
+    def observe(self, record: StepRecord, memory: Memory) -> None:
+        assert record.ctx is not None
+        out = dict(memory.get("by_loops", {}))
+        far = {e.task: self.far(record.ctx, e) for e in record.ctx.replay}
+        for task in {e.task for e in record.drawn}:
+            counted = [e for e in record.drawn if e.task == task and e.use in (Use.LEARN, Use.BASELINE)]
+            rewards = [min(max(e.total, 0.0), 1.0) for e in counted if not math.isnan(e.total)]
+            if rewards:
+                a, b = out.get(str(name_hash(task)), (0.5, 0.5))
+                rho = min(max(2 ** (-far.get(task, 0.0) / 0.06), 0.875), 0.96)
+                more = math.fsum(rewards)
+                out[str(name_hash(task))] = [rho * a + more, rho * b + len(rewards) - more]
+        memory["by_loops"] = out
+
+    def far(self, ctx: Context, e: Episode) -> float:
+        scored = ctx.score([e])
+        gaps = [
+            abs(float(scored.logp_policy_N[n]) - float(scored.note_logp_old_N[n]))
+            for n, source in enumerate(scored.source_N.tolist())
+            if source == Source.POLICY
+        ]
+        return math.fsum(gaps) / len(gaps)
+
+
 GRAPH: list[Equivalence] = [
     Equivalence(
         "hapo_history_by_loops",
@@ -67,5 +127,18 @@ GRAPH: list[Equivalence] = [
         HAPO,
         GRPO.but(name="grpo, before any history"),
         "In the first epoch no task has a history, and HAPO is GRPO.",
+    ),
+    Equivalence(
+        "spo_single_at_first",
+        SPO,
+        SPO.but(name="whitened reward", curriculum=Uniform(), credit=WhitenedReward(), replay=Forget()),
+        "While one half is expected of every task, SPO is the reward whitened over the answers of a step.",
+    ),
+    Equivalence(
+        "spo_single_by_loops",
+        SPO,
+        SPO.but(name="spo_single, by loops", credit=TrackedByLoops()),
+        "SPO (arXiv:2509.13232): values tracked by task, forgotten by the drift of the policy on the last answer.",
+        before=a_past,
     ),
 ]

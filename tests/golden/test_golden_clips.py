@@ -173,7 +173,7 @@ def test_covariance_card() -> None:
 
 
 def test_the_lowest_rows() -> None:
-    """The smallest keys first, of equal ones those with less luck; never one outside, and all if there are fewer."""
+    """The smallest keys first, of equal ones by the second key; never one outside, and all if there are fewer."""
     key, luck = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0]), torch.tensor([0.1, 0.9, 0.2, 0.5, 0.0])
     where = torch.tensor([True, True, True, True, False])
     assert [lowest(key, luck, where, n).tolist() for n in (0, 1, 2, 9)] == [

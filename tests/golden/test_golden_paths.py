@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hand import Status, Use, answer, batch_of, mean, objective
 from test_golden_methods import clip_term, close
 
@@ -15,7 +16,10 @@ from gruppo.data import Episode, Note, Source, in_steps
 from gruppo.methods import method
 from gruppo.methods.oprl import EpisodeAndSteps
 from gruppo.methods.s_grpo import FirstRight
-from gruppo.stages import Context, Method
+from gruppo.methods.spo_segment import Segments, gains
+from gruppo.methods.t_ppo import WindowGae
+from gruppo.stages import Context, Method, Stats
+from gruppo.stages.credit import two_gaes
 from gruppo.stages.reward import add_components
 
 # OPRL: answers of two, one and two steps, in one group; the first token of an answer stands at position 2.
@@ -179,3 +183,169 @@ def test_s_grpo_edges() -> None:
     add_components(Context(), method("s_grpo").reward, two, whole=True)
     assert [e.total for e in two] == [1, 0.5, 1]
     assert [e.reward["task"] for e in two] == [1, 1, 1]  # what the scorer said is kept
+
+
+# T-PPO
+
+
+def windows(lengths: list[int], reward: float | None, uid: int = 0, **fields: object) -> Episode:
+    """An answer sampled in windows of these lengths, the last one by the weights of now, version 7."""
+    e = answer(uid, f"g{uid}", sum(lengths), reward, **fields)
+    e.status = Status.OPEN if reward is None else e.status
+    versions = [7 - len(lengths) + 1 + i for i, n in enumerate(lengths) for _ in range(n)]
+    e.sequences[0].version[2:] = versions
+    return e
+
+
+@pytest.mark.parametrize(("lam", "want"), [(1.0, [0.4, 0.2, 0.0]), (0.95, [0.39, 0.2, 0.0])])
+def test_t_ppo_card(lam: float, want: list[float]) -> None:
+    """Card S122: V = .2, .4, .6, cut, r = 0, γ = 1: the last error is 0, since V goes on as it is."""
+    batch = batch_of([windows([3], None)], value_critic_N=[0.2, 0.4, 0.6])
+    mine, adv, ret, known = two_gaes(batch, 1.0, lam, 1.0)
+    close(adv.tolist(), want)
+    assert mine.tolist() == [0, 1, 2] and bool(known.all())
+    close(ret.tolist(), [0.6, 0.6, 0.6])
+    # With γ = .5 the last error is (γ − 1) V = −.3, the one before .5 · .6 − .4 = −.1, the first .5 · .4 − .2 = 0.
+    close(two_gaes(batch, 0.5, 1.0, 1.0)[1].tolist(), [-0.125, -0.25, -0.3])
+
+
+def test_t_ppo_learns_this_window_and_values_of_what_has_ended() -> None:
+    """Two answers of two windows: the first ended with 1, the second is open. The advantages of the older windows are
+    0 and not learned; the critic's targets are returns, of the finished answer alone, in both of its windows."""
+    batch = batch_of(
+        [windows([2, 1], 1.0), windows([1, 2], None, uid=1)],
+        value_critic_N=[0.1, 0.3, 0.6, 0.5, 0.2, 0.4],
+        logp_old_N=[-1.0] * 6,
+    )
+    ctx = Context(version=7)
+    m = method("t_ppo")
+    columns = m.credit(ctx, batch)
+    last = 1 - 0.6  # of the finished answer; of the open one .4 − .2 and 0
+    raw = [last, 0.4 - 0.2, 0.0]
+    mean_, var = mean(raw), sum((x - mean(raw)) ** 2 for x in raw) / 2
+    white = [(x - mean_) / math.sqrt(var + 1e-8) for x in raw]
+    close(columns["adv_N"].tolist(), [0, 0, white[0], 0, *white[1:]])
+    close(columns["ret_N"].tolist()[:3], [1.0] * 3)
+    ready = batch.with_columns(**columns)
+    keep_N, weight_N = m.select[0].tokens(ctx, ready, None)  # type: ignore[attr-defined]
+    assert keep_N.tolist() == [False, False, True, False, True, True] and bool((weight_N == 1).all())
+
+    ready = ready.with_columns(keep_N=keep_N)
+    for role, over in (("policy", [0, 0, 1, 0, 1, 1]), ("critic", [1, 1, 1, 0, 0, 0])):
+        stats = {"logp_N": [-1.0] * 6} if role == "policy" else {"value_N": [0.0] * 6}
+        world = objective_terms(m, role, ready, stats)
+        assert [t.over.long().tolist() for t in world] == [over] * len(world)
+
+
+def objective_terms(m: Method, role: str, batch, stats: dict[str, list[float]]):
+    table = Stats({k: torch.tensor(v, dtype=torch.float64) for k, v in stats.items()})
+    return m.objectives[role](Context(version=7), batch, table)
+
+
+def test_t_ppo_edges() -> None:
+    """All open, and all of it older: nothing to whiten over, nothing raised. A failed answer is in no mean. An open one
+    has no reward, whatever stands there."""
+    m, ctx = method("t_ppo"), Context(version=9)
+    old = m.credit(ctx, batch_of([windows([2], None)], value_critic_N=[0.3, 0.1]))
+    assert old["adv_N"].tolist() == [0.0, 0.0]
+    ctx = Context(version=7)
+    failed = windows([2], 1.0, uid=1)
+    failed.status = Status.TIMEOUT
+    with_it, without = (
+        WindowGae()(ctx, batch_of(e, value_critic_N=[0.3, 0.1, 0.2, 0.9, 0.5][: sum(x.tokens for x in e)]))["adv_N"]
+        for e in ([windows([3], 1.0), failed], [windows([3], 1.0)])
+    )
+    close(with_it.tolist()[:3], without.tolist())
+    assert with_it.tolist()[3:] == [0.0, 0.0]
+    paid, unpaid = windows([2], None), windows([2], None)
+    paid.reward = {"task": 5.0}
+    both = [WindowGae()(ctx, batch_of([e], value_critic_N=[0.3, 0.1]))["adv_N"].tolist() for e in (paid, unpaid)]
+    assert both[0] == both[1]
+
+
+# SPO: a prompt of two tokens, so that the first token of an answer stands at position 2.
+
+
+def segmented(
+    uid: int, gain: list[float], unsure: list[int], reward: float | None = 1.0, group: str = "g", **fields: object
+) -> Episode:
+    notes = {"gain": Note(np.array(gain, np.float32), "N"), "unsure": Note(np.array(unsure, np.float32), "N")}
+    e = answer(uid, group, len(gain), reward, notes={} if reward is None else notes, **fields)
+    e.status = Status.ENV_ERROR if reward is None else e.status
+    return e
+
+
+def test_spo_cuts_before_every_fifth_unsure_token() -> None:
+    """Probabilities by hand: unsure are those below .9. The second and the fourth unsure token begin a segment."""
+    path = answer(0, "g", 8, 1.0)
+    path.sequences[0].logp[2:] = np.log([0.5, 0.95, 0.6, 0.89, 0.91, 0.9, 0.3, 0.2])
+    assert Segments(interval=2).cuts(path) == [2, 4, 8]
+    assert Segments(interval=3).cuts(path) == [2, 5]
+    assert Segments(interval=5).cuts(path) == [2, 9] and Segments(interval=6).cuts(path) == [2]
+    assert Segments(interval=1).cuts(path) == [2, 4, 5, 8, 9]  # none before the first token: there the prompt ends
+    assert Segments(sure=0.4, interval=1).cuts(path) == [2, 8, 9]
+
+
+def test_spo_gains_telescope() -> None:
+    """V(s_0) = 1/3, V at 4 = 1, at 7 = 1/2, R = 0: the segments gain 2/3, −1/2 and −1/2, in all R − V(s_0)."""
+    path = answer(0, "g", 7, 0.0)
+    found = gains(path, {2: [1.0, 0.0, 0.0], 4: [1.0, 1.0, 1.0], 7: [1.0, 0.0]})
+    assert np.isnan(found[:2]).all()
+    close(found[2:].tolist(), pytest.approx([2 / 3] * 2 + [-0.5] * 3 + [-0.5] * 2, abs=1e-6))
+    assert found[2] + found[4] + found[7] == pytest.approx(0.0 - 1 / 3)
+    alone = gains(path, {2: [1.0, 1.0, 0.0]})  # one segment: the answer against the mean of others
+    assert alone[2:].tolist() == pytest.approx([-2 / 3] * 7)
+
+
+def test_spo_values_that_are_not_known() -> None:
+    """A continuation that was not judged is in no mean; a cut without a judged one is no cut, and what is left still
+    adds up; without a value of the prompt the first segment has no gain; a failed answer has none at its end."""
+    path, nan = answer(0, "g", 6, 1.0), math.nan
+    assert gains(path, {2: [0.0, nan], 5: [1.0, nan, 0.0]})[2:].tolist() == [0.5] * 6
+    assert gains(path, {2: [0.0], 4: [nan, nan], 6: [0.25]})[2:].tolist() == [0.25] * 4 + [0.75] * 2
+    unknown = gains(path, {2: [nan], 5: [0.25]})
+    assert np.isnan(unknown[2:5]).all() and unknown[5:].tolist() == [0.75] * 3
+    path.status = Status.TIMEOUT
+    failed = gains(path, {2: [0.0], 5: [1.0]})
+    assert failed[2:5].tolist() == [1.0] * 3 and np.isnan(failed[5:]).all()
+
+
+def test_spo_whitens_over_what_it_learns() -> None:
+    """Unsure tokens of judged answers alone: gains ¼, −¼, 1, 0; mean ¼, variance 7/24. The others are 0, not learned."""
+    batch = batch_of(
+        [
+            segmented(0, [0.25, 0.25, -0.25], [1, 0, 1]),
+            segmented(1, [1.0, 0.0], [1, 1], 0.0),
+            segmented(2, [9.0], [1], None),
+        ],
+        logp_old_N=[-1.0] * 6,
+        logp_ref_N=[-1.0] * 6,
+    )
+    m, scale = method("spo_segment"), math.sqrt(0.875 / 3 + 1e-8)
+    adv = m.credit(Context(), batch)["adv_N"].tolist()
+    want = [0.0, 0.0, -0.5 / scale, 0.75 / scale, -0.25 / scale, 0.0]
+    close(adv, want)
+    value, slope = objective(m, batch, logp_N=[-0.9, -0.5, -1.4, -1.3, -1.0, -0.1])
+    parts = [
+        clip_term(lp, -1.0, a, 0.2, 0.2) for lp, a in zip([-0.9, -1.4, -1.3, -1.0], [0.0, *want[2:5]], strict=True)
+    ]
+    close(slope["logp_N"][1], slope["logp_N"][5])
+    kl = [math.exp(-1.0 - lp) - (-1.0 - lp) - 1 for lp in [-0.9, -0.5, -1.4, -1.3, -1.0]]  # of all tokens, kept or not
+    close(value, sum(v for v, _ in parts) / 4 - 1e-4 * mean(kl))
+
+
+def test_spo_edges() -> None:
+    """Where the policy was sure of everything, all tokens count. A gain that is not known is 0. One token: nothing to
+    compare with. Equal gains: 0."""
+    m = method("spo_segment")
+
+    def credit(*episodes: Episode) -> list[float]:
+        return m.credit(Context(), batch_of(episodes))["adv_N"].tolist()
+
+    close(credit(segmented(0, [1.0, 0.0], [0, 0])), [0.5 / math.sqrt(0.5 + 1e-8), -0.5 / math.sqrt(0.5 + 1e-8)])
+    keep_N, _ = m.select[0].tokens(Context(), batch_of([segmented(0, [1.0, 0.0], [0, 0])]), None)  # type: ignore[attr-defined]
+    assert keep_N.tolist() == [True, True]
+    assert credit(segmented(0, [math.nan, 1.0, 1.0], [1, 1, 1])) == [0.0, 0.0, 0.0]
+    assert credit(segmented(0, [1.0, 0.0], [1, 0])) == [0.0, 0.0]
+    with pytest.raises(ValueError, match="sure=0.9, interval=0, probes=9: no value could be told"):
+        Segments(interval=0)

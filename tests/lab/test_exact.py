@@ -253,7 +253,7 @@ class Broken(LeaveOneOut):
 @dataclass(frozen=True)
 class Pooled(PolicyGradient):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (*super().needs(ctx), need("pool", "old", at="S"))
+        return (*super().needs(ctx), need("pool", when="step", at="S"))
 
 
 @pytest.mark.parametrize(

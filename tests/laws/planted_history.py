@@ -1,15 +1,17 @@
 """Mistakes of the methods that remember tasks, planted to see that the laws catch them: one for each method."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from gruppo.data import Episode, gather, name_hash
+from gruppo.data import Episode, Status, gather, name_hash
 from gruppo.methods import method
 from gruppo.methods.dump import DomainUcb
 from gruppo.methods.hapo_history import ShorterThanBefore
+from gruppo.methods.mmr1_vas import VarianceAware
+from gruppo.methods.spo_single import Tracked
 from gruppo.stages import Context, Memory, Method, StepRecord
 from gruppo.stages.tables import Table, by_key
 
@@ -54,6 +56,26 @@ class AsksOfTheMoment(DomainUcb):
         return super().__call__(ctx, tasks)
 
 
+@dataclass(frozen=True)
+class NeverAnew(VarianceAware):
+    """VAS whose weights are made once and for all."""
+
+    def observe(self, record: StepRecord, memory: Memory) -> None:
+        replace(self, refresh_every=10**9).observe_as(record, memory)
+
+    def observe_as(self, record: StepRecord, memory: Memory) -> None:
+        super().observe(record, memory)
+
+
+@dataclass(frozen=True)
+class FailuresAreWrong(Tracked):
+    """SPO that takes an answer that could not be judged for a wrong one: less is expected of its task."""
+
+    def observe(self, record: StepRecord, memory: Memory) -> None:
+        drawn = [e if e.status.judged else replace(e, status=Status.OK, reward={"task": 0.0}) for e in record.drawn]
+        super().observe(replace(record, drawn=drawn), memory)
+
+
 SPOILED: dict[str, tuple[str, Method]] = {
     "hapo_history: failures in the history": (
         "failures",
@@ -65,5 +87,7 @@ SPOILED: dict[str, tuple[str, Method]] = {
     ),
     "dump: no window": ("fields_matter", method("dump").but(name="spoiled", curriculum=RemembersForEver())),
     "dump: counts in the call": ("fields_matter", method("dump").but(name="spoiled", curriculum=AsksOfTheMoment())),
+    "mmr1_vas: never anew": ("fields_matter", method("mmr1_vas").but(name="spoiled", curriculum=NeverAnew())),
+    "spo_single: failures are wrong": ("failures", method("spo_single").but(name="spoiled", credit=FailuresAreWrong())),
 }
 RAISES = {"hapo_history: history in the call", "dump: counts in the call"}

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from planted_objective import spoiled
 from torch import Tensor
 
-from gruppo.data import Batch, Episode
+from gruppo.data import Batch, Episode, Status
 from gruppo.methods import method
 from gruppo.methods.oprl import EpisodeAndSteps, PairLikelihood
 from gruppo.methods.s_grpo import FirstRight
+from gruppo.methods.spo_segment import SegmentGain
+from gruppo.methods.t_ppo import WindowGae
 from gruppo.pieces import advantage
 from gruppo.stages import Context, Method, Stats, Term
 
@@ -47,8 +50,30 @@ class FirstInTheBatch(FirstRight):
         return {"serial": worth}
 
 
+@dataclass(frozen=True)
+class PaysTheOpen(WindowGae):
+    """An open answer is taken for a finished one, with the reward that it has not been given yet."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        given_E = torch.nan_to_num(batch.reward_EC).sum(-1)
+        reward_E = torch.where(batch.open_E, given_E, batch.reward_E)
+        ended_E = torch.where(batch.open_E, int(Status.OK), batch.status_E)
+        return super().__call__(ctx, batch.with_columns(status_E=ended_E, reward_E=reward_E))
+
+
+@dataclass(frozen=True)
+class WhitensAll(SegmentGain):
+    """Gains whitened over every row, those of failed answers as 0."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        gain_N = torch.nan_to_num(batch.note_gain_N)
+        return {"adv_N": advantage.whiten(gain_N, torch.ones_like(batch.keep_N))}
+
+
 OPRL = method("oprl")
 SPOILED: dict[str, tuple[str, Method]] = {
+    "t_ppo pays the open": ("failures", spoiled("t_ppo", credit=PaysTheOpen())),
+    "spo_segment whitens failures": ("failures", spoiled("spo_segment", credit=WhitensAll())),
     "s_grpo, first by its row": ("order", spoiled("s_grpo", reward=FirstInTheBatch())),
     "oprl, steps of failures": ("failures", spoiled("oprl", credit=StepsOfAll())),
     "oprl, detached pairs": (

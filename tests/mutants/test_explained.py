@@ -10,8 +10,8 @@ pytest.importorskip("mutmut", reason="only with the extra `mutants`")
 pytest.importorskip("coverage", reason="only with the extra `mutants`")
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "mutants"))
 
-import explained  # noqa: E402
-from making import PACKAGE, PARTS, Mutant, files, mutants  # noqa: E402
+import explained
+from making import PACKAGE, PARTS, Mutant, files, mutants
 
 
 def some(file: str = "pieces/advantage.py") -> list[Mutant]:

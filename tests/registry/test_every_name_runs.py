@@ -9,7 +9,10 @@ from gruppo.cli import main
 from gruppo.methods import all_methods
 
 # A random policy writes no sum: here about half of its answers are right, so that there is something to learn.
-REWARD = "def even(task, text):\n    return float(sum(map(ord, text)) % 2 == 0)\n"
+REWARD = (
+    "def even(task, text):\n    return float(sum(map(ord, text)) % 2 == 0)\n"
+    "even.answer = lambda task, text: str(sum(map(ord, text)) % 3)\n"  # so that of four some agree
+)
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,19 @@ def test_every_occupant_is_stored() -> None:
 
 
 # One sample less than it takes: refused in words before the run, by each occupant that compares samples.
-COMPARE = {"grpo", "dapo", "rloo", "dr_grpo", "gspo", "disco", "gpg", "opo", "grpo_passk", "dpo", "reinforce_pp_baseline"}
+COMPARE = {
+    "grpo",
+    "dapo",
+    "rloo",
+    "dr_grpo",
+    "gspo",
+    "disco",
+    "gpg",
+    "opo",
+    "grpo_passk",
+    "dpo",
+    "reinforce_pp_baseline",
+}
 ALONE = {"reinforce", "ppo", "vapo", "remax", "reinforce_pp", "sft", "rft", "kto"}
 
 

@@ -14,7 +14,9 @@ def test_a_context_as_it_begins() -> None:
     assert c.memory == {} and c.cast == {} and c.episodes == ()
 
 
-@pytest.mark.parametrize(("step", "steps", "share"), [(0, 10, 0.0), (5, 10, 0.5), (3, 4, 0.75), (2, 0, 2.0), (1, 1, 1.0)])
+@pytest.mark.parametrize(
+    ("step", "steps", "share"), [(0, 10, 0.0), (5, 10, 0.5), (3, 4, 0.75), (2, 0, 2.0), (1, 1, 1.0)]
+)
 def test_progress(step: int, steps: int, share: float) -> None:
     assert Context(step=step, steps=steps).progress == share
 
@@ -89,5 +91,5 @@ def test_what_is_no_schedule_is_refused(text: str) -> None:
 def test_a_refusal_names_the_arguments() -> None:
     with pytest.raises(ValueError, match=r"Write linear\(start, end, steps\)\."):
         Schedule("linear(1.0)")
-    with pytest.raises(ValueError, match="'linar' is no kind of schedule .nearest: linear"):
+    with pytest.raises(ValueError, match=r"'linar' is no kind of schedule .nearest: linear"):
         Schedule("linar(1.0, 0.0, steps=3)")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,7 @@ from gruppo.stages.rollout import Group
 from gruppo.stages.select import MaskTruncated, TopEntropy
 from gruppo.stages.terms import Term
 from gruppo.stages.update import Passes
+from gruppo.tasks.imports import load_object
 
 GRPO, PPO, DAPO = method("grpo"), method("ppo"), method("dapo")
 
@@ -60,7 +62,7 @@ def test_what_is_no_occupant_is_refused() -> None:
         """Not an occupant."""
 
     for wrong in (Plain(), Other(), 3):
-        with pytest.raises(ValueError, match="room credit holds .* which is no occupant"):
+        with pytest.raises(ValueError, match=r"room credit holds .* which is no occupant"):
             plain(credit=wrong)
 
 
@@ -103,9 +105,13 @@ def test_kinds(name: str, snake: str) -> None:
 def test_nearest_names() -> None:
     known = ["linear", "cosine", "warmup", "lienar", "linera", "liner"]
     assert nearest("xyz", known) == ""
-    assert nearest("linaer", known) == " (nearest: linear, linera)" or nearest("linaer", known).count(",") == 1
     assert nearest("cosin", known) == " (nearest: cosine)"
-    assert nearest("wrap", known) == " (nearest: warmup)", "half of the letters is near"
+    assert nearest("abcdef", ["abcxyz"]) == " (nearest: abcxyz)", "half of the letters is near"
+    assert nearest("abcdef", ["abwxyz"]) == ""
+    near = ["abcdeg", "abcdeh", "abcdei", "abcdej"]
+    assert nearest("abcdef", [*near[:3], "abdcfe"]).startswith(" (nearest: abdcfe, "), "the same letters come first"
+    assert "abdcfe" not in nearest("abcdef", [*near, "abdcfe"]), "if they are among the four nearest"
+    assert nearest("abcdef", near).count(",") == 1
 
 
 # tables
@@ -114,7 +120,9 @@ def test_nearest_names() -> None:
 def test_a_schedule_is_a_text_and_neutral_fields_are_left_out_in_brief() -> None:
     kl = ReferenceKL(kl_coef=Schedule("linear(0.1, 0.0, steps=3)"))
     assert to_table(kl)["estimator"] == "k3" and to_table(kl)["kl_coef"] == "linear(0.1, 0.0, steps=3)"
-    assert "estimator" not in to_table(kl, brief=True) and to_table(ReferenceKL(estimator="k1"), brief=True)["estimator"]
+    assert (
+        "estimator" not in to_table(kl, brief=True) and to_table(ReferenceKL(estimator="k1"), brief=True)["estimator"]
+    )
     assert "estimator" not in to_table({"a": [kl]}, brief=True)["a"][0], "all the way down"
     assert from_table(to_table(kl)) == kl
 
@@ -145,8 +153,22 @@ def test_kinds_that_are_none() -> None:
         from_table({"kind": "gruppo.methods.grpo:GRPO"})
     with pytest.raises(ValueError, match="written with version 9, the code is version 1"):
         from_table({"kind": "gruppo.stages.credit:Gae@9"})
-    assert from_table({"kind": "gruppo.stages.credit:Gae@1"}) == from_table({"kind": "gruppo.stages.credit:Gae"}) == Gae()
+    assert (
+        from_table({"kind": "gruppo.stages.credit:Gae@1"}) == from_table({"kind": "gruppo.stages.credit:Gae"}) == Gae()
+    )
     assert tag(Gae) == "gruppo.stages.credit:Gae@1"
+
+
+def test_a_folder_may_have_the_sign_of_a_version(tmp_path: Path) -> None:
+    """A class of a user's file is named by the file, `…/me@home/own.py:Own@1`."""
+    (tmp_path / "me@home").mkdir()
+    file = tmp_path / "me@home" / "own.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom gruppo.stages import Occupant\n\n\n"
+        "@dataclass(frozen=True)\nclass Own(Occupant):\n    x: float = 1.0\n"
+    )
+    own = load_object(f"{file}:Own")
+    assert from_table(to_table(own(2.0))) == own(2.0)
 
 
 def test_a_field_that_came_later() -> None:
@@ -213,7 +235,9 @@ def test_roles_that_are_not_there() -> None:
     teacher = {"teacher": Role()}
     assert problems(plain(rollout=Works()).but(cast=teacher), Context(), samples=2) == []
     [said] = problems(PPO.but(penalties=Compares()), Context(), samples=2)
-    assert said.endswith("Use against=… with one of policy, ref."), "not the critic, which is no language model, nor old"
+    assert said.endswith("Use against=… with one of policy, ref."), (
+        "not the critic, which is no language model, nor old"
+    )
 
 
 def test_sources_that_nobody_has_a_rule_for() -> None:
@@ -299,6 +323,19 @@ def test_one_value_alone_is_whitened_to_nothing() -> None:
     assert one["adv_N"].tolist() == [0.0] * 3
     two = whitened(b, torch.tensor([2, 0]), torch.tensor([5.0, 1.0], dtype=torch.float64))["adv_N"].tolist()
     assert two[1] == 0.0 and two[2] == pytest.approx(-two[0]) and two[2] > 0.5
+
+
+def test_given_tokens_do_not_count_in_the_kl_of_an_answer() -> None:
+    found = episodes([1.0, 0.0])
+    found[0].sequences[0].source[-1] = Source.FORCED
+    columns = {
+        "logp_old_N": torch.full((6,), -1.0, dtype=torch.float64),
+        "logp_ref_N": torch.full((6,), -2.0, dtype=torch.float64),
+    }
+    made = LeaveOneOut(kl_coef=0.5)(context(), pack(found, dtype=torch.float64).with_columns(**columns))["adv_N"]
+    assert made.tolist() == pytest.approx(
+        [(1.0 - 0.5 * 2) - (0.0 - 0.5 * 3)] * 3 + [(0.0 - 0.5 * 3) - (1.0 - 0.5 * 2)] * 3
+    )
 
 
 # steps and terms

@@ -53,7 +53,9 @@ def test_by_hand(heat: float, allowed: list[list[int]] | None) -> None:
     norm = [math.fsum((float(i == t) - x) ** 2 for i, x in enumerate(r)) for r, t in zip(rows, TOKEN, strict=True)]
     assert read("score_norm", c) == pytest.approx(norm, abs=1e-12)
     other = [p(s, heat, (allowed or [[], []])[i]) for i, s in enumerate(c.other_CV.tolist())]  # type: ignore[union-attr]
-    kl = [math.fsum(x * math.log(x / y) for x, y in zip(a, b, strict=True) if x) for a, b in zip(rows, other, strict=True)]
+    kl = [
+        math.fsum(x * math.log(x / y) for x, y in zip(a, b, strict=True) if x) for a, b in zip(rows, other, strict=True)
+    ]
     assert read("kl", c) == pytest.approx(kl, abs=1e-12)
 
 
@@ -113,7 +115,7 @@ def test_the_names_of_a_need(wanted: Need, said: str, column: str) -> None:
 def test_needs_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match=r"'logpp': no such readout .nearest: logp"):
         need("logpp")
-    with pytest.raises(ValueError, match="it reads one role. Leave against out"):
+    with pytest.raises(ValueError, match=r"it reads one role\. Leave against out"):
         need("logp", against="ref")
     with pytest.raises(ValueError, match="it reads two, so name the second"):
         need("kl")

@@ -65,7 +65,9 @@ def test_an_ask_may_give_another_budget() -> None:
 def test_hints_and_other_prompts_come_along() -> None:
     ids = prompt(asked(BOTH)).ids
     other, n = np.array([1, 8]), len(ids)
-    p = prompt(asked(BOTH[:1]), ids=np.concatenate([ids, TOKENS.encode("h")]), given=((n, n + 1, "hint"),), train_as=other)
+    p = prompt(
+        asked(BOTH[:1]), ids=np.concatenate([ids, TOKENS.encode("h")]), given=((n, n + 1, "hint"),), train_as=other
+    )
     [e] = rolled(Recorded(), context(), [p])
     assert e.sequences[0].train_as is other and e.sequences[0].source[n] == Source.HINT
     assert e.text == TOKENS.decode([*TOKENS.encode("hgood"), TOKENS.eos])
@@ -89,6 +91,7 @@ def test_all_as_they_come_if_there_are_not_too_many() -> None:
 
 def test_of_more_the_best_the_worst_the_second_best_and_so_on() -> None:
     mixed = [3.0, 1.0, 5.0, 2.0, 4.0]
+    assert rewards([*mixed, 0.0, 6.0, 7.0], 6) == [7.0, 0.0, 6.0, 1.0, 5.0, 2.0]
     assert [rewards(mixed, n) for n in (1, 2, 3, 4)] == [[5.0], [5.0, 1.0], [5.0, 1.0, 4.0], [5.0, 1.0, 4.0, 2.0]]
 
 

@@ -123,6 +123,12 @@ def test_what_is_not_judged_neither_varies_a_group_nor_has_a_label() -> None:
     assert labels(found)[0] == [-1, -1, 0, 1, -1]
 
 
+def test_a_failed_answer_does_not_hide_that_others_differ() -> None:
+    found = groups([0.4, 0.2, 0.0])
+    found[2].status = Status.ENV_ERROR
+    assert labels(found)[0] == [1, -1, 0], "by the mean of the two, below the threshold as they are"
+
+
 def test_another_prompt_is_one_of_another_group_that_learns() -> None:
     assert labels(groups([1.0, 0.0], [1.0, 0.0]))[1] == [True] * 4
     assert labels(groups([1.0, 0.0]))[1] == [False] * 2

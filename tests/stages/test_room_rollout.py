@@ -103,7 +103,9 @@ def test_given_pieces_are_part_of_the_answer() -> None:
     """A hint is a decision made for the policy: it is in the text and has its source; `train_as` goes along."""
     ids, other = TOKENS.chat(ASK.task.messages), np.array([1, 9, 9])
     hint = TOKENS.encode("xy")
-    p = prompt(ASK, ids=np.concatenate([ids, hint]), given=((len(ids), len(ids) + 2, "hint"),), train_as=other, samples=1)
+    p = prompt(
+        ASK, ids=np.concatenate([ids, hint]), given=((len(ids), len(ids) + 2, "hint"),), train_as=other, samples=1
+    )
     [e] = rolled(Group(), context(engine=Says("z")), [p])
     assert e.text == TOKENS.decode([*hint, *TOKENS.encode("z"), TOKENS.eos])
     assert e.sequences[0].source[len(ids) :].tolist() == [Source.HINT] * 2 + [Source.POLICY] * 2

@@ -17,7 +17,7 @@ from gruppo.train.config import RunConfig
 from gruppo.train.loop import train_step
 from gruppo.train.run import Run
 
-CALLS: list[list[int]] = []
+calls: list[list[int]] = []
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SizeOfGroup(Occupant):
     replaces = ("task",)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
-        CALLS.append([len(episodes), sum(bool(e.answer) for e in episodes)])
+        calls.append([len(episodes), sum(bool(e.answer) for e in episodes)])
         seen = [e.group for e in episodes]
         return {"size": [float(seen.count(g)) for g in seen]}
 
@@ -62,7 +62,7 @@ def stepped(**rooms: Any) -> tuple[StepRecord, Run]:
 
 
 def test_it_sees_all_rounds_once_and_replaces_the_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    CALLS.clear()
+    calls.clear()
     tasks: dict[str, Any] = {}
     monkeypatch.setattr(Context, "memory_task", tasks, raising=False)
     plain = Run.remember_tasks
@@ -73,7 +73,7 @@ def test_it_sees_all_rounds_once_and_replaces_the_task(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Run, "remember_tasks", remember)
     record, _ = stepped(select=TwoMoreOfEach(), reward=SizeOfGroup())
-    assert [n for n, _ in CALLS] == [8], "once, with three and two answers of two groups, less the two put aside"
+    assert [n for n, _ in calls] == [8], "once, with three and two answers of two groups, less the two put aside"
     used = [e for e in record.drawn if e.use != Use.NONE]
     assert len(record.drawn) == 10 and all(e.total == 4 for e in used)
     assert all("task" in e.reward and e.replaced == {"task"} for e in used)
@@ -86,11 +86,11 @@ def test_it_sees_all_rounds_once_and_replaces_the_task(monkeypatch: pytest.Monke
 
 
 def test_answers_are_read_where_someone_reads_them() -> None:
-    CALLS.clear()
+    calls.clear()
     record, _ = stepped(reward=SizeOfGroup())
     said = [(e.text, e.answer) for e in record.drawn]
     assert all(answer == next(reversed(text.split()), "") for text, answer in said) and any(a for _, a in said)
-    assert CALLS == [[6, sum(bool(a) for _, a in said)]]
+    assert calls == [[6, sum(bool(a) for _, a in said)]]
     record, _ = stepped()
     assert all(e.answer == "" for e in record.drawn), "nobody asked, so nothing was spent on it"
 

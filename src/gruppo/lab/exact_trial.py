@@ -122,7 +122,8 @@ class Trial:
         self.learner.begin(self.ctx)
         wanted = [n for _, _, n in self.method.needs(self.ctx) if n.when == "batch"]
         self.batch_needs = list(dict.fromkeys(wanted))
-        self.known = {n: self._told(before[n.role], n) for n in self.batch_needs}
+        self.known = {n: self._told(before[n.role], n) for n in self.batch_needs if n.at != "S"}
+        self.of_sequences = {n: before[n.role] for n in self.batch_needs if n.at == "S"}  # no table: read at each draw
         self.gen_B = self._told(old, Need("logp"))
         needs = self.learner.needs("policy")
         now = {n: self._told(policy, n, grad=True) for n in needs}
@@ -199,6 +200,8 @@ class Trial:
         columns = {n.column: x[d.edge_N[n.view]] for n, x in self.known.items()}
         if "logp_old_N" not in columns:
             columns["logp_old_N"] = self.gen_B[d.edge_N["as_trained"]]
+        for n, model in self.of_sequences.items():
+            columns |= serve(model, batch, [n], cast=self.models)
         batch = batch.with_columns(logp_gen_N=exact, **columns)
         batch = batch.with_columns(**self.method.credit(self.ctx, batch))
         return through_second_door(self.ctx, self.method.select, batch, Stats(), current=False)

@@ -8,7 +8,8 @@ import numpy as np
 
 from gruppo.data import Episode
 from gruppo.lab.compare import drifted, observe
-from gruppo.lab.world import Desk, World, random_episodes, with_notes
+from gruppo.lab.desk import Desk
+from gruppo.lab.world import World, random_episodes, with_notes
 from gruppo.stages import CHAINS, ROOMS, Method, Schedule, kind
 from gruppo.train.loop import annotated
 

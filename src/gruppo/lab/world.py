@@ -1,6 +1,5 @@
 """A small world for the laws: random episodes with every kind of row, tiny models in float64, a real learner."""
 
-import asyncio
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -13,16 +12,13 @@ from torch import Tensor, nn
 from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, Turn, Use, pack
 from gruppo.data.keyed import uniform
 from gruppo.data.prefix import WORTH
-from gruppo.engines.native import NativeEngine
+from gruppo.data.views import as_sampled
 from gruppo.pieces.stop import stop
-from gruppo.policies import CharTokenizer, Critic, TinyConfig, TinyTransformer
-from gruppo.stages import Ask, Context, Memory, Method, Noted, Prompt, Sampling, Stats, need
-from gruppo.stages.prompting import prompts_for
+from gruppo.policies import Critic, TinyConfig, TinyTransformer
+from gruppo.stages import Context, Memory, Method, Noted, Sampling, Stats, need
 from gruppo.stages.readouts import READOUTS
 from gruppo.stages.reward import add_components
-from gruppo.stages.rollout import Group
 from gruppo.stages.select import through_first_door, through_second_door
-from gruppo.tasks import Task
 from gruppo.train.forward import serve
 from gruppo.train.learner import Learner, OptimConfig
 
@@ -187,9 +183,8 @@ def with_notes(method: Method, episodes: Seq[Episode]) -> list[Episode]:
         return list(episodes)
 
     def note(e: Episode, name: str, noted: Noted) -> Note:
-        size = {"E": 1, "S": len(e.sequences), "K": len(e.turns)}.get(noted.level) or sum(
-            int((s.source != Source.ENV).sum()) for s in e.sequences
-        )
+        decisions = sum(len(as_sampled(s)[1]) for s in e.sequences)
+        size = {"E": 1, "S": len(e.sequences), "K": len(e.turns), "N": decisions}[noted.level]
         draw = np.array([float(uniform("note", name, e.uid, i)) for i in range(size)])
         values = np.array(noted.among)[(draw * len(noted.among)).astype(int)] if noted.among else draw
         return Note(values.astype(np.float32), noted.level, 0)
@@ -375,47 +370,3 @@ def bare(method: Method) -> Method:
     hidden = {name: 0.0 for name in ("kl_coef", "entropy_coef") if hasattr(method.credit, name)}
     select = tuple(o for o in method.select if not hasattr(o, "episodes"))
     return method.but(penalties=(), reward=(), select=select, credit=replace(method.credit, **hidden))
-
-
-class Desk:
-    """The rooms before the batch: tasks, a tokenizer and an engine that really samples."""
-
-    def __init__(self, world: World) -> None:
-        self.ctx = world.ctx
-        self.tasks = [
-            Task(f"t-{g}", f"{i}+{i}=", str(2 * i), 1 + i % 2, "desk", f"{i} and {i} is {2 * i}")
-            for i, g in enumerate(GROUPS)
-        ]
-        config = TinyConfig(vocab=CharTokenizer.vocab, dim=8, layers=1, heads=2, ffn=12, context=64)
-        policy = TinyTransformer(config, world.seed).double()
-        models = {"policy": policy, **{name: policy for name in world.method.cast}}
-        self.ctx.tokenizer, self.ctx.engine = CharTokenizer(), NativeEngine(models)
-        self.ctx.prompts, self.ctx.samples = 3, 2
-        self.ctx.fresh = lambda n: world.method.curriculum(replace(self.ctx, prompts=n, round=1), self.tasks)
-        self.ctx.draw = lambda asks: self._draw(world.method, asks)
-        self.ctx.reward = lambda episodes: self._reward(world.method, list(episodes))
-
-    async def _draw(self, method: Method, asks: Seq[Ask | Prompt]) -> list[Episode]:
-        prompts: list[Prompt] = []
-        for ask in asks:
-            prompts += [ask] if isinstance(ask, Prompt) else prompts_for(self.ctx, method.prompting, ask)
-        return self._reward(method, await Group()(self.ctx, prompts))
-
-    def _reward(self, method: Method, episodes: list[Episode]) -> list[Episode]:
-        """Right or wrong by chance, keyed by what was written; an episode is scored once."""
-        new = [e for e in episodes if e.status.judged and "task" not in e.reward]
-        for e in new:
-            e.reward["task"] = float(uniform("right", e.task, e.text) < 0.5)
-        add_components(self.ctx, method.reward, new)
-        return episodes
-
-    def asks(self, curriculum: Any) -> list[Ask]:
-        return curriculum(self.ctx, self.tasks)
-
-    def prompts(self, chain: Seq[Any]) -> list[Prompt]:
-        """Every second ask wishes for a hint, and has a draft."""
-        asks = [Ask(t, 4, how={"hint": 0.5, "draft": "12"} if i % 2 else {}) for i, t in enumerate(self.tasks[:4])]
-        return [p for ask in asks for p in prompts_for(self.ctx, tuple(chain), ask)]
-
-    def episodes(self, rollout: Any, chain: Seq[Any] = ()) -> list[Episode]:
-        return asyncio.run(rollout(self.ctx, self.prompts(chain)))

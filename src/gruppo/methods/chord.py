@@ -10,7 +10,8 @@ falls: `method.objective.phi=one method.objective.mu="cosine(0.9, 0.05, steps=20
 variant (`phi=probability`). Checked against Trinity-RFT, trinity/algorithm/policy_loss_fn/chord_policy_loss.py: p is
 that of now, stopped; its defaults are μ = 0.1 and φ as here, and its example warms μ up before the cosine. Experts are
 the recorded answers of the step's own tasks, one a prompt, those that score 1; in the paper they come from other
-prompts, 64 beside 256 samples: a count of their own makes that a matter of noise alone.
+prompts, 64 beside 256 samples: a count of their own makes that a matter of noise alone. In another method,
+`method.rollout=chord method.select+=right_experts` takes what belongs together.
 """
 
 from collections.abc import Callable, Sequence

@@ -42,7 +42,7 @@ class KlCovariance(Occupant):
         learn_N, gap_N = batch.learn_N, stats.logp_N - batch.logp_old_N
         cov_N = token_covariance(batch.adv_N, stop(stats.logp_N), learn_N)
         count = singled_out(self.chosen_share, learn_N)
-        held_N = lowest(-cov_N, ctx.uniform("kl_cov", batch.uid_N), learn_N, count)
+        held_N = lowest(-cov_N, batch.uid_N.to(cov_N.dtype), learn_N, count)
         value_N = ratio(stats.logp_N, batch.logp_old_N) * batch.adv_N
         value_N = value_N - self.trust_coef * torch.where(held_N, gap_N.abs(), torch.zeros_like(gap_N))
         return [

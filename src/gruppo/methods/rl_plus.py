@@ -11,7 +11,8 @@ the less likely the policy finds the token. Differs from Dr.GRPO: the expert, th
 YihongDong/RL-PLUS, rl_plus/verl/verl/recipe/rlplus_core_alg.py, compute_token_on_off_policy_loss with strategy
 RL-PLUS, and exp_scripts/train_RL-PLUS.sh (statistics over the mixed group, without deviation; loss_remove_clip,
 loss_remove_token_mean; two updates a batch). The code divides a sum over the whole micro-batch by C alone; here it is
-divided by the answers too, as in Dr.GRPO. Only experts that score 1 join, so a group without one has a sample less.
+divided by the answers too, as in Dr.GRPO. Only experts that score 1 join (right_experts in select), so a group without
+one has a sample less.
 """
 
 from collections.abc import Sequence

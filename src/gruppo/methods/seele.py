@@ -78,7 +78,10 @@ class HintRounds(Occupant):
 
 @dataclass(frozen=True)
 class HintLikelihood(Occupant):
-    """hint_coef · log π(hint), summed over the hint's tokens, the mean over answers, those without a hint included."""
+    """hint_coef · log π(hint), summed over the hint's tokens, the mean over answers, those without a hint included.
+
+    Hints of the policy's own answers; an expert's are not its concern.
+    """
 
     hint_coef: float = 0.001
     handles = frozenset({"hint"})
@@ -88,7 +91,8 @@ class HintLikelihood(Occupant):
         return (NOW,)
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        hint_N = (batch.source_N == Source.HINT) & batch.spread(batch.learn_E, "E", "N")
+        mine_E = batch.learn_E & (batch.source_E == Source.POLICY)
+        hint_N = (batch.source_N == Source.HINT) & batch.spread(mine_E, "E", "N")
         value_N = torch.where(hint_N, stats.logp_N, torch.zeros_like(stats.logp_N))
         return [Term("hint", value_N, hint_N | batch.policy_N, "episode_sum", coef=self.hint_coef)]
 

@@ -9,8 +9,9 @@ under the same key, and places that became free are filled with fresh prompts. T
 the step that sampled it; of an answer without a reward yet by the critic's word alone. The critic learns finished
 answers only, all of their windows, by returns (λ = 1). An open answer is in no reward and no accuracy. Checked against
 notes on the paper (boundary rule, critic's targets, window of 8k of 24k tokens, 512 prompts of 16, no KL); no code of
-the authors was found; λ = 0.95 and the clip are PPO's here. Prompts that find no free place are passed over in this
-step. With a window as long as max_tokens and lam_value = lam this is PPO. Confidence: notes.
+the authors was found; λ = 0.95 and the clip are PPO's here, and the window is half of max_tokens unless it is set: a
+token just before the cut has hardly an advantage, and short answers are cut soon. Prompts that find no free place are
+passed over in this step. With a window as long as max_tokens and lam_value = lam this is PPO. Confidence: notes.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Status
-from gruppo.engines import Completion, Request, complete
+from gruppo.engines import Request, complete
 from gruppo.methods.ppo import PPO
 from gruppo.stages import Context, Need, Occupant, Prompt, Stats, Term, need
 from gruppo.stages.credit import two_gaes, whitened_gae
@@ -39,21 +40,21 @@ class Windowed(Occupant):
         before = [] if ctx.round else [e for e in ctx.replay if goes_on(e)]
         fresh = requests_for(ctx, prompts)
         fresh = fresh[: max(len(fresh) - len(before), 0)]
-        limits = [r.max_tokens for *_, r in fresh] + [ctx.sampling.max_tokens - e.tokens for e in before]
-        asked = [self.windowed(ctx, r) for r in [*(r for *_, r in fresh), *(further(ctx, e) for e in before)]]
-        done = await complete(ctx.engine, asked)
-        begun = [Group().episode(ctx, p, uid, r, c) for (p, uid, _), r, c in zip(fresh, asked, done, strict=False)]
+        wanted = [*(r for *_, r in fresh), *(further(ctx, e) for e in before)]  # each to its end
+        done = await complete(ctx.engine, [self.window(ctx, r) for r in wanted])
+        begun = [Group().episode(ctx, p, uid, r, c) for (p, uid, r), c in zip(fresh, done, strict=False)]
         gone_on = [
             continued(ctx, e, len(r.prefix), r, c, notes={k: n for k, n in e.notes.items() if n.level == "E"})
-            for e, r, c in zip(before, asked[len(fresh) :], done[len(fresh) :], strict=True)
+            for e, r, c in zip(before, wanted[len(fresh) :], done[len(fresh) :], strict=True)
         ]
-        for e, completion, limit in zip([*begun, *gone_on], done, limits, strict=True):
-            e.status = Status.OPEN if still_open(completion, limit) else e.status
+        for e, r, c in zip([*begun, *gone_on], wanted, done, strict=True):
+            if c.reason == "length" and len(c.ids) < r.max_tokens:
+                e.status = Status.OPEN
         return [*begun, *gone_on]
 
-    def windowed(self, ctx: Context, request: Request) -> Request:
-        window = self.window_tokens or max(ctx.sampling.max_tokens // 3, 1)
-        return replace(request, max_tokens=max(min(window, request.max_tokens), 1))
+    def window(self, ctx: Context, request: Request) -> Request:
+        most = self.window_tokens or (ctx.sampling.max_tokens + 1) // 2
+        return replace(request, max_tokens=min(most, request.max_tokens))
 
 
 def goes_on(e: Episode) -> bool:
@@ -67,10 +68,6 @@ def further(ctx: Context, e: Episode) -> Request:
     how = vars(ctx.sampling) | {"max_tokens": max(ctx.sampling.max_tokens - e.tokens, 1)}
     how |= {"temperature": 1.0 if s.temperature is None else float(s.temperature[-1])}
     return Request(s.ids, key=e.uid, stop=(ctx.tokenizer.eos,), **how)
-
-
-def still_open(completion: Completion, limit: int) -> bool:
-    return completion.reason == "length" and len(completion.ids) < limit
 
 
 def this_window(ctx: Context, batch: Batch) -> Tensor:
@@ -145,4 +142,7 @@ T_PPO = PPO.but(
     },
     replay=OpenPool(),
     together=("rollout", "select", "credit", "objective", "replay"),
+    breaks={
+        "equal_rewards": "The advantage is against the critic's guess, which may be wrong where all rewards are equal."
+    },
 )

@@ -15,9 +15,9 @@ def token_covariance(adv_N: Tensor, logp_N: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, (a_N - a_N.sum() / count) * (l_N - l_N.sum() / count), zero)
 
 
-def lowest(key_N: Tensor, luck_N: Tensor, where: Tensor, count: int) -> Tensor:
-    """The `count` rows of `where` with the smallest keys; of equal ones, those with the least luck. All, if fewer."""
-    order = torch.argsort(torch.where(where, luck_N, torch.full_like(luck_N, float("inf"))), stable=True)
+def lowest(key_N: Tensor, second_N: Tensor, where: Tensor, count: int) -> Tensor:
+    """The `count` rows of `where` with the smallest keys; of equal ones, by the second key. All, if fewer."""
+    order = torch.argsort(torch.where(where, second_N, torch.full_like(second_N, float("inf"))), stable=True)
     order = order[torch.argsort(torch.where(where, key_N, torch.full_like(key_N, float("inf")))[order], stable=True)]
     return where & torch.zeros_like(where).index_fill(0, order[:count], True)
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Source, Status, centre, segment
+from gruppo.data import Batch, Source, centre, segment
 from gruppo.pieces import advantage
 from gruppo.pieces.divergence import k1
 from gruppo.stages.context import Context, Memory, StepRecord

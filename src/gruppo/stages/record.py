@@ -84,7 +84,7 @@ def _class(text: str) -> type:
     cls: Any = load_object(path)
     if not dataclasses.is_dataclass(cls) or not isinstance(cls, type):
         raise ValueError(f"kind {path} is no dataclass, so the record cannot be rebuilt from it.")
-    now = tag(cls).partition("@")[2]
+    now = tag(cls).rpartition("@")[2]
     if version and version != now:
         raise ValueError(
             f"kind {path}: the record was written with version {version}, the code is version {now}; numbers would "

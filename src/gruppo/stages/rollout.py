@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gruppo.data import Episode, Note, Source, Status, Turn, in_steps, key_hash, single_turn
+from gruppo.data.views import as_sampled
 from gruppo.engines.base import Completion, Request, complete
 from gruppo.stages.context import Ask, Context, Prompt, Sampling
 from gruppo.stages.occupant import Occupant, added
@@ -155,8 +156,7 @@ def continued(
 def nodes_of(episode: Episode) -> Any:
     """The id of every decision of an episode of one sequence, as packing gives them (`node_N`); -1 for other tokens."""
     [s] = episode.sequences
-    first = 0 if s.train_as is None else s.prompt_len  # what is learned under another prompt has no other decisions
-    decided = first + np.flatnonzero(s.source[first:] != Source.ENV)
+    decided = as_sampled(s)[1]
     own = key_hash(episode.uid, 0, torch.arange(len(decided)))
     assert isinstance(own, torch.Tensor)
     node = np.full(len(s.ids), -1, np.int64)

@@ -24,7 +24,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
         "rises",
         "held-out pairs of recorded answers that the objective's implicit reward puts in the right order",
     ),
-    "length": ("tokens", "steady", "mean tokens of an answer, sampled or recorded, truncated ones included, open ones not"),
+    "length": ("tokens", "steady", "mean tokens of an answer, sampled or recorded, truncated ones too; open ones not"),
     "entropy": (
         "nats",
         "falls slowly, not to 0",
@@ -69,6 +69,8 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "imitation": ("nats", "towards 0", "VAPO: mean log π of the tokens of right answers: the term as maximised"),
     "kl_ref": ("nats", "", "minus the KL to the reference by the penalty's estimator: the term as maximised"),
     "kl_teacher": ("nats", "towards 0", "KDRL: minus the KL to the teacher by its estimator: the term as maximised"),
+    "heated": ("nats", "", "AEPO: log π of answers drawn at another temperature, over all answers: as maximised"),
+    "hint": ("nats", "rises towards 0", "SEELE: log π of an answer's hint, over all answers: the term as maximised"),
     "expert": ("nats", "towards 0", "CHORD: weighed log π of the experts' tokens: the term as maximised"),
     "hold": ("nats", "near 0", "LLDS: minus the fall of likelihood of answers that are not bad: the term as maximised"),
     "entropy_band": ("nats", "0", "G²RPO: minus the distance of the mean entropy from its band"),

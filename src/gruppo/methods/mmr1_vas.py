@@ -1,0 +1,77 @@
+"""MMR1-VAS: Variance-Aware Sampling (Leng et al. 2025, arXiv:2509.21268).
+
+    VPS_q = 0.8 · p_q (1 − p_q) + 0.2 · (1 − self-BLEU_q)        p_q: mean score of the answers to q
+    w_q   = (VPS_q − min) / (max − min + 1e-8)                    over all tasks, every 35 steps
+    a batch of B prompts: ⌊B/2⌋ drawn by w with replacement, the others in turn
+
+Differs from GRPO: which tasks come. A task whose answers are sometimes right, and differ, comes more often, because a
+group of equal rewards teaches nothing. Checked against LengSicong/MMR1, verl/curriculum/metrics.py and samplers.py,
+whose self-BLEU is raw (higher is less diverse; here it is taken from 1) and whose shipped settings use p (1 − p) alone.
+They answer every task 32 times for a sweep of scores; here a score is that of the answers that training drew last, and
+a task that was not drawn yet has the mean weight of the others. The first weights are made after the first step. Their
+momentum of weights is 0 and left out. A task that is drawn twice in a step has two groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gruppo.data import Episode, Key, Source, Use, gather
+from gruppo.methods.grpo import GRPO
+from gruppo.pieces.diversity import self_bleu
+from gruppo.stages import Ask, Context, Memory, Occupant, StepRecord
+from gruppo.stages.curriculum import asked, in_turn, weighted
+from gruppo.stages.tables import Table, by_key
+
+MEMORY = "variance"  # by place of a task: `score` of its last answers, and its `weight`
+
+
+@dataclass(frozen=True)
+class VarianceAware(Occupant):
+    """A share of the prompts by the variance and the diversity of their last answers, the others in turn."""
+
+    weighted_share: float = 0.5
+    outcome_coef: float = 0.8
+    diversity_coef: float = 0.2
+    refresh_every: int = 35
+    witness = {"weighted_share": 1.0, "outcome_coef": 0.0, "diversity_coef": 3.0, "refresh_every": 1}
+
+    def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
+        chosen = int(self.weighted_share * ctx.prompts + 1e-9)
+        weight_T = self.weights(Table.of(ctx.memory, MEMORY), len(tasks))
+        places = weighted(ctx, weight_T, chosen, "variance", replace=True) if chosen else []
+        return asked(ctx, tasks, places + in_turn(ctx, len(tasks), ctx.prompts - chosen))
+
+    def weights(self, table: Table, size: int) -> Tensor:
+        """The weight of every task: of one that was never weighed, the mean."""
+        place, weight = table.key_T, table.look(table.key_T, "weight", 0.0)
+        there = place < size
+        mean = float(weight.mean()) if len(weight) else 0.0
+        return torch.full((size,), mean, dtype=torch.float64).index_copy(0, place[there], weight[there])
+
+    def observe(self, record: StepRecord, memory: Memory) -> None:
+        drawn = [e for e in record.drawn if e.status.judged and e.use <= Use.BASELINE and e.place >= 0]
+        keys, tasks = by_key(torch.tensor([e.place for e in drawn], dtype=torch.int64))
+        table = Table.of(memory, MEMORY).put(keys, score=self.scores(drawn, tasks))
+        if record.step % self.refresh_every == 0 and len(table):
+            score = table.columns["score"]
+            table = table.put(table.key_T, weight=(score - score.min()) / (score.max() - score.min() + 1e-8))
+        memory[MEMORY] = table.plain
+
+    def scores(self, episodes: Sequence[Episode], tasks: Key) -> Tensor:
+        """The variance promotion score of each task."""
+        right = torch.tensor([e.reward.get("task", 0.0) for e in episodes], dtype=torch.float64)
+        p = gather(right, tasks, "mean").clamp(0.0, 1.0)
+        written = [np.concatenate([s.ids[s.source == Source.POLICY] for s in e.sequences]) for e in episodes]
+        token_N = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *written]))
+        part_N = torch.arange(len(written)).repeat_interleave(
+            torch.tensor([len(w) for w in written], dtype=torch.int64)
+        )
+        return self.outcome_coef * p * (1 - p) + self.diversity_coef * (1 - self_bleu(token_N, part_N, tasks))
+
+
+MMR1_VAS = GRPO.but(name="mmr1_vas", paper="arXiv:2509.21268", curriculum=VarianceAware())

@@ -1,0 +1,144 @@
+"""SPO: Single-stream Policy Optimization (Xu and Ding 2025, arXiv:2509.13232).
+
+    v_q = a_q / (a_q + b_q),      A = R − v_q,      Â = (A − mean) / (std + 1e-8) over the answers of the step
+    D   = mean_t |log π_then − log π_now| on the last answer to q,      ρ = clip( 2^(−D / 0.06), 0.875, 0.96 )
+    a_q ← ρ a_q + R,      b_q ← ρ b_q + 1 − R                         after the step; a = b = 0.5 at first
+    q ~ √( v_q (1 − v_q) ) + 0.05,      without replacement
+
+Differs from GRPO: one answer a prompt (samples=1); what is expected of it is remembered by task, and forgotten the
+faster the more the policy has changed since it last answered. Tasks that are right half of the time come most often.
+Clips 0.2 and 0.28, dual clip 10, mean over tokens, no KL. It needs tasks that come again and rewards from 0 to 1.
+
+Checked against verl-recipe, spo/spo_ray_trainer.py, _get_spo_rho and fit. π_then and π_now are the policies that gave
+the two answers; the code reads both after the updates of their steps, which lie as many updates apart. At a first visit
+D = 0, so ρ = 0.96. Several answers to one task in a step are evidence together: ρ once, then the sum of R (the code
+keeps that of one of them). Their start from eight answers to every task before the run is left out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, Key, Source, Use, gather, name_hash
+from gruppo.methods.grpo import GRPO
+from gruppo.pieces.advantage import z_score
+from gruppo.stages import Ask, Context, Memory, Occupant, StepRecord
+from gruppo.stages.credit import to_tokens
+from gruppo.stages.curriculum import asked, weighted
+from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.tables import Table, by_key
+from gruppo.stages.update import Passes
+
+TRACKER = "tracker"  # by task: a, b, and the place of the task
+
+
+def value(tracker: Table, keys: Tensor) -> Tensor:
+    """The share of right answers that is expected of each task."""
+    a, b = tracker.look(keys, "a", 0.5), tracker.look(keys, "b", 0.5)
+    return a / (a + b)
+
+
+@dataclass(frozen=True)
+class Tracked(Occupant):
+    """The reward above the task's tracked value, whitened over the answers of the step; gives `drift_E`, too."""
+
+    drift_half: float = 0.06
+    keep_low: float = 0.875
+    keep_high: float = 0.96
+    eps: float = 1e-8
+    gives = ("adv_N", "drift_E")
+    ignores = ("shift",)
+    witness = {"drift_half": 10.0, "keep_low": 0.1, "keep_high": 0.9, "eps": 1.0}
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        above_E = batch.reward_E - value(Table.of(ctx.memory, TRACKER), batch.task_E).to(batch.reward_E)
+        step = Key(torch.zeros_like(batch.group_E), 1)
+        adv_E = z_score(above_E, step, where=batch.judged_E, eps=self.eps)
+        return {**to_tokens(batch, adv_E), "drift_E": drift(ctx, batch).to(adv_E)}
+
+    def refuses(self, batch: Batch) -> str:
+        low, high = batch.reward_E[batch.judged_E].aminmax() if bool(batch.judged_E.any()) else (0.0, 1.0)
+        if low >= 0 and high <= 1:
+            return ""
+        return f"rewards reach from {low:g} to {high:g}, and a share of right answers is expected of a task. Use 0 to 1"
+
+    def observe(self, record: StepRecord, memory: Memory) -> None:
+        drawn = [e for e in record.drawn if e.use <= Use.BASELINE and not math.isnan(e.total)]
+        keys, tasks = by_key(torch.tensor([name_hash(e.task) for e in drawn], dtype=torch.int64))
+        reward = torch.tensor([e.total for e in drawn], dtype=torch.float64).clamp(0.0, 1.0)
+        place = torch.tensor([e.place for e in drawn], dtype=torch.float64)
+        tracker, far = Table.of(memory, TRACKER), _by_task(record.batch, "drift_E").look(keys, "drift_E", 0.0)
+        keep = torch.exp2(-far / self.drift_half).clamp(self.keep_low, self.keep_high)
+        a = keep * tracker.look(keys, "a", 0.5) + gather(reward, tasks, "sum")
+        b = keep * tracker.look(keys, "b", 0.5) + gather(1 - reward, tasks, "sum")
+        memory[TRACKER] = tracker.put(keys, a=a, b=b, place=gather(place, tasks, "max")).plain
+
+
+def drift(ctx: Context, batch: Batch) -> Tensor:
+    """Mean |log π_then − log π_now| over the last answer to the task of each episode; 0 where there is none."""
+    wanted = set(batch.task_E.tolist())
+    last = [e for e in ctx.replay if name_hash(e.task) in wanted]
+    if not last:
+        return torch.zeros(batch.size("E"))
+    past: Batch = ctx.score(last)
+    mine = (past.source_N == Source.POLICY) & ~past.note_logp_old_N.isnan()
+    gap_E = past.gather((past.logp_policy_N - past.note_logp_old_N).abs(), "N", "E", "mean", where=mine)
+    return _by_task(past.with_columns(drift_E=gap_E), "drift_E").look(batch.task_E, "drift_E", 0.0)
+
+
+def _by_task(batch: Batch | None, column: str) -> Table:
+    if batch is None:
+        return Table()
+    keys, tasks = by_key(batch.task_E)
+    return Table().put(keys, **{column: gather(batch.columns[column], tasks, "mean")})
+
+
+@dataclass(frozen=True)
+class ByTracker(Occupant):
+    """Tasks by √(v (1 − v)) + least_weight of their tracked value; a task that was never seen has v = 0.5."""
+
+    least_weight: float = 0.05
+    witness = {"least_weight": 5.0}
+
+    def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
+        weight_T = self.weights(Table.of(ctx.memory, TRACKER), len(tasks))
+        return asked(ctx, tasks, weighted(ctx, weight_T, ctx.prompts, TRACKER, replace=ctx.prompts > len(tasks)))
+
+    def weights(self, tracker: Table, size: int) -> Tensor:
+        place, v = tracker.look(tracker.key_T, "place", -1.0).long(), value(tracker, tracker.key_T)
+        there = (place >= 0) & (place < size)
+        value_T = torch.full((size,), 0.5, dtype=torch.float64).index_copy(0, place[there], v[there])
+        return (value_T * (1 - value_T)).sqrt() + self.least_weight
+
+
+@dataclass(frozen=True)
+class LastOfTask(Occupant):
+    """The last answer to every task, to be looked at and not to be learned from again."""
+
+    stores = True
+    proximal = "now"
+    credited = "now"
+
+    def put(self, ctx: Context, store: list[Episode], episodes: Sequence[Episode]) -> list[Episode]:
+        fresh = [e for e in episodes if e.status.judged and e.source == Source.POLICY]
+        return list({e.task: e for e in (*store, *fresh)}.values())
+
+    def get(self, ctx: Context, store: Sequence[Episode]) -> list[Episode]:
+        return []
+
+
+SPO_SINGLE = GRPO.but(
+    name="spo_single",
+    paper="arXiv:2509.13232",
+    curriculum=ByTracker(),
+    credit=Tracked(),
+    objective=ClippedSurrogate(clip_low=0.2, clip_high=0.28, clip_dual=10.0, mean="token"),
+    penalties=(),
+    update=Passes(epochs=1, minibatches=4),
+    replay=LastOfTask(),
+    together=("curriculum", "credit", "replay"),
+)

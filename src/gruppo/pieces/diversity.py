@@ -1,0 +1,53 @@
+"""How different are the answers of a group? Counted over n-grams of tokens, all groups at once."""
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Key, gather, key_hash, lag, segment
+
+SMOOTH = 0.1  # instead of 0 matches: method 1 of Chen and Cherry 2014, "Smoothing techniques for sentence-level BLEU"
+
+
+def self_bleu(token_N: Tensor, part_N: Tensor, groups: Key, most: int = 3) -> Tensor:
+    """Mean BLEU of each row of a group against its other rows (Zhu et al. 2018, arXiv:1802.01886); 0 for one alone.
+
+        BLEU = BP · (Π_n p_n)^(1/most),   p_n = matched n-grams / n-grams,   BP = min(1, exp(1 − closest / length))
+
+    Tokens lie in the order of their rows, `part_N` says which. An n-gram is matched as often as it is in that other row
+    that has most of it. As nltk's `sentence_bleu` with even weights and smoothing 1: no single token in common is 0.
+    """
+    length = torch.bincount(part_N, minlength=len(groups.index)).double()
+    matched = [_matched(token_N, part_N, groups, n) for n in range(1, most + 1)]
+    log_p = [torch.log(torch.where(m > 0, m, SMOOTH) / (length - n).clamp(min=1.0)) for n, m in enumerate(matched)]
+    brevity = (1 - _closest(length, groups) / length).clamp(max=0.0)
+    bleu = torch.where(matched[0] > 0, torch.exp(brevity + sum(log_p) / most), 0.0)
+    several = gather(torch.ones_like(bleu), groups, "sum") > 1
+    return torch.where(several, gather(bleu, groups, "mean"), 0.0)
+
+
+def _matched(token_N: Tensor, part_N: Tensor, groups: Key, n: int) -> Tensor:
+    """For each row, how many of its n-grams the others have, each as often as the one that has most of it."""
+    rows, last = len(groups.index), lag(part_N, 1 - n, part_N, -1)
+    here = last == part_N  # n tokens of one row
+    later = [lag(token_N, -k, part_N, -1)[here] for k in range(n)]
+    gram = key_hash(groups.index[part_N[here]], *later)
+    assert isinstance(gram, Tensor)
+    grams, index = torch.unique(gram, return_inverse=True)
+    cell, count = torch.unique(index * rows + part_N[here], return_counts=True)  # an n-gram in a row
+    by, row, count = Key(cell // max(rows, 1), len(grams)), cell % max(rows, 1), count.double()
+    top = by.spread(gather(count, by, "max"))
+    alone = by.spread(gather((count == top).double(), by, "sum")) == 1
+    second = by.spread(gather(count, by, "max", where=count < top, fill=0.0))
+    others = torch.where((count == top) & alone, second, top)
+    return torch.zeros(rows, dtype=torch.float64).index_add(0, row, torch.minimum(count, others))
+
+
+def _closest(length: Tensor, groups: Key) -> Tensor:
+    """The length of that other row of the group that is closest, the shorter of two; infinite for a row alone."""
+    order = torch.argsort(length, stable=True)
+    order = order[torch.argsort(groups.index[order], stable=True)]
+    x, part = length[order], groups.index[order]
+    inf = float("inf")
+    below, above = segment.lag(x, 1, part, inf), segment.lag(x, -1, part, inf)
+    near = torch.where((x - below).abs() <= (above - x).abs(), below, above)
+    return torch.empty_like(length).index_copy(0, order, near)
