@@ -61,11 +61,20 @@ def text(m: Mutant) -> str:
 
 
 def lost(before: str, after: str) -> str:
-    """What stands in `before` and not in `after`, if that is the only difference: an argument left out."""
+    """What stands in `before` and not in `after`, if that is the only difference: an argument left out.
+
+    Of `f(dim=1, dtype=x)` and `f(dtype=x)` letters alone cannot tell whether `dim=1, ` or `im=1, d` was lost: the piece
+    that begins where an argument begins.
+    """
     n = min(len(before), len(after))
     head = next((i for i in range(n) if before[i] != after[i]), n)
-    tail = next((i for i in range(n - head) if before[-1 - i] != after[-1 - i]), n - head)
-    return before[head : len(before) - tail].strip(" ,") if head + tail == len(after) else ""
+    size = len(before) - len(after)
+    for i in range(head, -1, -1):
+        if size <= 0 or before[:i] + before[i + size :] != after:
+            break
+        if not i or before[:i].endswith(("(", ", ", "( ")):
+            return before[i : i + size].strip(" ,")
+    return ""
 
 
 def entries(source: str | None = None) -> list[Entry]:

@@ -195,9 +195,8 @@ class UnsureByLoops(Occupant):
     notes = SPO.credit.notes
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
-        keep_N = torch.zeros_like(batch.keep_N)
-        keep_N[unsure_rows(batch)] = True
-        return keep_N, torch.ones_like(batch.weight_N)
+        keep = [x > 0 for x in batch.note_unsure_N.tolist()]
+        return torch.tensor(keep), torch.ones_like(batch.weight_N)
 
 
 def unsure_of_all(batch: Batch) -> Batch:
@@ -209,7 +208,7 @@ GRAPH: list[Equivalence] = [
         "spo_segment_by_loops",
         SPO,
         SPO.but(name="gains by loops", credit=GainByLoops(), select=(UnsureByLoops(),)),
-        "SPO (arXiv:2505.23564): gains are whitened over the tokens that the policy was not sure of; these alone count.",
+        "SPO (arXiv:2505.23564): gains are whitened over the tokens the policy was unsure of; these alone count.",
     ),
     Equivalence(
         "spo_segment_unsure_of_all",

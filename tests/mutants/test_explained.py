@@ -32,6 +32,8 @@ def toml(kind: str, **fields: Any) -> str:
         ("a + b", "a - b", ""),
         ("0.5", "1.5", ""),
         ("f(0, 0)", "f(0)", "0"),
+        ("f(dim=1, dtype=x)", "f(dtype=x)", "dim=1"),
+        ("G(low=0.2, low_too=3)", "G(low=0.2, )", "low_too=3"),
     ],
 )
 def test_what_was_left_out(before: str, after: str, lost: str) -> None:

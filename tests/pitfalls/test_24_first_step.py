@@ -154,9 +154,9 @@ def test_temperature_divides_in_float32(policy: Path, plain_kernels: None) -> No
     model = load_policy(policy, torch.bfloat16)
     seen: list[Tensor] = []
 
-    def watched(chunk: Any, T: float | None) -> Tensor:
+    def watched(scores: Tensor, chunk: Any, T: float | None) -> Tensor:
         seen.append(chunk.temperature_C)
-        return _log_probabilities(chunk, T)
+        return _log_probabilities(scores, chunk, T)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gruppo.stages.readouts._log_probabilities", watched)

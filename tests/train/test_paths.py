@@ -93,7 +93,7 @@ def test_a_short_path_has_few_exits_and_a_long_inducer_none() -> None:
 
 def test_continuations_start_at_every_cut_once_a_state() -> None:
     rollout = Segments(sure=0.05, interval=2, probes=3)
-    desk, episodes = drawn(rollout, 4, "spo_segment")
+    _, episodes = drawn(rollout, 4, "spo_segment")
     paths = [e for e in episodes if e.use != Use.NONE]
     probes = [e for e in episodes if e.use == Use.NONE]
     plain = drawn(Group(), 4, "spo_segment")[1]

@@ -46,9 +46,11 @@ class WithExperts(Occupant):
     witness = {"expert_share": 0.0}
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
+        def shown(prompt: Prompt) -> bool:
+            return self.expert_share >= 1 or ctx.uniform("expert", prompt.group) < self.expert_share
+
         drawn = await Group()(ctx, prompts)
-        shown = [(i, p) for i, p in enumerate(prompts) if ctx.uniform("expert", p.group) < self.expert_share]
-        return [*drawn, *(expert(ctx, p, i, Use.APART) for i, p in shown)]
+        return [*drawn, *(expert(ctx, p, i, Use.APART) for i, p in enumerate(prompts) if shown(p))]
 
 
 @dataclass(frozen=True)

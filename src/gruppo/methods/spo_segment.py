@@ -116,10 +116,10 @@ def gains(path: Episode, values: dict[int, list[float]]) -> Any:
     return out
 
 
-def learned_N(batch: Batch) -> Tensor:
-    """Tokens that the policy was not sure of; where it was sure of all, all."""
-    unsure_N = judged_N(batch) & (batch.note_unsure_N > 0)
-    return unsure_N if bool(unsure_N.any()) else judged_N(batch)
+def unsure_N(batch: Batch) -> Tensor:
+    """Tokens that the policy was not sure of; where it was sure of all that is judged, all."""
+    some_N = batch.note_unsure_N > 0
+    return some_N if bool((some_N & judged_N(batch)).any()) else torch.ones_like(some_N)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class SegmentGain(Occupant):
     notes = {"gain": Noted("N"), "unsure": Noted("N", (0.0, 1.0))}
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        mine = torch.nonzero(learned_N(batch) & ~batch.note_gain_N.isnan())[:, 0]
+        mine = torch.nonzero(judged_N(batch) & unsure_N(batch) & ~batch.note_gain_N.isnan())[:, 0]
         return whitened(batch, mine, batch.note_gain_N[mine])
 
 
@@ -143,7 +143,7 @@ class Unsure(Occupant):
     notes = {"unsure": Noted("N", (0.0, 1.0))}
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
-        return learned_N(batch), torch.ones_like(batch.weight_N)
+        return unsure_N(batch), torch.ones_like(batch.weight_N)
 
 
 _NOTED = "The laws' answers carry gains that do not follow from their rewards."
