@@ -1,13 +1,12 @@
 """Equivalences of methods that look at components of the reward, or at which answers agree."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from sides import GRPO, GRPO_PLAIN, Equivalence, by_episode, members
+from sides import GRPO, GRPO_PLAIN, Equivalence, by_episode, in_one, members, paid, right
 from torch import Tensor
 
-from gruppo.data import Batch, Episode
+from gruppo.data import Batch
 from gruppo.methods import method
 from gruppo.methods.copo import InsideAndBetween
 from gruppo.methods.gdpo import DecoupledNormalised
@@ -130,21 +129,7 @@ def _mean_logp(batch: Batch, episode: int) -> float | None:
 # What is changed before the two are compared
 
 
-def _paid(pay: Callable[[Episode], dict[str, float]]) -> Callable[[list[Episode]], list[Episode]]:
-    def change(episodes: list[Episode]) -> list[Episode]:
-        calm = [[replace(t, reward={}) for t in e.turns] for e in episodes]
-        return [replace(e, reward=pay(e) if e.reward else {}, turns=t) for e, t in zip(episodes, calm, strict=True)]
-
-    return change
-
-
-def _right(e: Episode) -> float:
-    return float(sum(e.reward.values()) > 0)
-
-
-in_one = _paid(lambda e: {"task": _right(e)})
-in_two = _paid(lambda e: {"task": _right(e), "style": 10.0 * ((7 * e.uid) % 5)})
-twice = _paid(lambda e: {"task": _right(e), "again": 3.0 * _right(e)})
+in_two = paid(lambda e: {"task": right(e), "style": 10.0 * ((7 * e.uid) % 5)})
 
 GRAPH: list[Equivalence] = [
     Equivalence(

@@ -72,7 +72,8 @@ class HintsByLoops(Occupant):
         return (NOW,)
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        learned = [a and b == Source.POLICY for a, b in zip(batch.learn_E.tolist(), batch.source_E.tolist(), strict=True)]
+        written = (batch.source_E == Source.POLICY) & batch.learn_E
+        learned = written.tolist()
         total, seen = 0.0 * stats.logp_N.sum(), set[int]()
         for n in range(batch.size("N")):
             e, source = int(batch.episode_N[n]), int(batch.source_N[n])

@@ -8,7 +8,19 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
-from sides import DAPO, GRPO, GRPO_PLAIN, Centred, Equivalence, Normalised, by_episode, even, members, one_group
+from sides import (
+    DAPO,
+    GRPO,
+    GRPO_PLAIN,
+    Centred,
+    Equivalence,
+    Normalised,
+    by_episode,
+    even,
+    in_one,
+    members,
+    one_group,
+)
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Status
@@ -236,19 +248,21 @@ GRAPH: list[Equivalence] = [
         BNPO,
         BNPO.but(name="bnpo, one group after the other", credit=BetaByLoops()),
         "BNPO (arXiv:2506.02864): the divisor is the density that the moments of all rates give.",
+        episodes=in_one,
     ),
     Equivalence(
         "bnpo_of_one_group_is_centred",
         BNPO,
         BNPO.but(name="bnpo, centred", credit=Centred()),
         "With one group nothing is fitted, α = β = 1: the mean as a baseline.",
-        episodes=one_group,
+        episodes=lambda episodes: in_one(one_group(episodes)),
     ),
     Equivalence(
         "bnpo_of_three_halves_is_grpo",
         BNPO.but(name="bnpo, α = β = 3/2", credit=FixedBeta()),
         BNPO.but(name="π/8 · grpo's advantage", credit=EighthsOfPi()),
         "The density of (3/2, 3/2) is 8/π √(p (1 - p)), of 0 and 1 the deviation with n.",
+        episodes=in_one,
     ),
     Equivalence(
         "g2rpo_by_loops",

@@ -221,3 +221,20 @@ class Equivalence(NamedTuple):
 
 
 GRPO_PLAIN = GRPO.but(name="grpo without kl", penalties=())
+
+
+def paid(pay: Callable[[Episode], dict[str, float]]) -> Callable[[list[Episode]], list[Episode]]:
+    """Episodes with other components, and none of their turns."""
+
+    def change(episodes: list[Episode]) -> list[Episode]:
+        calm = [[replace(t, reward={}) for t in e.turns] for e in episodes]
+        return [replace(e, reward=pay(e) if e.reward else {}, turns=t) for e, t in zip(episodes, calm, strict=True)]
+
+    return change
+
+
+def right(e: Episode) -> float:
+    return float(sum(e.reward.values()) > 0)
+
+
+in_one = paid(lambda e: {"task": right(e)})  # one component, right or wrong

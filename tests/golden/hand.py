@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Status, Use, pack, single_turn
+from gruppo.data import Batch, Episode, Source, Status, Use, pack, single_turn
 from gruppo.lab.world import World
 from gruppo.stages import Method
 
@@ -20,6 +21,14 @@ def answer(uid: int, group: str, tokens: int, reward: float | None, **fields: An
     e = single_turn(uid, f"task of {group}", group, np.array([1, 2]), ids, logp, 0, **fields)
     e.reward = {} if reward is None else {"task": reward}
     return e
+
+
+def by_expert(e: Episode, use: Use = Use.LEARN) -> Episode:
+    """The answer as an expert's."""
+    s = e.sequences[0]
+    source = np.where(s.source == Source.POLICY, Source.EXPERT, s.source).astype(np.int8)
+    nothing = np.full(len(s.ids), np.nan, np.float32)
+    return replace(e, sequences=[replace(s, source=source, logp=nothing)], source=Source.EXPERT, use=use)
 
 
 def batch_of(episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None, **columns: Sequence[float]) -> Batch:
@@ -62,4 +71,15 @@ def sample_std(x: Sequence[float]) -> float:
     return math.sqrt(math.fsum((v - mean(x)) ** 2 for v in x) / (len(x) - 1))
 
 
-__all__ = ["Status", "Use", "answer", "batch_of", "by_episode", "column", "mean", "objective", "sample_std"]
+__all__ = [
+    "Status",
+    "Use",
+    "answer",
+    "batch_of",
+    "by_episode",
+    "by_expert",
+    "column",
+    "mean",
+    "objective",
+    "sample_std",
+]

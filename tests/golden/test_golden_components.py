@@ -15,6 +15,7 @@ from hand import Status, Use, answer, batch_of, column, mean, objective, sample_
 
 from gruppo.data import Batch, Episode, Turn
 from gruppo.methods import method
+from gruppo.methods.bnpo import BetaNormalised
 from gruppo.methods.copo import InsideAndBetween, answer_entropy
 from gruppo.methods.empo import AgreeingAnswers
 from gruppo.methods.gdpo import DecoupledNormalised
@@ -274,6 +275,24 @@ def test_unlikeliness_ties_do_not_mind_the_order() -> None:
         ctx = Context(step=step)
         assert worth(Unlikeliness(), forth, ctx) == worth(Unlikeliness(), back, ctx)[::-1]
         assert sorted(e.total for e in forth) == pytest.approx([1 - 0.25 * 2 / 3, 1 - 0.25 / 3, 1.0])
+
+
+# bnpo
+
+
+def test_bnpo_of_several_rewards_is_the_mean_of_each() -> None:
+    """Card: A = 1/K Σ_k A^k. A component that nobody is paid is none of them; one outside the bounds is refused."""
+    task, style = ([1.0, 0.0, 0.0], [1.0, 1.0, 0.0]), ([0.5, 0.0, 1.0], [0.25, 0.5, 0.5])
+    groups = [*two(task[0], style[0]), *two(task[1], style[1], "h", 3)]
+    each = [
+        [*paid([{"task": x} for x in part[0]]), *paid([{"task": x} for x in part[1]], "h", 3)] for part in (task, style)
+    ]
+    alone = [adv(BetaNormalised(), episodes) for episodes in each]
+    close(adv(BetaNormalised(), groups), [(a + b) / 2 for a, b in zip(*alone, strict=True)])
+    m = method("bnpo")
+    wide = batch_of(two([1, 0], [5, 0]))
+    with pytest.raises(ValueError, match="a reward is 5, outside 0 to 1"):
+        check_first_batch(m, wide.with_columns(**m.credit(Context(), wide)))
 
 
 # several rewards in one method

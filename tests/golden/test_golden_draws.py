@@ -170,6 +170,33 @@ def test_entropy_of_the_last_step() -> None:
     assert memory["entropy"] == pytest.approx(0.4)
 
 
+def entropy_after(entropy: float, theta: Any) -> float:
+    """A bandit of eight arms, three of them right, after one step by the heated term alone."""
+    m = AEPO.but(rollout=WithHeated(target_entropy=1.0, share=1.0, heat=0.5, most=200))
+    p = np.exp(theta) / np.exp(theta).sum()
+
+    def say(prompt: str, r: Any) -> str:
+        hot = np.exp(theta / r.temperature)
+        return "abcdefgh"[int(np.searchsorted(np.cumsum(hot) / hot.sum(), float(uniform("arm", r.key))))]
+
+    ctx = bench(m, say, lambda e: float(e.text in "abc"), memory=Memory(entropy=entropy))
+    heated_ones = [e for e in rolled(m, ctx, [task(i) for i in range(50)], samples=8) if e.use == Use.APART]
+    batch = batch_of(heated_ones, logp_old_N=[0.0] * (2 * len(heated_ones)))
+    slopes = objective(m, batch, logp_N=[0.0] * batch.size("N"), logp_T1_N=[0.0] * batch.size("N"))[1]["logp_T1_N"]
+    for i, e in enumerate(heated_ones):  # each is an arm and eos
+        theta = theta + 2.0 * slopes[2 * i] * ((np.arange(8) == "abcdefgh".index(e.text)) - p)
+    q = np.exp(theta) / np.exp(theta).sum()
+    return float(-(q * np.log(q)).sum() + (p * np.log(p)).sum())
+
+
+def test_hot_answers_raise_entropy_and_cold_ones_lower_it() -> None:
+    """The closed loop of the card, one step from below and one from above the target of 1."""
+    below, above = np.array([2.5, 0.5, 0.0, -1, -1, -1, -1, -1]), np.zeros(8)
+    gain = {(h, i): entropy_after(h, t) for h in (0.2, 1.8) for i, t in enumerate((below, above))}
+    assert gain[0.2, 0] > 0.02 and gain[1.8, 1] < -0.02
+    assert gain[0.2, 0] > gain[1.8, 0] + 0.05
+
+
 def test_aepo_without_extras_is_grpo() -> None:
     plain, _ = steps_of(GRPO, steps=2)
     assert equal(steps_of(AEPO.but(rollout=WithHeated(share=0.0)), steps=2)[0], plain)

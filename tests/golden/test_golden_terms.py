@@ -7,7 +7,7 @@ import pytest
 import torch
 from hand import Status, answer, batch_of
 
-from gruppo.data import Batch
+from gruppo.data import Batch, Key
 from gruppo.lab.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.cispo import ClippedWeight
@@ -15,6 +15,7 @@ from gruppo.methods.disco import Discriminate
 from gruppo.methods.gmpo import GeometricMean
 from gruppo.methods.sapo import SoftGate
 from gruppo.methods.vapo import CriticFirst, LengthAdaptiveGae, adaptive_lambda
+from gruppo.pieces.advantage import weighted_centre
 from gruppo.stages import Context, Stats, Term
 
 Row = tuple[str, str, str, float, bool]
@@ -126,6 +127,15 @@ def test_discos_trust_region_by_hand(tokens: int) -> None:
     drift, hinge = 0.5, 10.0 * (0.5 - 0.1)
     found = told(Discriminate(trust_coef=10.0, kl_limit=0.1), batch, logp, "trust")
     assert found == pytest.approx([-hinge * drift] * tokens)
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.3, 0.7, 1 / 3, 1.1])
+def test_equal_rewards_have_a_weighted_baseline_of_exactly_themselves(reward: float) -> None:
+    """Rounding would leave 1e-17, and a method that divides by a deviation makes an advantage of it (pitfall 16)."""
+    key, weight = Key(torch.zeros(5, dtype=torch.int64), 1), torch.tensor([3.0, 7.0, 11.0, 2.0, 5.0])
+    for dtype in (torch.float32, torch.float64):
+        x = torch.full((5,), reward, dtype=dtype)
+        assert weighted_centre(x, weight.to(dtype), key).tolist() == [0.0] * 5
 
 
 # VAPO

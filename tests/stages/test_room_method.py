@@ -191,6 +191,13 @@ def test_a_method_is_described_by_its_file_unless_it_brings_its_own_words() -> N
     assert GRPO.doc.startswith("GRPO") and summary(GRPO.doc) == GRPO.doc.splitlines()[0]
 
 
+def test_a_methods_file_may_stand_in_a_folder_with_a_colon(tmp_path: Path) -> None:
+    (tmp_path / "a:b").mkdir()
+    file = tmp_path / "a:b" / "mine.py"
+    file.write_text('"""My own."""\nfrom gruppo.methods.grpo import GRPO\n\nMINE = GRPO.but(name="mine")\n')
+    assert method(f"{file}:MINE").doc == "My own."
+
+
 # what the rooms need
 
 

@@ -191,6 +191,11 @@ class Batch(Columns):
             "judged_E", lambda: self._ended_E() & (self.use_E <= Use.BASELINE) & ~torch.isnan(self.reward_E)
         )
 
+    @property
+    def paid_C(self) -> Tensor:
+        """Which components of the reward pay anyone who is in statistics."""
+        return self._mask("paid_C", lambda: self.paid_EC[self.judged_E].any(0))
+
     def _learned_E(self) -> Tensor:
         return (self.use_E == Use.LEARN) | (self.use_E == Use.APART)
 

@@ -53,7 +53,7 @@ class WithHeated(Occupant):
         episodes = await Group()(ctx, prompts)
         low = ctx.memory.get("entropy", float("inf")) < self.target_entropy
         chosen = [a for a in asks_of(prompts) if ctx.uniform("heated", ctx.round, a.group) < self.share]
-        asks = [anew(a, "heated", a.samples, temperature=1 + self.heat if low else 1 - self.heat) for a in chosen]
+        asks = [anew(a, "heated", a.samples, {"temperature": 1 + self.heat if low else 1 - self.heat}) for a in chosen]
         heated = await ctx.draw(asks) if asks else []
         better = [e for e in heated if e.uid in self._better(heated)]
         better.sort(key=lambda e: float(ctx.uniform("imitated", e.uid)))

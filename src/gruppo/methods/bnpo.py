@@ -13,7 +13,8 @@ nothing can be fitted: then α = β = 1 (the code: m = 0, v = 1, which is the sa
 (the code: p = 0, so A = R/f(0)). Rates of 0 and 1 may have f = 0, but then all R_i = p. `loss_type="bnpo"` of TRL
 borrows the name for a mean over tokens and is another thing.
 
-The paper decomposes several rewards: A is the mean over components of this advantage of each. Here R is their sum.
+Of several rewards A is the mean over components of this advantage of each, as in the paper: all of them lie between
+`reward_low` and `reward_high`, and what the turns of an answer earned belongs to their component.
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class BetaNormalised(Occupant):
             )
 
     def refuses(self, batch: Batch) -> str:
-        known = batch.reward_E[batch.judged_E]
+        known = batch.return_EC[batch.judged_E][:, batch.paid_C]
         out = known[(known < self.reward_low - ROUNDING) | (known > self.reward_high + ROUNDING)]
         return "" if not len(out) else (
             f"a reward is {float(out[0]):g}, outside {self.reward_low:g} to {self.reward_high:g}, so it is no rate of "
@@ -56,10 +57,11 @@ class BetaNormalised(Occupant):
         )  # fmt: skip
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        return to_tokens(batch, self.of_one(batch, batch.reward_E))
+        advs = [self.of_one(batch, reward_E) for reward_E in batch.return_EC[:, batch.paid_C].unbind(1)]
+        return to_tokens(batch, torch.stack(advs).mean(0) if advs else torch.zeros_like(batch.reward_E))
 
     def of_one(self, batch: Batch, reward_E: Tensor) -> Tensor:
-        """The advantage by one reward. Of several components it would be the mean of this over them."""
+        """The advantage by one component of the reward."""
         groups, judged = batch.level("E", "G"), batch.judged_E
         s_E = (reward_E - self.reward_low) / (self.reward_high - self.reward_low)
         rate_G = batch.gather(s_E, "E", groups, "mean", where=judged).double().clamp(0, 1)

@@ -57,7 +57,7 @@ class DecoupledNormalised(Occupant):
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups, judged = batch.level("E", "G"), batch.judged_E
-        paid_C = batch.paid_EC[judged].any(0)
+        paid_C = batch.paid_C
         if int(paid_C.sum()) < 2:
             return to_tokens(batch, advantage.z_score(batch.reward_E, groups, where=judged, eps=self.eps))
         adv_EC = advantage.z_score(batch.return_EC[:, paid_C], groups, where=judged, eps=self.eps)

@@ -59,14 +59,14 @@ class DraftThenRefine(Occupant):
         if not self.drafts:
             return await Group()(ctx, prompts)
         asks = asks_of(prompts)
-        drafted = await ctx.draw([anew(a, "draft", self.drafts) for a in asks])
+        drafted = await ctx.draw([anew(a, "draft", self.drafts, {}) for a in asks])
         best: dict[str, Episode] = {}
         for d in drafted:
             d.use = Use.NONE
             if isfinite(d.total) and (d.group not in best or d.total > best[d.group].total):
                 best[d.group] = d
         seen = {g: {"draft": d.text.strip()} for g, d in best.items()}
-        return [*drafted, *await ctx.draw([anew(a, "refine", a.samples, **seen.get(a.group, {})) for a in asks])]
+        return [*drafted, *await ctx.draw([anew(a, "refine", a.samples, seen.get(a.group, {})) for a in asks])]
 
 
 IGRPO = GRPO.but(

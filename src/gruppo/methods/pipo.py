@@ -6,10 +6,10 @@
     1. retrospective:   a step on batch t − 1 with advantages φ_t · a_i,   a_i = G A_i / Σ_j |A_j|   in its group
     2. forward:         the method's own step on batch t
 
-Closes the loop: if rewards rose, the last step is taken further; if they fell, a part of it is taken back. The first
-step is the surrogate alone, without penalties, with ratios to the policy that batch t − 1 was learned under. It scales
-the advantage, not the objective: min(r A, clip(r) A) with A negated is not its negative. log π_old of batch t is read
-before step 1. Nothing is done before K means are known.
+Differs from GRPO: it closes the loop. If rewards rose, the last step is taken further; if they fell, a part of it is
+taken back. The first step is the surrogate alone, without penalties, with ratios to the policy that batch t − 1 was
+learned under. It scales the advantage, not the objective: min(r A, clip(r) A) with A negated is not its negative. log
+π_old of batch t is read before step 1. Nothing is done before K means are known.
 
 Equations and K = 8, undo = 0.1 and equal learning rates as three accounts of the paper agree on them; the paper itself
 was not read. ξ is bounded by ±3, which is ours: short windows have heavy tails. Prompts differ from batch to batch, and

@@ -49,7 +49,7 @@ class HelpFailedGroups(Occupant):
             elif e.status.judged:
                 wrong.setdefault(e.group, []).append(e)
         asks = [
-            anew(a, f"hint {n}", 1, hint_level=n)
+            anew(a, f"hint {n}", 1, {"hint_level": n})
             for a in asks_of(prompts)
             if a.group in wrong and a.group not in solved
             for n in spaced(len(a.task.hints), self.levels)

@@ -58,7 +58,7 @@ class HintRounds(Occupant):
             count = {a.group: a.samples * (i + 1) // self.rounds - a.samples * i // self.rounds for a in asks}
             drawn = await ctx.draw(
                 [
-                    anew(a, f"round {i}", count[a.group], {"hint_rate": given[a.group]}, hint=given[a.group])
+                    anew(a, f"round {i}", count[a.group], {"hint": given[a.group]}, {"hint_rate": given[a.group]})
                     for a in asks
                     if count[a.group]
                 ]

@@ -3,11 +3,11 @@
     after a step:   remember (x, o, A, log π_old) of every answer with A ≠ 0
     in a step:      draw remembered answers, P(j) = |A_j|^power / Σ_k |A_k|^power, and learn from them, too
 
-Late in training most groups of GRPO are all right or all wrong, and say nothing; the buffer keeps the share of answers
-that do say something high. A remembered answer keeps its advantage and its log π_old: its ratio is to the policy that
-it was learned under, and it is in no statistic of today. |A_j| is the mean over the answer's tokens. Drawn without
-replacement by keys −log(u) / |A|^power, of which the smallest are taken (Efraimidis and Spirakis 2006); what was drawn
-stays in the buffer. Each remembered answer counts in the means as an answer of its own.
+Differs from GRPO: late in training most of its groups are all right or all wrong, and say nothing; the buffer keeps the
+share of answers that do say something high. A remembered answer keeps its advantage and its log π_old: its ratio is to
+the policy that it was learned under, and it is in no statistic of today. |A_j| is the mean over the answer's tokens.
+Drawn without replacement by keys −log(u) / |A|^power, of which the smallest are taken (Efraimidis and Spirakis 2006);
+what was drawn stays in the buffer. Each remembered answer counts in the means as an answer of its own.
 
 Read: the abstract and secondary accounts; power = 1 is theirs. The size of the buffer, the share and the age were not
 recovered: 25 % of the batch and five steps are ours. Left out: the preference model in the reward and the MPO stage

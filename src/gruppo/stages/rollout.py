@@ -49,10 +49,10 @@ def asks_of(prompts: Sequence[Prompt]) -> list[Ask]:
     return list({id(p.ask): p.ask for p in prompts}.values())
 
 
-def anew(ask: Ask, key: str, samples: int, notes: Mapping[str, float] | None = None, **how: Any) -> Ask:
+def anew(ask: Ask, key: str, samples: int, how: Mapping[str, Any], notes: Mapping[str, float] | None = None) -> Ask:
     """An ask once more, with luck of its own, and told more."""
     return replace(
-        ask, samples=samples, key=f"{ask.key} {key}", notes={**ask.notes, **(notes or {})}, how={**ask.how, **how}
+        ask, samples=samples, key=f"{ask.key} {key}", how={**ask.how, **how}, notes={**ask.notes, **(notes or {})}
     )
 
 
