@@ -64,7 +64,7 @@ def test_it_is_checked_and_trains(what: str) -> None:
     settings = COMBINED[what]
     m = apply(RunConfig(), settings).method
     check(m, Context(), samples=4)
-    run = trained("both", *settings, "model=tiny", "task=addition")
+    run = trained("both", *settings, "model=tiny", "task=sorting", "task.reward=gruppo.tasks.sorting:score_places")
     assert max(row.get("grad_norm", 0.0) for row in rows(run)) > 0
     assert m.name == method(settings[0].partition("=")[2]).name
 

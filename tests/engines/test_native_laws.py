@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gruppo.data import uniform
-from gruppo.engines import NativeEngine, Request, complete
+from gruppo.engines import NativeEngine, Request, complete, stream
 from gruppo.policies import packed
 
 GAP = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -155,3 +155,24 @@ def test_the_engine_on_a_gpu(make):
     host = make()
     for request, c in zip(requests, run(engine_of(policy, max_rows=17), requests), strict=True):
         assert np.abs(c.logp - trainer_logp(host, request, c)).max() <= 1e-10
+
+
+@pytest.mark.parametrize("max_rows", [1024, 7])
+def test_what_forks_have_in_common_is_computed_once(make, max_rows, monkeypatch):
+    """The same draws and log-probabilities as from copies; the rows that went through the model are the nodes of the
+    tree that the prefixes are."""
+    rng = np.random.default_rng(3)
+    paths = [rng.integers(0, 23, 40) for _ in range(3)]
+    prefixes = [p[:at] for p in paths for at in (10, 14, 20, 31, 40)] + [np.append(paths[0][:20], [5, 6])]
+    requests = [Request(p, 6, key=100 * i + n) for i, p in enumerate(prefixes) for n in range(3)]
+    policy = make()
+    engine = engine_of(policy, eos=None, max_rows=max_rows)
+    shared = run(engine, requests)
+    if max_rows == 1024:
+        nodes = {tuple(p[: n + 1].tolist()) for p in prefixes for n in range(len(p))}
+        assert engine.prefilled == len(nodes) == 3 * 40 + 2
+    monkeypatch.setattr(stream, "FORKED", 2.0)
+    copied = engine_of(policy, eos=None, max_rows=max_rows)
+    for a, b in zip(shared, run(copied, requests), strict=True):
+        assert a.ids.tolist() == b.ids.tolist() and np.allclose(a.logp, b.logp, atol=1e-12)
+    assert copied.prefilled == sum(map(len, prefixes)) >= engine.prefilled

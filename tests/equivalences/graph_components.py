@@ -111,7 +111,8 @@ class LessTheLikely(Occupant):
         rewards, adv = batch.reward_EC[:, batch.components.index("task")].tolist(), {}
         for rows in members(batch).values():
             likely = {i: x for i in rows if (x := _mean_logp(batch, i)) is not None}  # an expert's answer has no rank
-            lost = {i: sum(x < y for x in likely.values()) / len(likely) for i, y in likely.items()}
+            below = {i: sum(x < y for x in likely.values()) for i, y in likely.items()}
+            lost = {i: (n + (list(likely.values()).count(likely[i]) - 1) / 2) / len(likely) for i, n in below.items()}
             paid = [rewards[i] * (1 - self.beta * lost.get(i, 0.0)) for i in rows]
             adv |= dict(zip(rows, z_scores(paid, 1e-6), strict=True))
         return by_episode(batch, adv)

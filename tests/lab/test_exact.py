@@ -166,8 +166,13 @@ def _trial(m: Method, **options: Any) -> Trial:
 @pytest.mark.parametrize("m", all_methods().values(), ids=lambda m: m.name)
 def test_the_gradient_of_a_draw_is_the_trainers(m: Method, drift: float) -> None:
     """`Learner.grad` on the same batch: its micro-batches, its forward and its backward."""
-    trial = _trial(m, drift=drift)
     compared = 0
+    try:
+        trial = _trial(m, drift=drift)
+        trial.drawn(0)
+    except ValueError as why:  # drafts, forks and hints are not enumerated; everything else must be
+        assert type(m.rollout) is not Group or m.prompting, why
+        pytest.skip(str(why))
     for c in range(len(trial.draws.places)):
         d = trial.drawn(c)
         if d is None:

@@ -26,8 +26,12 @@ def make_lab() -> ModuleType:
 
 
 def test_every_method_has_a_line() -> None:
+    """Or stands among those that were not measured yet."""
     names = [m[1] for m in (re.match(r"\| \[(\w+)\]", row) for row in TABLE) if m]
-    assert names == list(built_in()), "run scripts/make_lab.py --table"
+    waiting = re.findall(r"Not measured yet: ([^.]*)\.", PAGE.replace("\n", " "))
+    waiting = waiting[0].split(", ") if waiting else []
+    assert not set(names) & set(waiting)
+    assert sorted([*names, *waiting]) == sorted(built_in()), "run scripts/make_lab.py --new"
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])

@@ -13,7 +13,7 @@ from hf_models import FAMILIES
 
 from gruppo.data import Inputs
 from gruppo.data.prefix import prefix_nodes
-from gruppo.engines import NativeEngine, Request, complete
+from gruppo.engines import NativeEngine, Request, complete, stream
 from gruppo.policies import Critic, Incremental, Llama, clone, load_policy, packed
 from gruppo.policies.hf import HFPolicy
 
@@ -130,6 +130,23 @@ def test_the_engine_draws_what_generate_draws(hf_model, family):
     ours = asyncio.run(complete(engine, [Request(p, 12, key=i, temperature=0.0) for i, p in enumerate(prompts)]))
     for a, b in zip(ours, theirs, strict=True):
         assert np.array_equal(a.ids, b)
+
+
+@pytest.mark.parametrize("family", ["llama_untied", "qwen3", "gpt2", "gemma2"])
+def test_the_engine_computes_what_forks_share_once(hf_model, family, monkeypatch):
+    """Prefixes of one answer: the same draws as from copies of it."""
+    [path] = draws([24], seed=3)
+    prefixes = [path[:9], path[:15], np.append(path[:15], [3, 4]), path]
+    requests = [Request(p, 5, key=10 * i + n) for i, p in enumerate(prefixes) for n in range(2)]
+    policy = HFPolicy(hf_model(family), family)
+    seen = []
+    for share in (stream.FORKED, 2.0):
+        monkeypatch.setattr(stream, "FORKED", share)
+        engine = NativeEngine({"policy": policy}, eos=None)
+        seen.append((asyncio.run(complete(engine, requests)), engine.prefilled))
+    assert [n for _, n in seen] == [26, 65]
+    for a, b in zip(seen[0][0], seen[1][0], strict=True):
+        assert np.array_equal(a.ids, b.ids) and np.allclose(a.logp, b.logp, atol=1e-9)
 
 
 def test_dropout_is_off_also_in_training(hf_model):

@@ -37,7 +37,7 @@ def test_one_greedy_answer_a_prompt() -> None:
     made = desk()
     episodes = made.episodes(REMAX.rollout)
     sampled, greedy = split(episodes)
-    assert [e.group for e in greedy] == [p.group for p in made.prompts(())] and len(sampled) == 8
+    assert [e.group for e in greedy] == [p.group for p in made.prompts(())] and len(sampled) == 16
     assert len({e.uid for e in episodes}) == len(episodes)
     engine = made.ctx.engine
     for e in greedy:

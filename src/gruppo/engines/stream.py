@@ -18,6 +18,9 @@ from gruppo.policies.layout import cuts, packed
 # keeps the prefills few.
 ADMIT = 0.25
 AHEAD = 32  # positions that a new cache holds in advance; it grows by itself
+# A prefix that begins like another is computed with it from this part of its length on: forks of one answer, not
+# prompts that have a template in common, whose mask would cost more than it saves.
+FORKED = 0.5
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,8 @@ class Stream:
         return prefixes.logits_UV[self._tensor(at)]
 
     def _prefill(self, req: np.ndarray) -> Prefixes:
-        """Each distinct prefix of these requests once; the one that waited is not computed again."""
+        """Each distinct prefix of these requests once, and what forks have in common once; the one that waited is not
+        computed again."""
         owner = {u: i for u, i in zip(self.prefix_n[req].tolist(), req.tolist(), strict=True)}
         parts = []
         if self.waiting is not None:
@@ -148,11 +152,14 @@ class Stream:
         ids = list(owner)
         prefixes = [np.asarray(self.requests[i].prefix, np.int64) for i in owner.values()]
         for a, b in cuts([len(p) for p in prefixes], self.tokens):
-            hidden_MD, kv_M = self.model.prefill(packed(prefixes[a:b], self.device))
+            tree, row_M = packed(prefixes[a:b], self.device, FORKED).tree()
+            hidden_MD, kv_M = self.model.prefill(tree)
+            self.prefilled += len(hidden_MD)
+            if row_M is not None:
+                hidden_MD, kv_M = hidden_MD[row_M], kv_M[:, :, row_M]
             length = np.array([len(p) for p in prefixes[a:b]])
             logits = self.model.head(hidden_MD[self._tensor(np.cumsum(length) - 1)])
             parts.append(Prefixes(ids[a:b], length, kv_M, logits))
-            self.prefilled += len(hidden_MD)
         if len(parts) == 1:
             return parts[0]
         return Prefixes(

@@ -125,6 +125,9 @@ class Trial:
         self.known = {n: self._told(before[n.role], n) for n in self.batch_needs if n.at != "S"}
         self.of_sequences = {n: before[n.role] for n in self.batch_needs if n.at == "S"}  # no table: read at each draw
         self.gen_B = self._told(old, Need("logp"))
+        atlas = self.bench.atlas
+        rows = torch.bincount(atlas.episode_N, minlength=atlas.size("E")).tolist()
+        self.gen_of_place = self.gen_B[self.bench.edges(atlas, "as_trained")].detach().float().split(rows)
         needs = self.learner.needs("policy")
         now = {n: self._told(policy, n, grad=True) for n in needs}
         self.slope_table = {n: _jacobian(x, policy.theta) for n, x in now.items()}
@@ -156,6 +159,8 @@ class Trial:
             episodes = self.runner.run(self._rolled_out(places))
         else:
             episodes = [self.world.episode(1000 + i, p) for i, p in enumerate(places)]
+            for e, p in zip(episodes, places, strict=True):  # a reward may ask how likely an answer was
+                e.sequences[0].logp[e.sequences[0].prompt_len :] = self.gen_of_place[p]
         add_components(self.ctx, self.method.reward, episodes)
         kept = [e for e in through_first_door(self.ctx, self.method.select, episodes)[0] if e.use != Use.NONE]
         for e in kept:

@@ -55,13 +55,13 @@ class WithHeated(Occupant):
         chosen = [a for a in asks_of(prompts) if ctx.uniform("heated", ctx.round, a.group) < self.share]
         asks = [anew(a, "heated", a.samples, {"temperature": 1 + self.heat if low else 1 - self.heat}) for a in chosen]
         heated = await ctx.draw(asks) if asks else []
-        better = [e for e in heated if e.uid in self._better(heated)]
-        better.sort(key=lambda e: float(ctx.uniform("imitated", e.uid)))
+        better = self._better(heated)
+        luck = ctx.uniform("imitated", torch.tensor([e.uid for e in better], dtype=torch.int64))
         count = min(self.most, len(better)) if low else min(self.most, len(better)) // 2
         for e in heated:
             e.use = Use.NONE
-        for e in better[:count]:
-            e.use, e.notes["heated"] = Use.APART, Note(np.ones(1, np.float32))
+        for i in luck.argsort()[:count].tolist():
+            better[i].use, better[i].notes["heated"] = Use.APART, Note(np.ones(1, np.float32))
         return [*episodes, *heated]
 
     def __post_init__(self) -> None:
@@ -70,18 +70,17 @@ class WithHeated(Occupant):
                 f"heat={self.heat}: 1 - heat is a temperature. Use a number from 0 to below 1, such as 0.2."
             )
 
-    def _better(self, episodes: Sequence[Episode]) -> set[int]:
-        """The uids of answers whose z-score in their group is above `min_adv`."""
-        reward: dict[str, dict[int, float]] = {}
+    def _better(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """The answers whose z-score in their group is above `min_adv`."""
+        groups: dict[str, list[Episode]] = {}
         for e in episodes:
             if e.status.judged and np.isfinite(e.total):
-                reward.setdefault(e.group, {})[e.uid] = e.total
-        out: set[int] = set()
-        for mine in reward.values():
-            values = np.array(list(mine.values()))
-            spread = values.std(ddof=1) if len(values) > 1 else 0.0
-            adv = (values - values.mean()) / (spread + 1e-6)
-            out |= {uid for uid, a in zip(mine, adv, strict=True) if a > self.min_adv}
+                groups.setdefault(e.group, []).append(e)
+        out: list[Episode] = []
+        for mine in groups.values():
+            total = np.array([e.total for e in mine])
+            adv = (total - total.mean()) / (total.std(ddof=1 if len(mine) > 1 else 0) + 1e-6)
+            out += [e for e, a in zip(mine, adv, strict=True) if a > self.min_adv]
         return out
 
     def observe(self, record: StepRecord, memory: Memory) -> None:

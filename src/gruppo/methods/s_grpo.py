@@ -27,7 +27,7 @@ from gruppo.stages import Context, Occupant, Prompt, Sampling
 from gruppo.stages.credit import GroupCentred
 from gruppo.stages.names import nearest
 from gruppo.stages.occupant import Noted
-from gruppo.stages.rollout import Group, continued, sampling_for
+from gruppo.stages.rollout import Group, continued, request_after, sampling_for
 
 By = Literal["right", "exit"]
 
@@ -56,8 +56,9 @@ class SerialGroup(Occupant):
             how, start = sampling_for(ctx, prompt.ask), path.sequences[0].prompt_len
             room = self.room(how, given)
             for at in cuts(ctx, path, prompt.samples - 1, room):
-                most = min(self.answer_tokens, room - (at - start))
-                asked.append((path, at, request_for(ctx, path, at, given, replace(how, max_tokens=most))))
+                prefix, key = np.concatenate([path.sequences[0].ids[:at], given]), key_hash(path.uid, "exit", at)
+                brief = replace(how, max_tokens=min(self.answer_tokens, room - (at - start)))
+                asked.append((path, at, request_after(ctx, prefix, key, brief)))
         done = await complete(ctx.engine, [request for *_, request in asked])
         exits = [
             continued(ctx, path, at, request, answer, notes=path.notes | {"exit": exit_at(at)})
@@ -74,13 +75,6 @@ class SerialGroup(Occupant):
                 "has room to answer. Use a shorter inducer, or more sampling.max_tokens."
             )
         return left
-
-
-def request_for(ctx: Context, path: Episode, at: int, given: np.ndarray, how: Sampling) -> Request:
-    key = key_hash(path.uid, "exit", at)
-    assert isinstance(key, int)
-    prefix = np.concatenate([path.sequences[0].ids[:at], given])
-    return Request(prefix, key=key, stop=(ctx.tokenizer.eos,), **vars(how))
 
 
 def exit_at(position: int) -> Note:

@@ -17,7 +17,7 @@ code, by notes.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from gruppo.stages.credit import judged_N, whitened
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.occupant import Noted
 from gruppo.stages.penalties import ReferenceKL
-from gruppo.stages.rollout import Group, continued, sampling_for
+from gruppo.stages.rollout import Group, continued, request_after, sampling_for
 
 State = tuple[str, bytes]  # a task, and what was written so far
 
@@ -94,8 +94,9 @@ class Segments(Occupant):
     def requests(self, ctx: Context, path: Episode, at: int, how: Sampling) -> list[Request]:
         """Continuations of a path from there on, each with luck of its own, as long as the path might have become."""
         s = path.sequences[0]
-        rest = vars(how) | {"max_tokens": how.max_tokens - (at - s.prompt_len), "stop": (ctx.tokenizer.eos,)}
-        return [Request(s.ids[:at], key=int(key_hash(path.uid, "probe", at, n)), **rest) for n in range(self.probes)]
+        rest = replace(how, max_tokens=how.max_tokens - (at - s.prompt_len))
+        keys = [key_hash(path.uid, "probe", at, n) for n in range(self.probes)]
+        return [request_after(ctx, s.ids[:at], key, rest) for key in keys]
 
 
 def state(path: Episode, at: int) -> State:

@@ -26,7 +26,7 @@ from gruppo.methods.ppo import PPO
 from gruppo.stages import Context, Need, Occupant, Prompt, Stats, Term, need
 from gruppo.stages.credit import two_gaes, whitened_gae
 from gruppo.stages.objective import ClippedSurrogate, ValueLoss
-from gruppo.stages.rollout import Group, continued, requests_for
+from gruppo.stages.rollout import Group, continued, request_after, requests_for
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def goes_on(e: Episode) -> bool:
 def further(ctx: Context, e: Episode) -> Request:
     """The rest of an open answer, with the luck and at the temperature that it began with."""
     [s] = e.sequences
-    how = vars(ctx.sampling) | {"max_tokens": max(ctx.sampling.max_tokens - e.tokens, 1)}
-    how |= {"temperature": 1.0 if s.temperature is None else float(s.temperature[-1])}
-    return Request(s.ids, key=e.uid, stop=(ctx.tokenizer.eos,), **how)
+    warm = 1.0 if s.temperature is None else float(s.temperature[-1])
+    rest = replace(ctx.sampling, max_tokens=max(ctx.sampling.max_tokens - e.tokens, 1), temperature=warm)
+    return request_after(ctx, s.ids, e.uid, rest)
 
 
 def this_window(ctx: Context, batch: Batch) -> Tensor:

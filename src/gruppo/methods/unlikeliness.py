@@ -8,9 +8,9 @@ Differs from GRPO: among right answers a rare one is worth more than a likely on
 sharpen what the policy does anyway; a group that is all right still teaches, for diversity. Checked against
 AndreHe02/rewarding-unlikely-release, verl/trainer/ppo/ray_lean_trainer.py; the paper's (G − rank)/G counts from the
 other end. The reward is kept as it is and the difference −β R rank/G is a component of its own, `unlikely`. Wrong
-answers hold their places in the ranking and lose nothing (also where they are worth less than 0). Answers that are
-exactly as likely are ranked by a keyed draw (the code: by their order); those that the policy did not sample have no
-rank. log π_old is what the sampler computed, at its temperature. The paper also drops samples of small advantage; that
+answers hold their places in the ranking and lose nothing (also where they are worth less than 0). Answers that are as
+likely, such as the same one drawn twice, share the mean of their places (the code: by their order, so that one of two
+equal answers is worth more by chance); those that the policy did not sample have no rank. log π_old is what the sampler computed, at its temperature. The paper also drops samples of small advantage; that
 is a filter of its own and is left out.
 """
 
@@ -43,11 +43,10 @@ class Unlikeliness(Occupant):
         sampled_E = np.array([e.tokens > 0 for e in episodes], np.bool_)
         mine = [e for e in episodes if e.tokens > 0]
         group = codes([e.group for e in mine])
-        likely = np.array([likelihood(e) for e in mine])
-        tie = np.array([ctx.uniform("unlikely", e.uid) for e in mine])
+        likely = np.array([likelihood(e) for e in mine]).round(6)  # a sampler's rows of one answer differ by less
         right = np.array([max(e.reward.get("task", 0.0), 0.0) for e in mine])
         out_E = np.zeros(len(episodes))
-        out_E[sampled_E] = -self.rank_coef * right * ranks(group, likely, tie) / np.bincount(group)[group]
+        out_E[sampled_E] = -self.rank_coef * right * ranks(group, likely) / np.bincount(group)[group]
         return {"unlikely": out_E}
 
 
@@ -57,14 +56,14 @@ def likelihood(e: Episode) -> float:
     return float(logp.mean(dtype=np.float64))
 
 
-def ranks(group_E: NDArray[np.int64], *by: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The place of each row in its group, from 0, by the first column, then by the next."""
-    order = np.lexsort((*reversed(by), group_E))
+def ranks(group_E: NDArray[np.int64], value_E: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The place of each row in its group by value, from 0; equal ones share the mean of their places."""
+    order = np.lexsort((value_E, group_E))
     size = np.bincount(group_E)
-    place = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
-    out = np.empty(len(order), np.int64)
-    out[order] = place
-    return out
+    place_E = np.empty(len(order))
+    place_E[order] = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
+    equal_E = codes(list(zip(group_E.tolist(), value_E.tolist(), strict=True)))
+    return (np.bincount(equal_E, place_E) / np.bincount(equal_E))[equal_E] if len(order) else place_E
 
 
 UNLIKELINESS = GRPO.but(

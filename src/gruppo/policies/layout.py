@@ -1,5 +1,6 @@
 """How packed positions stand in padded cells, for the one operation that needs sequences apart: attention."""
 
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Inputs
-from gruppo.data.prefix import ranges
+from gruppo.data.prefix import prefix_nodes, ranges
 
 WASTE = 2  # cells allowed for each real token
 
@@ -60,17 +61,20 @@ def _padded(x_C: Tensor, shapes: Seq[tuple[int, int]]) -> list[Tensor]:
     return [x.view(*shape, *x.shape[1:]) for x, shape in zip(parts, shapes, strict=True)]
 
 
-def packed(sequences: Seq[np.ndarray], device: torch.device | str = "cpu") -> Inputs:
-    """Inputs of plain sequences of ids, without decisions."""
+def packed(sequences: Seq[np.ndarray], device: torch.device | str = "cpu", share: float = math.inf) -> Inputs:
+    """Inputs of plain sequences of ids, without decisions. What is shared is marked where it is at least `share` of a
+    sequence; more than 1: never."""
     length = np.array([len(s) for s in sequences], np.int64)
     pos = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
     ids = np.concatenate([*sequences, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
+    node = prefix_nodes(ids, length, share) if share <= 1 else None
     return Inputs(
         ids_M=torch.from_numpy(ids),
         pos_M=torch.from_numpy(pos),
         seq_M=torch.from_numpy(np.repeat(np.arange(len(length)), length)),
         parent_M=torch.from_numpy(np.where(pos > 0, np.arange(len(pos)) - 1, -1)),
         at_N=torch.zeros(0, dtype=torch.int64),
+        node_M=None if node is None else torch.from_numpy(node),
     ).to(device)
 
 

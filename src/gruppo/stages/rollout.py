@@ -37,11 +37,16 @@ def requests_for(ctx: Context, prompts: Sequence[Prompt]) -> list[tuple[Prompt, 
     """(prompt, episode uid, request) for every sample of every prompt."""
     out: list[tuple[Prompt, int, Request]] = []
     for place, prompt in enumerate(prompts):
-        how = vars(sampling_for(ctx, prompt.ask))
+        how = sampling_for(ctx, prompt.ask)
         for sample in range(prompt.samples):
             uid = episode_uid(ctx, prompt, place, sample)
-            out.append((prompt, uid, Request(prefix=prompt.ids, key=uid, stop=(ctx.tokenizer.eos,), **how)))
+            out.append((prompt, uid, request_after(ctx, prompt.ids, uid, how)))
     return out
+
+
+def request_after(ctx: Context, prefix: Any, key: Any, how: Sampling) -> Request:
+    """What comes after these ids, with the luck of this key."""
+    return Request(prefix, key=int(key), stop=(ctx.tokenizer.eos,), **vars(how))
 
 
 def asks_of(prompts: Sequence[Prompt]) -> list[Ask]:
