@@ -54,7 +54,7 @@ def test_what_is_refused_names_both_and_the_remedy(capsys: pytest.CaptureFixture
 COMBINED = {
     "clip, curriculum and credit": ("method=bapo", "method.curriculum=dump", "method.credit=gdpo"),
     "entropy control on dapo": ("method=dapo", "method.penalties+=aepo"),
-    "drafts with a geometric mean": ("method=gmpo", "method.prompting+=igrpo"),
+    "drafts with a geometric mean": ("method=gmpo", "method.prompting+=igrpo", "samples=8"),
     "hints where groups fail, covariance clipped": ("method=clip_cov", "method.rollout=scaf_grpo"),
 }
 

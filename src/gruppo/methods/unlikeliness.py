@@ -10,8 +10,9 @@ AndreHe02/rewarding-unlikely-release, verl/trainer/ppo/ray_lean_trainer.py; the 
 other end. The reward is kept as it is and the difference −β R rank/G is a component of its own, `unlikely`. Wrong
 answers hold their places in the ranking and lose nothing (also where they are worth less than 0). Answers that are as
 likely, such as the same one drawn twice, share the mean of their places (the code: by their order, so that one of two
-equal answers is worth more by chance); those that the policy did not sample have no rank. log π_old is what the sampler computed, at its temperature. The paper also drops samples of small advantage; that
-is a filter of its own and is left out.
+equal answers is worth more by chance); those that the policy did not sample have no rank. log π_old is what the sampler
+computed, at its temperature. The paper also drops samples of small advantage; that is a filter of its own and is left
+out.
 """
 
 from collections.abc import Mapping, Sequence
