@@ -134,9 +134,10 @@ def _before_the_batch(world: World, room: str, occupant: Any, episodes: list[Epi
             out.append([(a.task.uid, a.samples, a.group, dict(a.how), a.key, dict(a.notes)) for a in asks])
         return out
     if room == "prompting":
-        made = desk.prompts([occupant])
+        prompts = desk.prompts([occupant])
         return [
-            (list(p.ids), p.group, p.samples, p.given, None if p.train_as is None else list(p.train_as)) for p in made
+            (list(p.ids), p.group, p.samples, p.given, None if p.train_as is None else list(p.train_as))
+            for p in prompts
         ]
     made: list[Episode] = []
     for world.ctx.step in (1, 6):  # at the start of a run and in the middle of it
