@@ -66,17 +66,19 @@ def run(chosen: list[Mutant], session: Session, jobs: int, budget: float, new: b
     running.prepare()
     running.apart(partial(session.measure, print))
     tests = Tests(session.tests())
-    unmet = {m.name: tests.choose(m, budget) for m in chosen if m.name not in session.results}
+    status = {name: row["status"] for name, row in session.results.items()}
+    unmet = {m.name: tests.choose(m, budget) for m in chosen if status.get(m.name, "cold") == "cold"}
     if new:
         alive = {m: session.results[m.name] for m in chosen if _alive(session, m)}
         unmet = {m.name: tests.choose(m, THOROUGH, row.get("time", 0.0)) for m, row in alive.items()}
     todo = [m for m in chosen if unmet.get(m.name) or (not new and m.name in unmet)]
-    live = [m for m in todo if m.live]
+    live = [m for m in todo if m.live and status.get(m.name) != "cold"]
     if live:
         choose, progress = partial(_unmet, unmet), Progress(session, len(live))
         running.apart(partial(running.live, live, choose, tests.seconds, jobs, progress))
         session.read()
-    cold = [m for m in todo if not m.live or session.results[m.name]["status"] == "cold"]
+    done = {m.name for m in live if session.results[m.name]["status"] != "cold"}
+    cold = [m for m in todo if m.name not in done]
     look([(m, unmet[m.name]) for m in cold], tests, jobs, Progress(session, len(cold)))
     if not new:
         again = survivors(chosen, session, tests)

@@ -67,6 +67,6 @@ def _toml(x: str) -> str:
 def _by_operator(known: list[tuple[Mutant, str]]) -> list[str]:
     out: list[str] = []
     for operator, total in Counter(m.operator for m, _ in known).most_common():
-        dead = sum(s != "survived" for m, s in known if m.operator == operator)
+        dead = sum(s in DEAD for m, s in known if m.operator == operator)
         out.append(f"{operator.removeprefix('operator_')} {dead}/{total}")
     return out

@@ -1,8 +1,11 @@
 """Rooms of several methods in one run, taken from the command line."""
 
-import pytest
-from cli_runs import refused, rows, trained
+from pathlib import Path
 
+import pytest
+from cli_runs import SMALL, refused, rows, trained
+
+from gruppo.cli import main
 from gruppo.cli.overrides import PLAIN, apply
 from gruppo.methods import all_methods, method
 from gruppo.stages import CHAINS, ROOMS, Context, Method, kind
@@ -45,12 +48,6 @@ def test_a_room_goes_into_every_method_or_is_refused_in_words(name: str, room: s
                 assert after == theirs
 
 
-def test_what_is_refused_names_both_and_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "train", "method=remax", "method.prompting+=igrpo")
-    for word in ("igrpo", "draft_then_refine in rollout", "remax's with_greedy", "method.prompting=igrpo"):
-        assert word in said
-
-
 COMBINED = {
     "clip, curriculum and credit": ("method=bapo", "method.curriculum=dump", "method.credit=gdpo"),
     "entropy control on dapo": ("method=dapo", "method.penalties+=aepo"),
@@ -69,12 +66,45 @@ def test_it_is_checked_and_trains(what: str) -> None:
     assert m.name == method(settings[0].partition("=")[2]).name
 
 
-SENSELESS = {
-    "credit that no objective reads": (("method=gspo", "method.credit=disco"), ("credit", "right_N", "Choose")),
-    "right and wrong of vector rewards": (("method=disco", "method.credit=gdpo"), ("objective", "right_N", "Choose")),
+# what: settings, and words of the refusal: the room, what it needs, the remedy
+SENSELESS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "an objective without its advantage": (
+        ("method=gspo", "method.credit=disco"),
+        ("sequence_clipped in objective", "adv_N", "Choose a credit"),
+    ),
+    "right and wrong of several rewards": (
+        ("method=disco", "method.credit=gdpo"),
+        ("discriminate in objective", "right_N", "Choose a credit"),
+    ),
     "a note that nobody makes": (
-        ("method=grpo", "method.penalties+=heated_likelihood"),
-        ("penalties", "note_heated_E", "Choose"),
+        ("method.penalties+=heated_likelihood",),
+        ("heated_likelihood in penalties", "note_heated_E", "Choose the rollout"),
+    ),
+    "gains of segments that nobody probed": (
+        ("method.credit=segment_gain",),
+        ("segment_gain in credit", "note_gain_N", "Choose the rollout"),
+    ),
+    "errors of a critic that is not there": (("method.credit=gae",), ("gae in credit", "value@critic", "Add the role")),
+    "a critic without returns": (
+        ("method=ppo", "method.credit=rloo"),
+        ("value_loss in objective", "ret_N", "Choose a credit"),
+    ),
+    "experts that nobody minds": (
+        ("method=chord", "method.objective=gspo"),
+        ("with_experts in rollout", "expert tokens", "Choose an objective"),
+    ),
+    "a teacher that is not there": (
+        ("method.penalties+=kdrl",),
+        ("in penalties", "nobody plays 'teacher'", "method.cast.teacher=FOLDER"),
+    ),
+    "labels that are not looked at, and are": (
+        ("method=dapo", "method.reward=empo"),
+        ("in reward", "redraw_equal_groups in select conflict", "Keep one"),
+    ),
+    "one sample, compared": (("method=gdpo", "samples=1"), ("in credit", "samples=1", "Use samples >= 2")),
+    "drafts in place of a baseline": (
+        ("method=remax", "method.prompting+=igrpo"),
+        ("draft_then_refine in rollout", "remax's with_greedy", "Write method.prompting=igrpo"),
     ),
 }
 
@@ -82,5 +112,31 @@ SENSELESS = {
 @pytest.mark.parametrize("what", SENSELESS)
 def test_senseless_ones_are_refused(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     settings, words = SENSELESS[what]
-    said = refused(capsys, "train", *settings)
+    said = refused(capsys, "train", *SMALL, *settings)
     assert all(word in said for word in words), said
+
+
+# At the first batch, before anything is learned
+UNFIT = {
+    "greedy answers that nobody drew": (
+        ("method.credit=against_greedy",),
+        ("against_greedy in credit", "baseline_episodes", "method.rollout=with_greedy"),
+    ),
+    "hints of a task without a solution": (
+        ("method=grpo", "method.prompting+=scaf_grpo", "task=./own.jsonl"),
+        ("prompting", "task 'own/", "no worked solution", "task.solution=FIELD"),
+    ),
+    "right or wrong of many rewards": (
+        ("method=disco", "model=tiny", "task=sorting", "task.reward=gruppo.tasks.sorting:score_places"),
+        ("right_against_wrong in credit", "binary_reward", "Use a task or reward"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_unfit_ones_are_refused_at_the_first_batch(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.jsonl").write_text("".join(f'{{"prompt": "{n}?", "answer": "{n}"}}\n' for n in range(20)))
+    settings, words = UNFIT[what]
+    assert main(["train", *SMALL, *settings]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in words) and "Traceback" not in said, said

@@ -35,7 +35,7 @@ def hint_of(ask: Ask) -> str:
     hints = ask.task.hints
     if not hints and ask.task.solution in ("", ask.task.answer):
         raise ValueError(
-            f"task {ask.task.uid!r} has no worked solution, so no hint of it can be given. Give its row a solution "
+            f"prompting gives hints, and task {ask.task.uid!r} has no worked solution to give. Give its row a solution "
             "(task.solution=FIELD) or hints, a list of texts; or use a method without hints, such as method=grpo."
         )
     share = float(ask.how.get("hint", 0.0))
