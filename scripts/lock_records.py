@@ -1,6 +1,7 @@
 """Write src/gruppo/methods/records.toml: the version and the hash of every built-in method.
 
-And tests/registry/occupants.toml: the defaults of every occupant, for people put them together by name.
+And tests/registry/occupants.toml: the defaults of every occupant, for people put them together by name, and what it
+declares of itself (`is`): what it takes and gives, the samples it compares.
 
     python scripts/lock_records.py            after a new method, or after a version bump
     python scripts/lock_records.py --check    say what differs, write nothing
@@ -14,6 +15,7 @@ import argparse
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import tomli_w
 
 from gruppo.cli.overrides import occupants
 from gruppo.methods import built_in
-from gruppo.stages import ROOMS, Ema, Every, Method, Role, Sampling
+from gruppo.stages import ROOMS, Ema, Every, Method, Occupant, Role, Sampling
 from gruppo.stages.record import record_hash, to_table
 
 ROOT = Path(__file__).parents[1]
@@ -89,8 +91,29 @@ def defaults() -> Records:
         import_module(f"gruppo.stages.{room}")  # what nobody has imported yet cannot be found
     named = {f"{room}.{name}": cls() for room in ROOMS for name, cls in sorted(occupants(room).items())}
     named |= {"cast.role": Role(), "cast.every": Every(), "cast.ema": Ema(), "sampling": Sampling()}
-    tables = {name: to_table(o) for name, o in named.items()}
-    return {name: {k: v for k, v in t.items() if k != "kind"} for name, t in tables.items()}
+    tables = {name: to_table(o) | {"is": declared(type(o))} for name, o in named.items()}
+    return {name: {k: v for k, v in t.items() if k != "kind" and (k, v) != ("is", {})} for name, t in tables.items()}
+
+
+def declared(kind: type) -> dict[str, Any]:
+    """Its class attributes where they are not an occupant's usual ones, but for messages and the laws' witness."""
+    mine = [k for k in dir(kind) if not k.startswith("_") and k not in ("alone", "witness", *_fields(kind))]
+    values = {k: getattr(kind, k) for k in mine if issubclass(kind, Occupant)}
+    return {
+        k: _plain(v)
+        for k, v in values.items()
+        if not callable(v) and type(v) is not property and v != getattr(Occupant, k, None)
+    }
+
+
+def _fields(kind: type) -> list[str]:
+    return [f.name for f in fields(kind)]  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: str(v) for k, v in value.items()}
+    return sorted(value) if isinstance(value, frozenset) else list(value) if isinstance(value, tuple) else value
 
 
 def write_defaults(check: bool) -> int:

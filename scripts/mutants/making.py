@@ -3,7 +3,8 @@
 Taken from mutmut: arithmetic, comparison and logic swapped, numbers plus one, True for False, `not` and `~` removed,
 an argument left out, an `if … else` forced to one side, a lambda that returns None, += as =. Left out, because a mutant
 that cannot live says nothing of the tests and only lifts the figure: strings (messages and names), annotations,
-imports, `raise` statements, and None for an assigned value or an argument (the next line raises). mutmut itself leaves
+imports, `raise` statements, and None for an assigned value or an argument (the next line raises); and the `witness` of
+an occupant, which holds values for the laws to try, so it is a test's and not the method's. mutmut itself leaves
 out decorated functions, class bodies and module level, for the sake of its own way to run: here they are in, since the
 records of the methods and the defaults of the occupants stand there.
 """
@@ -109,7 +110,7 @@ class _Walk(cst.CSTVisitor):
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         called = node.func.value if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) else ""
-        if isinstance(node, SKIPPED) or called in NEVER_CALLED:
+        if isinstance(node, SKIPPED) or called in NEVER_CALLED or _witness(node):
             return False
         for operator, new in _mutations(node):
             place = self.get_metadata(PositionProvider, node)
@@ -122,6 +123,14 @@ class _Walk(cst.CSTVisitor):
             self.functions -= 1
             return False
         return True
+
+
+def _witness(node: cst.CSTNode) -> bool:
+    return (
+        isinstance(node, cst.Assign)
+        and isinstance(node.targets[0].target, cst.Name)
+        and (node.targets[0].target.value == "witness")
+    )
 
 
 def _mutations(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
