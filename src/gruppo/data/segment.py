@@ -183,35 +183,47 @@ def scan(b: Tensor, c: Tensor | float, part: Tensor) -> Tensor:
     step) was slower; the figures are in benchmarks/LOG.md.
     """
     b = _as_float(b)
+    begin = torch.nonzero(part[1:] != part[:-1])[:, 0] + 1
+    edge = torch.cat([begin.new_zeros(1), begin, begin.new_full((1,), len(b))])
     c_t = torch.as_tensor(c, dtype=b.dtype, device=b.device)
     c_t = c_t if c_t.dim() == b.dim() else _beside(c_t.expand(len(b)), b)
-    if len(b) <= SCAN_BLOCK:
-        return _scan_block(b, c_t, part)
-    begin = torch.nonzero(part[1:] != part[:-1])[:, 0] + 1
-    cut = torch.searchsorted(begin, torch.arange(SCAN_BLOCK, len(b), SCAN_BLOCK, device=b.device))
-    edges = [0, *dict.fromkeys(begin[cut[cut < len(begin)]].tolist()), len(b)]
-    return torch.cat([_scan_block(b[i:j], c_t[i:j], part[i:j]) for i, j in pairwise(edges)])
+    c_t = c_t.index_fill(0, edge[1:] - 1, 0.0) if len(b) else c_t
+    cut = torch.searchsorted(edge, torch.arange(0, len(b) + 1, SCAN_BLOCK, device=b.device))
+    cut = list(dict.fromkeys([*cut.tolist(), len(edge) - 1]))  # parts that begin a block, and the end
+    longest = [int(edge[i : j + 1].diff().max()) for i, j in pairwise(cut)]
+    rows = pairwise(edge[cut].tolist())
+    return torch.cat([_scan_block(b[i:j], c_t[i:j], part[i:j], n) for (i, j), n in zip(rows, longest, strict=True)])
 
 
-def _scan_block(b: Tensor, c: Tensor, part: Tensor) -> Tensor:
-    if len(b) == 0:
-        return b
-    longest = int(torch.bincount(part - part.min()).max())
-    follows = torch.cat([part[1:] == part[:-1], part.new_zeros(1, dtype=torch.bool)])
-    c = torch.where(_beside(follows, b), c, torch.zeros((), dtype=b.dtype, device=b.device))
-    y = _doubled(b, c, longest, None)
-    # A coefficient of 0 keeps parts apart, but 0 · NaN is NaN: only then is the guard worth its price.
-    return y if bool(torch.isfinite(y).all()) else _doubled(b, c, longest, part)
+def _scan_block(b: Tensor, c: Tensor, part: Tensor, longest: int) -> Tensor:
+    if not (b.requires_grad or c.requires_grad):
+        y = _doubled(b, c, longest)
+        # A coefficient of 0 keeps parts apart, but 0 · NaN is NaN: only then is the guard worth its price.
+        if bool(torch.isfinite(y).all()):
+            return y
+    return _guarded(b, c, longest, part)
 
 
-def _doubled(b: Tensor, c: Tensor, longest: int, guard: Tensor | None) -> Tensor:
-    """After the round of `step`, y_t holds the sum over the next 2 · step rows; `guard` lets no part into another."""
+def _doubled(b: Tensor, c: Tensor, longest: int) -> Tensor:
+    """After the round of `step`, y_t holds the sum over the next 2 · step rows."""
+    y, step = b.clone(), 1
+    y_next, c_next = torch.empty_like(y), torch.empty_like(c)  # each round writes from one into the other
+    while step < longest:
+        torch.addcmul(y[:-step], c[:-step], y[step:], out=y_next[:-step])
+        torch.mul(c[:-step], c[step:], out=c_next[:-step])
+        y_next[-step:], c_next[-step:] = y[-step:], 0.0
+        y, y_next = y_next, y
+        c, c_next = c_next, (torch.empty_like(c) if step == 1 else c)  # the first is the caller's
+        step *= 2
+    return y
+
+
+def _guarded(b: Tensor, c: Tensor, longest: int, part: Tensor) -> Tensor:
+    """The same, for gradients and for what is not finite: no part looks into another."""
     y, zero, step = b, torch.zeros((), dtype=b.dtype, device=b.device), 1
     while step < longest:
-        y_later, c_later = y[step:], c[step:]
-        if guard is not None:
-            inside = _beside(guard[step:] == guard[:-step], b)
-            y_later, c_later = torch.where(inside, y_later, zero), torch.where(inside, c_later, zero)
+        inside = _beside(part[step:] == part[:-step], b)
+        y_later, c_later = torch.where(inside, y[step:], zero), torch.where(inside, c[step:], zero)
         y = torch.cat([torch.addcmul(y[:-step], c[:-step], y_later), y[-step:]])
         c = torch.cat([c[:-step] * c_later, torch.zeros_like(c[-step:])])
         step *= 2
