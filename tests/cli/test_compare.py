@@ -12,6 +12,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gruppo.cli import main
 from gruppo.train import processes
 from gruppo.train.compare import Comparison, Result, found_runs, read
 from gruppo.train.processes import Planned, alone
+from gruppo.train.starter import CAN_FORK
 from gruppo.train.statistics import mean_interval, paired
 
 SRC = str(Path(__file__).parents[2] / "src")
@@ -373,3 +375,36 @@ def test_a_process_that_dies_is_named() -> None:
     assert process.wait(120) == 1
     said = Path("said.txt").read_text()
     assert "grpo, seed 0 failed, the others go on" in said and "rloo, seed 0 failed" in said and "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CAN_FORK, reason="runs start in a new Python here")
+def test_runs_outlive_a_caller_that_is_killed_and_hold_the_lock() -> None:
+    process = start(*LONG)
+    until(process, lambda: min(map(rows, RUNS)) > 2)
+    process.kill()
+    process.wait()
+    until_end = time.monotonic() + 20
+    while len(holders(Path("runs/c/.lock"))) != 2 and time.monotonic() < until_end:  # the starter never held it
+        time.sleep(0.05)
+    left = holders(Path("runs/c/.lock"))
+    try:
+        assert len(left) == 2
+        before = list(map(rows, RUNS))
+        time.sleep(3)
+        assert all(rows(run) > was for run, was in zip(RUNS, before, strict=True))
+        with pytest.raises(ValueError, match="is at work in runs/c"), alone(Path("runs/c")):
+            pass
+    finally:
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+
+
+def holders(path: Path) -> list[int]:
+    """The processes that have a file open."""
+    found: set[int] = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(link) == str(path.resolve()):
+                found.add(int(link.parts[2]))
+    return sorted(found)

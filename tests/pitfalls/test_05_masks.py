@@ -82,3 +82,20 @@ def test_metrics_count_sampled_tokens() -> None:
     assert facts["entropy"] == pytest.approx(-sampled.mean(), rel=1e-6)
     batch = pack(episodes)
     assert batch.size("N") == 8 and batch_metrics(batch)["kept"] == 1.0  # two hints are decisions, never learned
+
+
+def test_the_share_of_live_advantages_looks_at_learned_tokens() -> None:
+    """2 of 4 learned tokens have an advantage; the dropped one, which has another, does not count."""
+    batch = pack([answer(1, 1.0, tokens=3), answer(2, 0.0, tokens=2)])
+    adv_N = torch.tensor([0.0, 0.5, 0.0, -0.5, 7.0])
+    facts = batch_metrics(batch.with_columns(adv_N=adv_N, keep_N=torch.tensor([True] * 4 + [False])))
+    assert facts["adv_live"] == 0.5
+    assert batch_metrics(batch.with_columns(adv_N=torch.zeros(5)))["adv_live"] == 0.0
+
+
+def test_the_longest_answer_of_a_step_has_no_tokens_of_earlier_steps() -> None:
+    """Six tokens, of which four are of older weights, against three of this step."""
+    old, new = answer(1, 1.0, tokens=6), answer(2, 0.0, tokens=3)
+    old.sequences[0].version[-6:] = [4, 4, 4, 4, 5, 5]
+    new.sequences[0].version[-3:] = 5
+    assert episode_metrics([old, new])["longest"] == 3.0 and episode_metrics([old])["longest"] == 2.0

@@ -91,7 +91,7 @@ def pilot(claim: Claim, args: argparse.Namespace) -> None:
             values = [by(r.rows) for r in runs["one"]]
             figures[setting] = sum(values) / len(values)
             print(f"{arm}{' ' + setting if setting else ''}: {figures[setting]:.4f}  {[round(v, 4) for v in values]}")
-        lower = claim.conditions[0].kind == "lower" and not claim.sweep_by
+        lower = claim.conditions[0].kind in ("lower", "at_most") and not claim.sweep_by
         chosen[arm] = (min if lower else max)(figures, key=lambda s: figures[s])
     if claim.sweep:
         print("[chosen]\n" + "\n".join(f'{arm} = "{setting}"' for arm, setting in chosen.items()))

@@ -1,9 +1,10 @@
 """Every group that can be drawn, with its probability; and an engine that hands out the answers of one of them."""
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement, product
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,23 +82,25 @@ def all_draws(world: ExactWorld, prompts: int, samples: int) -> Draws:
 class Script:
     """An engine that hands out the answers of one draw instead of sampling, so that any rollout can be enumerated.
 
-    A greedy request is answered with the policy's most probable answer. What needs other randomness than the
-    answers of the draw is refused with a sentence.
+    A greedy request is answered with the policy's most probable answer. What goes on from inside an answer, or asks for
+    more answers than the draw has, is sampled by `luck` from the policy as it is given what is written already. What
+    needs other randomness is refused with a sentence.
     """
 
     can: frozenset[str] = frozenset()
     version = 0
 
-    def __init__(self, world: ExactWorld) -> None:
-        self.world = world
+    def __init__(self, world: ExactWorld, luck: Callable[..., Any]) -> None:
+        self.world, self.luck = world, luck
         self.left: dict[int, list[int]] = {}
-        self.greedy: list[int] = []
+        self.mass: list[list[float]] = []
+        self.logp: Sequence[Tensor] = ()
         self.asked = 0
 
-    def begin(self, places: Sequence[int], mass_QA: Tensor) -> None:
-        """The answers of a draw, in the order in which they will be handed out."""
+    def begin(self, places: Sequence[int], mass_QA: Tensor, logp: Sequence[Tensor]) -> None:
+        """The answers of a draw, in the order in which they will be handed out; log π of the tokens of every answer."""
         self.left, self.asked = {}, 0
-        self.greedy = mass_QA.argmax(-1).tolist()
+        self.mass, self.logp = mass_QA.tolist(), logp
         for place in places:
             q, a = divmod(place, len(self.world.answers))
             self.left.setdefault(q, []).append(a)
@@ -112,23 +115,35 @@ class Script:
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Completion]]:
         for i, request in enumerate(requests):
-            ids = self.world.ids(self._answer(request))
-            zero, zeros = np.zeros(len(ids)), np.zeros(len(ids), np.int32)
+            q, written = self._asked(request)
+            a = self._answer(request, q, written)
+            ids, logp = self.world.ids(a)[written:], self.logp[q * len(self.world.answers) + a][written:].numpy()
             allowed = [np.array([t]) for t in ids] if request.temperature == 0 else None
-            yield i, Completion(ids, zero, zeros, "stop", allowed=allowed)
+            logp = np.zeros(len(ids)) if allowed else logp.astype(np.float64)
+            yield i, Completion(ids, logp, np.zeros(len(ids), np.int32), "stop", allowed=allowed)
 
-    def _answer(self, request: Request) -> int:
-        starts = {tuple(self.world.prompt(q)): q for q in range(len(self.world.rates))}
-        q = starts.get(tuple(int(i) for i in request.prefix))
-        if q is None:
-            raise Unlike("its rollout samples from other prefixes than the prompts: forks and hints are not enumerated")
+    def _asked(self, request: Request) -> tuple[int, int]:
+        """The prompt that a request begins with, and how many tokens of an answer it has already."""
+        prefix = [int(i) for i in request.prefix]
+        for q in range(len(self.world.rates)):
+            prompt = self.world.prompt(q).tolist()
+            if prefix[: len(prompt)] == prompt:
+                return q, len(prefix) - len(prompt)
+        raise Unlike("its rollout samples from other prompts than those of the laboratory: hints are not enumerated")
+
+    def _answer(self, request: Request, q: int, written: int) -> int:
         if request.role != "policy":
             raise Unlike(f"its rollout samples from the role {request.role!r}, and only the policy is enumerated")
         if request.temperature == 0:
-            return self.greedy[q]
+            return int(np.argmax(self.mass[q]))
         if request.temperature != 1 or request.truncates:
             raise Unlike("its rollout samples at another temperature or truncation than the policy's own")
-        if not self.left.get(q):
-            raise Unlike("its rollout samples more answers than the step has")
-        self.asked += 1
-        return self.left[q].pop(0)
+        if not written and self.left.get(q):
+            self.asked += 1
+            return self.left[q].pop(0)
+        start = [int(i) for i in request.prefix][len(request.prefix) - written :]
+        goes_on = [self.world.ids(a)[:written].tolist() == start for a in range(len(self.world.answers))]
+        mass = np.cumsum(np.where(goes_on, self.mass[q], 0.0))
+        if not mass[-1] > 0:
+            raise Unlike("its rollout goes on from texts that begin no answer of the laboratory")
+        return int(np.searchsorted(mass, float(self.luck("more", request.key)) * mass[-1], side="right"))

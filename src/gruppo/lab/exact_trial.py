@@ -74,13 +74,13 @@ class Trial:
         self.bench, self.world = bench, bench.world
         self.prompts, self.samples = prompts, samples
         self.draws = bench.draws(prompts, samples)
-        self.script = Script(bench.world)
+        self.script = Script(bench.world, lambda *key: self.ctx.uniform(*key))
         longest = max(map(len, self.world.answers)) + 1
         self.ctx = LabContext(
             step=bench.warm, steps=100, seed=bench.seed, memory=Memory(), prompts=prompts, samples=samples,
             engine=self.script, tokenizer=self.world.tokenizer, sampling=Sampling(max_tokens=longest + 1),
         )  # fmt: skip
-        self.ctx.fresh, self.ctx.score = self._fresh, self._score
+        self.ctx.fresh, self.ctx.score, self.ctx.reward = self._fresh, self._score, self._judged
         doors = any(hasattr(o, "episodes") for o in method.select)
         self.own_rollout = method.rollout != Group() or bool(method.prompting)
         self.plain = not (self.own_rollout or doors or method.reward)
@@ -177,14 +177,17 @@ class Trial:
         read = isinstance(self.method.rollout, Recorded)
         tasks = [self.world.told(q, places) if read else self.world.tasks[q] for q in asked]
         asks = [Ask(task, self.samples + self.method.rollout.brings) for task in tasks]
-        self.script.begin(places, self.log_mass_QA.exp())
+        self.script.begin(places, self.log_mass_QA.exp(), self.gen_of_place)
         prompts = [p for ask in asks for p in prompts_for(self.ctx, self.method.prompting, ask)]
         episodes = await self.method.rollout(self.ctx, prompts)
         self.script.end()
+        return self._judged(episodes)
+
+    def _judged(self, episodes: Sequence[Episode]) -> list[Episode]:
         for e in episodes:
             if e.status.judged and "task" not in e.reward:
                 e.reward["task"] = self.world.score(e.task, e.text)
-        return episodes
+        return list(episodes)
 
     def _packed(self, kept: list[Episode], drawn: Sequence[Episode] = ()) -> Drawn:
         counts: dict[str, int] = {}

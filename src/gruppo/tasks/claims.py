@@ -66,3 +66,38 @@ def heavy(task: Task, text: str, share: float = 0.05, factor: float = 50.0) -> d
     _share("share", share)
     score = float(_scorer(task.source)(task, text))
     return {"task": score, "extra": (factor - 1.0) * score if _chance("heavy", task, text) < share else 0.0}
+
+
+@answered_by(_answer)
+def near(task: Task, text: str, within: int = 5) -> float:
+    """1 for every whole number that is at most `within` from the right one: many right answers, all as good.
+
+    The accuracy is that of this score.
+    """
+    if not task.answer.isdecimal():
+        raise ValueError(f"{task.answer!r}, the answer of {task.uid}, is no number to be near to. Use task=addition.")
+    said = _answer(task, text)
+    return float(said.isdecimal() and len(said) < 20 and abs(int(said) - int(task.answer)) <= within)
+
+
+@answered_by(_answer)
+def outliers(task: Task, text: str, share: float = 0.1, size: float = 50.0) -> dict[str, float]:
+    """The task's score, and as `extra` +size or −size, by lot, for a share of all answers, right or wrong.
+
+    The accuracy is that of the task.
+    """
+    _share("share", share)
+    sign = 1.0 if _chance("sign", task, text) < 0.5 else -1.0
+    hit = _chance("outliers", task, text) < share
+    return {"task": float(_scorer(task.source)(task, text)), "extra": sign * size if hit else 0.0}
+
+
+@answered_by(_answer)
+def early(task: Task, text: str, least: int = 2) -> float:
+    """1 if the last word is a right total of the first `least` numbers of a chain, or of more: the rest is not needed.
+
+    A long answer may be left after any of its totals, and is right all the same. The accuracy is that of this score.
+    """
+    if task.source != "chain" or not 2 <= least <= len(task.meta["numbers"]):
+        raise ValueError(f"{task.uid} has no totals of {least} numbers or more. Use task=chain, and a smaller least.")
+    return float(_answer(task, text) in map(str, task.meta["totals"][least - 2 :]))

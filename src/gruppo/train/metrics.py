@@ -49,11 +49,19 @@ METRICS: dict[str, tuple[str, str, str]] = {
         "",
         "tokens that the sampler drew in the step, each once: drafts, probes and what selection dropped included",
     ),
+    "longest": ("tokens", "", "most tokens of one answer that this step drew: the decoding that it had to wait for"),
     "adv_std": ("", "", "standard deviation of the advantage over learned tokens"),
+    "adv_live": ("share", "above 0.3", "learned tokens whose advantage is not 0: those that say something"),
     "kept": ("share", "", "policy tokens that selection kept"),
     "effective": ("share", "above 0.5", "(Σ w)² / (n Σ w²) of the weights of selection: 1 when all weigh the same"),
     "grad_norm": ("", "steady", "gradient norm of the policy before clipping, mean over optimiser steps"),
     "grad_norm_*": ("", "steady", "the same for another trained role"),
+    "grad_variance": (
+        "",
+        "",
+        "variance of the step's gradient before clipping, from parts of its groups; only if lab.variance measures it",
+    ),
+    "grad_noise": ("share", "below 1", "the same over the squared norm of that gradient; 1: nothing but noise"),
     "bad_gradients": ("steps", "0", "optimiser steps dropped because the gradient was not finite"),
     "lr": ("", "", "learning rate of the policy"),
     "policy": ("", "", "objective of the policy, as optimised, before coefficients; mean over optimiser steps"),
@@ -119,6 +127,7 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     }
     if any(e.status == Status.OPEN for e in mine):
         out["open"] = _mean([e.status == Status.OPEN for e in mine])
+    out |= _longest(mine)
     logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])
     if len(logp):
         out["entropy"] = -_mean(logp)
@@ -132,6 +141,13 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     out["dead_groups"] = _mean([len(seen) == 1 for seen in groups.values()])
     out["drawn_groups"] = float(len({e.group for e in drawn}))
     return out
+
+
+def _longest(drawn: Sequence[Episode]) -> dict[str, float]:
+    """An answer that goes on from an earlier step has tokens of older weights, too: they were waited for then."""
+    newest = max((int(s.version.max(initial=-1)) for e in drawn for s in e.sequences), default=-1)
+    counts = [sum(int((s.version == newest).sum()) for s in e.sequences) for e in drawn] if newest >= 0 else []
+    return {"longest": float(max(counts))} if counts else {}
 
 
 def _tokens(e: Episode) -> int:
@@ -150,6 +166,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         out["effective"] = float(effective_share(batch.weight_N, learn))
     if "adv_N" in batch.columns and int(learn.sum()) > 1:
         out["adv_std"] = float(batch.adv_N[learn].std())
+        out["adv_live"] = float((batch.adv_N[learn].abs() > 1e-9).float().mean())
     return out
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -22,7 +23,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from gruppo.train.compare import finished
 from gruppo.train.config import RunConfig
 from gruppo.train.folder import RunFolder
+from gruppo.train.starter import CAN_FORK, WarmRun, here, starter
 from gruppo.train.trainer import Interrupt
+
+Process = subprocess.Popen[bytes] | WarmRun
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from gruppo.cli import main; sys.exit(main())"
 _LOOK = 0.2  # seconds between two looks at the processes
@@ -153,24 +157,42 @@ class Board:
         return f"steps {done}/{self.total}  left {left}  {at}"
 
 
+class Noted(Interrupt):
+    """The second Ctrl-C is noted too, for the loop: raised in the midst of a start, it would lose that run."""
+
+    again = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and not self.again:
+            self.again = True
+        else:
+            super()._note(number, frame)
+
+
 def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool = False) -> dict[str, str]:
     """Makes all runs that are not finished; {run: why} of those that failed, which hold up nobody."""
     todo = [p for p in planned if not finished(p.path)]
     failed: dict[str, str] = {}
-    running: dict[Planned, subprocess.Popen[bytes]] = {}
-    with alone(folder) as lock, Board(planned, quiet) as board, Interrupt() as interrupt:
+    running: dict[Planned, Process] = {}
+    interrupt = Noted()
+    with alone(folder) as lock, Board(planned, quiet) as board, interrupt:
         if len(todo) < len(planned):
             board.say(f"{len(planned) - len(todo)} of {len(planned)} runs are finished already in {folder}")
         told = False
         try:
             while running or (todo and not interrupt.asked):
                 while todo and len(running) < jobs and not interrupt.asked:
-                    running[todo[0]] = _started(todo[0], jobs, lock)
-                    todo.pop(0)
+                    if (process := _started(todo[0], jobs, lock)) is None:
+                        break
+                    running[todo.pop(0)] = process
+                if interrupt.again:
+                    raise KeyboardInterrupt
                 if interrupt.asked and not told:
                     told = _tell(running)
-                for run in [r for r, process in running.items() if process.poll() is not None]:
-                    _settle(run, running.pop(run).returncode, interrupt.asked, failed, board)
+                for run, process in list(running.items()):
+                    if (code := process.poll()) is not None:
+                        del running[run]
+                        _settle(run, code, interrupt.asked, failed, board)
                 board.look(list(running))
                 time.sleep(_LOOK)
         finally:
@@ -178,20 +200,31 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
     return failed
 
 
-def _started(run: Planned, jobs: int, lock: tuple[int, ...]) -> "subprocess.Popen[bytes]":
+def _started(run: Planned, jobs: int, lock: tuple[int, ...]) -> Process | None:
+    """The process of the run: forked where that can be, else a new Python. None: the starter is not ready yet."""
+    environment = {**os.environ, **_threads(run, jobs)}
+    warm = starter(environment) if CAN_FORK else None
+    if warm is not None and not warm.settled():
+        return None
     run.log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-c", _BOOT, json.dumps([os.path.abspath(p) for p in sys.path]), *run.words()]
     with run.log.open("wb") as log:
-        # A session of its own: Ctrl-C reaches us only, and we decide.
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **_threads(run, jobs)},
-            start_new_session=True,
-            pass_fds=lock,
-        )
+        process = warm.start(run.words(), log, lock) if warm is not None else None
+        return process or _plain(run, log, environment, lock)
+
+
+def _plain(
+    run: Planned, log: IO[bytes], environment: dict[str, str], lock: tuple[int, ...]
+) -> "subprocess.Popen[bytes]":
+    # A session of its own: Ctrl-C reaches us only, and we decide.
+    return subprocess.Popen(
+        [sys.executable, "-c", _BOOT, json.dumps(here()), *run.words()],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+        pass_fds=lock,
+    )
 
 
 def _threads(run: Planned, jobs: int) -> dict[str, str]:
@@ -224,14 +257,14 @@ def _last_words(log: Path, code: int) -> str:
     return (ours or (lines[-1] if lines else f"exit code {code}")).removeprefix("gruppo: ")
 
 
-def _tell(running: "dict[Planned, subprocess.Popen[bytes]]") -> bool:
+def _tell(running: dict[Planned, Process]) -> bool:
     for process in running.values():
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
     return True
 
 
-def _end(running: "dict[Planned, subprocess.Popen[bytes]]") -> None:
+def _end(running: dict[Planned, Process]) -> None:
     """After an error or a second Ctrl-C: told to stop at once, then made to."""
     _tell(running)
     _tell(running)
