@@ -86,7 +86,11 @@ def entries(source: str | None = None) -> list[Entry]:
         for row in table.get(kind, []):
             missing = {"reason", "why"} if kind == "rule" else ONE
             wrong = sorted((set(row) - known) | (missing - set(row)))
-            if wrong or row["reason"] not in REASONS or (kind == "rule" and not set(row) & {"before", "after", "lost"}):
+            if (
+                wrong
+                or row["reason"] not in REASONS
+                or (kind == "rule" and not set(row) & {"text", "before", "after", "lost"})
+            ):
                 raise ValueError(
                     f"survivors.toml: [[{kind}]] {row} cannot be used ({', '.join(wrong) or 'look at its reason'}). "
                     f"It has {', '.join(sorted(known))}; a reason is one of {', '.join(REASONS)}."

@@ -117,7 +117,7 @@ def test_one_answer_a_prompt_is_what_it_was() -> None:
     e = evaluated(Scripted(["1" if r else "0" for r in right]), tasks("1", "1", "1", "1"))
     assert e.accuracy == np.mean(right) and e.error == pytest.approx(np.std(right, ddof=1) / 2)
     assert e.pass_at[1].mean == e.accuracy and not e.maj_at
-    assert e.logged() == {"held_out": 0.75}
+    assert e.logged() == {"held_out": 0.75, "held_out/length": 2.0}
 
 
 def test_levels() -> None:

@@ -3,7 +3,6 @@
 Token ids in, token ids out: nothing here is ever decoded and encoded again.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -207,11 +206,9 @@ class Episode:
     @property
     def total(self) -> float:
         """The return: the sum of its components and of those of its turns; NaN while nothing was judged."""
-        parts = [r for table in (self.reward, *(t.reward for t in self.turns)) for r in self._paid(table)]
+        tables = (self.reward, *(t.reward for t in self.turns))
+        parts = [r for table in tables for name, r in table.items() if name not in self.replaced]
         return float(sum(parts)) if self.status.judged and parts else float("nan")
-
-    def _paid(self, table: dict[str, float]) -> Iterable[float]:
-        return (r for name, r in table.items() if name not in self.replaced) if self.replaced else table.values()
 
     @property
     def tokens(self) -> int:

@@ -170,7 +170,7 @@ def offsets(key: Key) -> tuple[Tensor, Tensor]:
     return torch.cumsum(length, 0) - length, length
 
 
-SCAN_BLOCK = 1 << 16  # rows whose five temporaries stay in the cache
+SCAN_BLOCK = 65_536  # rows whose five temporaries stay in the cache
 
 
 def scan(b: Tensor, c: Tensor | float, part: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ def _guarded(b: Tensor, c: Tensor, longest: int, part: Tensor) -> Tensor:
         y = torch.cat([torch.addcmul(y[:-step], c[:-step], y_later), y[-step:]])
         c = torch.cat([c[:-step] * c_later, torch.zeros_like(c[-step:])])
         step *= 2
-    return y.clone() if y is b else y
+    return y
 
 
 def lag(x: Tensor, k: int, part: Tensor, fill: int | float = 0) -> Tensor:

@@ -40,12 +40,12 @@ class LongerIsRight(Occupant):
     witness = {"threshold": 2.0, "factor": 0.5, "eps": 1.0}
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        groups, judged, nothing = batch.level("E", "G"), batch.judged_E, float("-inf")
+        groups, judged = batch.level("E", "G"), batch.judged_E
         length_E = batch.gather(judged_N(batch), "N", "E", "sum").to(batch.reward_E.dtype)
         right_E = judged & (batch.reward_E > self.threshold)
         wrong_E = judged & (batch.reward_E <= self.threshold) & (batch.status_E != Status.TRUNCATED)
-        longest_G = batch.gather(length_E, "E", groups, "max", where=right_E, fill=nothing)
-        usual_G = batch.gather(length_E, "E", groups, "mean", where=wrong_E, fill=nothing)
+        longest_G = batch.gather(length_E, "E", groups, "max", where=right_E)  # none: 0, which is above no mean
+        usual_G = batch.gather(length_E, "E", groups, "mean", where=wrong_E)  # none: 0, which is below any
         weight_G = torch.where(longest_G > usual_G, torch.ones_like(usual_G), torch.full_like(usual_G, self.factor))
         adv_E = advantage.z_score(batch.reward_E, groups, where=judged, eps=self.eps)
         return to_tokens(batch, groups.spread(weight_G) * adv_E)

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Note, Source, Use
+from gruppo.data import Batch, Episode, Key, Note, Source, Use
 from gruppo.methods.grpo import GRPO
+from gruppo.pieces import advantage
 from gruppo.stages import Context, Memory, Need, Noted, Occupant, Prompt, Stats, StepRecord, Term, need
 from gruppo.stages.rollout import Group, anew, asks_of
 
@@ -72,16 +73,11 @@ class WithHeated(Occupant):
 
     def _better(self, episodes: Sequence[Episode]) -> list[Episode]:
         """The answers whose z-score in their group is above `min_adv`."""
-        groups: dict[str, list[Episode]] = {}
-        for e in episodes:
-            if e.status.judged and np.isfinite(e.total):
-                groups.setdefault(e.group, []).append(e)
-        out: list[Episode] = []
-        for mine in groups.values():
-            total = np.array([e.total for e in mine])
-            adv = (total - total.mean()) / (total.std(ddof=1 if len(mine) > 1 else 0) + 1e-6)
-            out += [e for e, a in zip(mine, adv, strict=True) if a > self.min_adv]
-        return out
+        known = [e for e in episodes if e.status.judged and np.isfinite(e.total)]
+        place = {group: i for i, group in enumerate(dict.fromkeys(e.group for e in known))}
+        groups = Key(torch.tensor([place[e.group] for e in known], dtype=torch.int64), len(place))
+        adv = advantage.z_score(torch.tensor([e.total for e in known]), groups)
+        return [e for e, a in zip(known, adv.tolist(), strict=True) if a > self.min_adv]
 
     def observe(self, record: StepRecord, memory: Memory) -> None:
         mine = [e for e in record.drawn or record.episodes if e.use == Use.LEARN and e.source == Source.POLICY]

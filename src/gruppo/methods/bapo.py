@@ -21,6 +21,7 @@ published form. The equation also weighs tokens by π_old: over sampled tokens t
 code has none. The dual clip, two epochs and four minibatches are the code's.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -101,8 +102,8 @@ class BalancedClip(Occupant):
         way_good = torch.cat([good_H, good_H[-1:].expand(len(low_L) - 1)])
         way_bad = torch.cat([bad_L[:1].expand(len(high_H)), bad_L[1:]])
         reached = way_good >= self.positive_share * (way_good + way_bad)
-        reached = torch.cat([reached[:-1], torch.ones_like(reached[-1:])])
-        at = reached.to(torch.int64).argmax(0, keepdim=True)  # the first that is 1
+        reached[-1] = True
+        at = reached.to(torch.int64).argmax()  # the first that is 1
         last = len(high_H) - 1
         return low_L.index_select(0, (at - last).clamp(min=0)), high_H.index_select(0, at.clamp(max=last))
 
@@ -124,9 +125,9 @@ class BalancedClip(Occupant):
 
 def ladder(start: float, end: float, step: float, like: Tensor) -> Tensor:
     """start, start ± step, … , end: counted, not added up, so that the last rung is the end itself."""
-    rungs = torch.arange(int(abs(end - start) / step + 1e-9) + 1, dtype=like.dtype, device=like.device)
-    way = start + (step if end > start else -step) * rungs
-    return torch.cat([way, way.new_full((1,), end)]) if abs(float(way[-1]) - end) > 1e-9 else way
+    before = math.ceil(abs(end - start) / step - 1e-9)
+    rungs = torch.arange(before, dtype=like.dtype, device=like.device)
+    return torch.cat([start + math.copysign(step, end - start) * rungs, rungs.new_full((1,), end)])
 
 
 def up_to(x_N: Tensor, weight_N: Tensor, bound_B: Tensor, strictly: bool = False) -> Tensor:

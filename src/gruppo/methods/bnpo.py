@@ -67,14 +67,12 @@ class BetaNormalised(Occupant):
         rate_G = batch.gather(s_E, "E", groups, "mean", where=judged).double().clamp(0, 1)
         alpha, beta = self.shape(rate_G[batch.gather(judged, "E", groups, "any")])
         weight_G = torch.exp(-log_beta_density(rate_G, alpha, beta)).clamp(max=self.cap)
-        centred_E = centre(s_E, groups, where=judged)
-        # Where f is 0 and the weight at its cap, every reward is the mean: 0, not 0 · cap of what was rounded.
-        adv_E = torch.where(centred_E != 0, centred_E * groups.spread(weight_G.to(s_E.dtype)), torch.zeros_like(s_E))
-        return adv_E
+        # Where f is 0 and the weight at its cap, every reward is the mean, and what is centred is exactly 0.
+        return centre(s_E, groups, where=judged) * groups.spread(weight_G.to(s_E.dtype))
 
     def shape(self, rate_X: Tensor) -> tuple[Tensor, Tensor]:
         """α and β of the divisor, by the moments of these rates."""
-        one = torch.ones((), dtype=rate_X.dtype, device=rate_X.device)
+        one = rate_X.new_ones(())
         if len(rate_X) < 2 or float(rate_X.var()) <= ROUNDING**2:
             return one, one
         m, v = rate_X.mean(), rate_X.var()

@@ -47,7 +47,7 @@ class WithExperts(Occupant):
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         def shown(prompt: Prompt) -> bool:
-            return self.expert_share >= 1 or ctx.uniform("expert", prompt.group) < self.expert_share
+            return ctx.uniform("expert", prompt.group) < self.expert_share
 
         drawn = await Group()(ctx, prompts)
         return [*drawn, *(expert(ctx, p, i, Use.APART) for i, p in enumerate(prompts) if shown(p))]
@@ -77,7 +77,7 @@ class Chord(Occupant):
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
         mu, logp_N = ctx.at(self.mu), stats.logp_N
-        policy, clipped = ClippedSurrogate(self.clip_low, self.clip_high, mean="token")(ctx, batch, stats)
+        policy, clipped = ClippedSurrogate(self.clip_low, self.clip_high)(ctx, batch, stats)
         weight_N = batch.weight_N * PHI[self.phi](stop(logp_N.exp()))
         return [
             Term("policy", policy.value, policy.over, "token", coef=1 - mu),

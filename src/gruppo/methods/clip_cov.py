@@ -55,7 +55,7 @@ class ClipCovariance(Occupant):
         value_N = (1.0 - out_N) * surrogate.clipped(r_N, adv_N, self.clip_low, self.clip_high)
         return [
             Term("policy", batch.weight_N * value_N, learn_N, self.mean, additive=False),
-            Term("clip_fraction", clip_N, learn_N, "token", coef=0.0, additive=False),
+            Term("clip_fraction", clip_N, learn_N, "token", coef=0.0),
             Term("singled_out", out_N, learn_N, "token", coef=0.0, additive=False),
         ]
 

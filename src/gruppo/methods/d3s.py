@@ -53,11 +53,10 @@ class DownSample(Occupant):
         live_E, luck_E = batch.gather(learn_N, "N", "E", "any"), ctx.uniform("d3s", batch.uid_E)
         in_group = now(self.group_share, self.group_share_last)
         some_E = most_varied(adv_E, batch.level("E", "G"), in_group, luck_E, live_E)
-        whole = Key(torch.zeros_like(batch.group_E), 1)
-        some_E = most_varied(adv_E, whole, self.batch_share, luck_E, some_E)
+        some_E = most_varied(adv_E, segment.one_part(adv_E), self.batch_share, luck_E, some_E)
         mine_N = learn_N & batch.spread(some_E, "E", "N")
-        score_N = torch.where(mine_N, batch.adv_N.abs() * batch.entropy_old_N, -1.0)
-        best_E = batch.gather(score_N, "N", "E", "max", where=mine_N, fill=torch.inf)
+        score_N = torch.where(mine_N, batch.adv_N.abs() * batch.entropy_old_N, -torch.inf)
+        best_E = batch.gather(score_N, "N", "E", "max")
         n = share_of(now(self.token_share, self.token_share_last), int(mine_N.sum()))
         bar = torch.topk(score_N, n).values[-1] if n else torch.zeros(())
         keep_N = mine_N & ((score_N >= bar) | (score_N >= batch.spread(best_E, "E", "N")))
@@ -79,7 +78,7 @@ def most_varied(x: Tensor, key: Key, share: float, luck: Tensor, where: Tensor) 
     start, n = segment.offsets(Key(part, key.size))
     take = (share * n.double() - 1e-9).ceil().long().clamp(min=1).minimum(n)
     sums = torch.cat([value.new_zeros(1, 2), torch.stack([value, value**2], 1).cumsum(0)])
-    at = torch.repeat_interleave(torch.arange(key.size, device=x.device), take + 1)  # candidates k = 0 … take
+    at = torch.repeat_interleave(take + 1)  # candidates k = 0 … take
     k = torch.arange(len(at), device=x.device) - (torch.cumsum(take + 1, 0) - take - 1)[at]
     low, high, end = start[at] + take[at] - k, (start + n)[at] - k, (start + n)[at]
     mean = (sums[low] - sums[start[at]] + sums[end] - sums[high]) / take[at].clamp(min=1)[:, None]

@@ -67,7 +67,7 @@ def mean_score(batch: Batch, stats: Stats) -> Tensor:
 
 def compared(batch: Batch) -> discriminate.Sides:
     """Judged answers with a token to learn, by `right_N`."""
-    right_E = batch.gather(batch.right_N, "N", "E", "max", where=batch.learn_N) > 0
+    right_E = batch.gather(batch.right_N, "N", "E", "any")
     live_E = batch.gather(batch.learn_N, "N", "E", "any") & batch.judged_E
     return discriminate.sides(right_E, live_E, batch.level("E", "G"))
 

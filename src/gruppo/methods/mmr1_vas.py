@@ -43,15 +43,13 @@ class VarianceAware(Occupant):
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
         chosen = int(self.weighted_share * ctx.prompts + 1e-9)
         weight_T = self.weights(Table.of(ctx.memory, MEMORY), len(tasks))
-        places = weighted(ctx, weight_T, chosen, "variance", replace=True) if chosen else []
+        places = weighted(ctx, weight_T, chosen, "variance", replace=True)
         return asked(ctx, tasks, places + in_turn(ctx, len(tasks), ctx.prompts - chosen))
 
     def weights(self, table: Table, size: int) -> Tensor:
         """The weight of every task: of one that was never weighed, the mean."""
-        place, weight = table.key_T, table.look(table.key_T, "weight", 0.0)
-        there = place < size
-        mean = float(weight.mean()) if len(weight) else 0.0
-        return torch.full((size,), mean, dtype=torch.float64).index_copy(0, place[there], weight[there])
+        weight_T = table.look(torch.arange(size), "weight")
+        return torch.where(weight_T.isnan(), weight_T.nanmean().nan_to_num(), weight_T)
 
     def observe(self, record: StepRecord, memory: Memory) -> None:
         drawn = [e for e in record.drawn if e.status.judged and e.use <= Use.BASELINE and e.place >= 0]

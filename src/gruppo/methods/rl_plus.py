@@ -61,7 +61,7 @@ class MixedImportance(Occupant):
         return ClippedSurrogate().needs(ctx)
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        old_N, now_N, theirs_N = batch.logp_old_N.clamp(max=0).exp(), stats.logp_N.exp(), expert_N(batch)
+        old_N, now_N, theirs_N = batch.logp_old_N.exp(), stats.logp_N.exp(), expert_N(batch)
         mixed_N = 2 * now_N / (old_N + 0.5 * (old_N + 1)) * (1 - stop(now_N)).clamp(min=0) ** self.explore
         value_N = batch.adv_N * torch.where(theirs_N, mixed_N, ratio(stats.logp_N, batch.logp_old_N))
         longest = self.budget_tokens or ctx.sampling.max_tokens

@@ -110,7 +110,7 @@ def gains(path: Episode, values: dict[int, list[float]]) -> Any:
     """
     known = {at: [v for v in some if v == v] for at, some in values.items()}
     start, size = min(values), len(path.sequences[0].ids)
-    cuts = [start, *sorted(at for at, some in known.items() if some and at > start)]
+    cuts = sorted(at for at, some in known.items() if some or at == start)
     worth = [float(np.mean(known[at])) if known[at] else math.nan for at in cuts]
     out = np.full(size, math.nan, np.float32)
     out[start:] = np.repeat(np.diff([*worth, path.total]), np.diff([*cuts, size]))

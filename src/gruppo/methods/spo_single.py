@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Key, Source, Use, gather, name_hash
+from gruppo.data import Batch, Episode, Source, Use, gather, name_hash, segment
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces.advantage import z_score
 from gruppo.stages import Ask, Context, Memory, Occupant, StepRecord
@@ -56,14 +56,15 @@ class Tracked(Occupant):
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         above_E = batch.reward_E - value(Table.of(ctx.memory, TRACKER), batch.task_E).to(batch.reward_E)
-        step = Key(torch.zeros_like(batch.group_E), 1)
+        step = segment.one_part(batch.reward_E)
         adv_E = z_score(above_E, step, where=batch.judged_E, eps=self.eps)
         return {**to_tokens(batch, adv_E), "drift_E": drift(ctx, batch).to(adv_E)}
 
     def refuses(self, batch: Batch) -> str:
-        low, high = batch.reward_E[batch.judged_E].aminmax() if bool(batch.judged_E.any()) else (0.0, 1.0)
-        if low >= 0 and high <= 1:
+        reward = batch.reward_E[batch.judged_E]
+        if not bool(((reward < 0) | (reward > 1)).any()):
             return ""
+        low, high = reward.aminmax()
         return f"rewards reach from {low:g} to {high:g}, and a share of right answers is expected of a task. Use 0 to 1"
 
     def observe(self, record: StepRecord, memory: Memory) -> None:
@@ -109,7 +110,7 @@ class ByTracker(Occupant):
         return asked(ctx, tasks, weighted(ctx, weight_T, ctx.prompts, TRACKER, replace=ctx.prompts > len(tasks)))
 
     def weights(self, tracker: Table, size: int) -> Tensor:
-        place, v = tracker.look(tracker.key_T, "place", -1.0).long(), value(tracker, tracker.key_T)
+        place, v = tracker.look(tracker.key_T, "place").long(), value(tracker, tracker.key_T)
         there = (place >= 0) & (place < size)
         value_T = torch.full((size,), 0.5, dtype=torch.float64).index_copy(0, place[there], v[there])
         return (value_T * (1 - value_T)).sqrt() + self.least_weight

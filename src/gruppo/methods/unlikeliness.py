@@ -45,7 +45,7 @@ class Unlikeliness(Occupant):
         mine = [e for e in episodes if e.tokens > 0]
         group = codes([e.group for e in mine])
         likely = np.array([likelihood(e) for e in mine]).round(6)  # a sampler's rows of one answer differ by less
-        right = np.array([max(e.reward.get("task", 0.0), 0.0) for e in mine])
+        right = np.array([max(e.reward["task"], 0.0) for e in mine])
         out_E = np.zeros(len(episodes))
         out_E[sampled_E] = -self.rank_coef * right * ranks(group, likely) / np.bincount(group)[group]
         return {"unlikely": out_E}
@@ -64,7 +64,7 @@ def ranks(group_E: NDArray[np.int64], value_E: NDArray[np.float64]) -> NDArray[n
     place_E = np.empty(len(order))
     place_E[order] = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
     equal_E = codes(list(zip(group_E.tolist(), value_E.tolist(), strict=True)))
-    return (np.bincount(equal_E, place_E) / np.bincount(equal_E))[equal_E] if len(order) else place_E
+    return (np.bincount(equal_E, place_E) / np.bincount(equal_E))[equal_E]
 
 
 UNLIKELINESS = GRPO.but(

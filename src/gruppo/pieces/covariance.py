@@ -10,7 +10,7 @@ def token_covariance(adv_N: Tensor, logp_N: Tensor, where: Tensor) -> Tensor:
     Its mean over the rows is the covariance, to which the fall of the entropy in a policy-gradient step is
     proportional: likely tokens with a high advantage, and unlikely ones with a low advantage, make the policy surer.
     """
-    count, zero = where.sum().clamp(min=1), torch.zeros((), dtype=adv_N.dtype, device=adv_N.device)
+    count, zero = where.sum().clamp(min=1), adv_N.new_zeros(())
     a_N, l_N = (torch.where(where, x, zero) for x in (adv_N, logp_N))
     return torch.where(where, (a_N - a_N.sum() / count) * (l_N - l_N.sum() / count), zero)
 

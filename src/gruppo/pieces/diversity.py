@@ -21,23 +21,22 @@ def self_bleu(token_N: Tensor, part_N: Tensor, groups: Key, most: int = 3) -> Te
     log_p = [torch.log(torch.where(m > 0, m, SMOOTH) / (length - n).clamp(min=1.0)) for n, m in enumerate(matched)]
     brevity = (1 - _closest(length, groups) / length).clamp(max=0.0)
     bleu = torch.where(matched[0] > 0, torch.exp(brevity + sum(log_p) / most), 0.0)
-    several = gather(torch.ones_like(bleu), groups, "sum") > 1
-    return torch.where(several, gather(bleu, groups, "mean"), 0.0)
+    return gather(bleu, groups, "mean")
 
 
 def _matched(token_N: Tensor, part_N: Tensor, groups: Key, n: int) -> Tensor:
     """For each row, how many of its n-grams the others have, each as often as the one that has most of it."""
-    rows, last = len(groups.index), lag(part_N, 1 - n, part_N, -1)
-    here = last == part_N  # n tokens of one row
-    later = [lag(token_N, -k, part_N, -1)[here] for k in range(n)]
+    rows = len(groups.index)
+    here = lag(torch.ones_like(part_N, dtype=torch.bool), 1 - n, part_N)  # n tokens of one row begin
+    later = [lag(token_N, -k, part_N)[here] for k in range(n)]
     gram = key_hash(groups.index[part_N[here]], *later)
     assert isinstance(gram, Tensor)
     grams, index = torch.unique(gram, return_inverse=True)
     cell, count = torch.unique(index * rows + part_N[here], return_counts=True)  # an n-gram in a row
-    by, row, count = Key(cell // max(rows, 1), len(grams)), cell % max(rows, 1), count.double()
+    by, row, count = Key(cell // rows, len(grams)), cell % rows, count.double()
     top = by.spread(gather(count, by, "max"))
     alone = by.spread(gather((count == top).double(), by, "sum")) == 1
-    second = by.spread(gather(count, by, "max", where=count < top, fill=0.0))
+    second = by.spread(gather(count, by, "max", where=count < top))
     others = torch.where((count == top) & alone, second, top)
     return torch.zeros(rows, dtype=torch.float64).index_add(0, row, torch.minimum(count, others))
 

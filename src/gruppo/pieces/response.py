@@ -5,6 +5,7 @@
 k is the slope, −μ the place of the middle, b what is right without help (the guessing of a test).
 """
 
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ Reals = NDArray[np.float64]
 SLOPES = np.geomspace(1.0, 64.0, 13)
 MIDDLES = np.linspace(-1.5, 0.5, 41)
 FLOORS = np.linspace(0.0, 0.9, 10)
+GRID: Reals = np.array(list(product(SLOPES, MIDDLES, FLOORS)))
 DOUBT, NEAR = 0.1, 1e-6 * np.eye(3)
 LOW, HIGH = np.array([0.5, -2.0, 0.0]), np.array([100.0, 1.0, 0.95])
 
@@ -24,7 +26,7 @@ class Curve(NamedTuple):
     b: float
 
     def at(self, p: Reals | float) -> Reals:
-        return _curve(np.asarray(p, np.float64), self.k, self.mu, self.b)
+        return _curve(np.asarray(p), self.k, self.mu, self.b)
 
     def inverse(self, target: float) -> float:
         """The p at which f is the target: −μ − ln((1 − b)/(target − b) − 1)/k; −∞ if it is never below."""
@@ -34,7 +36,7 @@ class Curve(NamedTuple):
 
 
 def _curve(p: Reals, k: Reals | float, mu: Reals | float, b: Reals | float) -> Reals:
-    return b + (1 - b) / (1 + np.exp(np.clip(-k * (p + mu), -60, 60)))
+    return b + (1 - b) / (1 + np.exp(-k * (p + mu)))
 
 
 def fitted(p: Reals, share: Reals, steps: int = 20) -> Curve:
@@ -48,9 +50,8 @@ def fitted(p: Reals, share: Reals, steps: int = 20) -> Curve:
         k, mu, b = (x[..., i : i + 1] for i in range(3))
         return np.concatenate([_curve(p, k, mu, b) - share, DOUBT * b], -1)
 
-    grid = np.stack(np.meshgrid(SLOPES, MIDDLES, FLOORS, indexing="ij"), -1).reshape(-1, 3)
-    wrong = (gap(grid) ** 2).sum(1)
-    best, least, damp = grid[wrong.argmin()], float(wrong.min()), 1e-3
+    wrong = (gap(GRID) ** 2).sum(1)
+    best, least, damp = GRID[wrong.argmin()], float(wrong.min()), 1e-3
     for _ in range(steps):
         slope = (gap(best + NEAR) - gap(best - NEAR)) / 2e-6  # a row for each of the three
         square = slope @ slope.T

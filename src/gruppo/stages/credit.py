@@ -185,8 +185,8 @@ def return_to_go(batch: Batch, mine: Tensor, gamma: float = 1.0, kl_coef: float 
 def token_reward(batch: Batch, mine: Tensor, kl_coef: float) -> Tensor:
     """For these decisions in time: rewards of episodes and turns on the last of each, less the KL of every one."""
     episode = batch.episode_N.index_select(0, mine)
-    own_E = torch.nan_to_num(batch.reward_EC).sum(-1)  # without the turns' rewards, which lie on their own turns
-    own_E = torch.where(batch.judged_E, own_E, torch.zeros_like(own_E))
+    own_EC = torch.where(batch.paid_EC, torch.nan_to_num(batch.reward_EC), 0.0)  # turns' rewards lie on their turns
+    own_E = torch.where(batch.judged_E, own_EC.sum(-1), 0.0)
     reward = advantage.ends(episode) * own_E.index_select(0, episode)
     if bool(batch.reward_K.any()):
         turn = batch.turn_N.index_select(0, mine)

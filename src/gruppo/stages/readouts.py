@@ -107,8 +107,8 @@ class Readout:
     name: str
     read: Callable[..., Tensor]
     synthetic: Callable[[torch.Generator, int, torch.dtype], Tensor]  # so that laws can run without a model
-    head: Literal["policy", "value"] = "policy"
-    pair: bool = False  # compares two roles: a need must name the second
+    head: Literal["policy", "value"]
+    pair: bool  # compares two roles: a need must name the second
 
 
 READOUTS: dict[str, Readout] = {}

@@ -58,7 +58,7 @@ def add_components(ctx: Context, chain: Sequence[Occupant], episodes: Sequence[E
                 )
             for e, v in zip(judged, values, strict=True):
                 _write(e, name, v)
-        for e in judged if occupant.replaces else ():
+        for e in judged:
             e.replaced |= frozenset(occupant.replaces)
 
 

@@ -76,7 +76,7 @@ def step_ends(ctx: Context, ids: Any, separator: str) -> list[int]:
     pieces = {i: ctx.tokenizer.decode([i]) for i in np.unique(ids).tolist()}
     text = "".join(pieces[i] for i in ids.tolist())
     length = np.cumsum([len(pieces[i]) for i in ids.tolist()])
-    ends = np.array([match.end() for match in re.finditer(re.escape(separator), text)], np.int64)
+    ends = np.array([match.end() for match in re.finditer(re.escape(separator), text)])
     return [end for end in sorted({*(np.searchsorted(length, ends) + 1).tolist()}) if end < len(ids) - 1]
 
 
@@ -164,6 +164,6 @@ def nodes_of(episode: Episode) -> Any:
     decided = as_sampled(s)[1]
     own = key_hash(episode.uid, 0, torch.arange(len(decided)))
     assert isinstance(own, torch.Tensor)
-    node = np.full(len(s.ids), -1, np.int64)
+    node = np.full(len(s.ids), -1)
     node[decided] = own.numpy()
     return node if s.node is None else np.where(s.node == -1, node, s.node)

@@ -44,10 +44,10 @@ class Evaluation:
         return {k: _plain(v) for k, v in vars(self).items() if k not in ("episodes", "score_P")}
 
     def logged(self) -> dict[str, float]:
-        """For the metrics of a run; beyond the accuracy only what several answers a prompt were asked for."""
+        """For the metrics of a run: accuracy, length, and what several answers a prompt were asked for."""
         several = {"pass": self.pass_at, "maj": self.maj_at} if self.samples > 1 else {}
         named = {f"held_out/{name}@{k}": i.mean for name, at in several.items() for k, i in at.items()}
-        return {"held_out": self.accuracy, **named}
+        return {"held_out": self.accuracy, "held_out/length": self.length, **named}
 
 
 def _plain(x: Any) -> Any:

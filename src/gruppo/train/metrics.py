@@ -13,6 +13,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "accuracy": ("share", "rises", "mean of the task's own component over all judged episodes drawn, before selection"),
     "reward/*": ("", "", "mean of one reward component"),
     "held_out": ("share", "rises", "mean task score on the held-out prompts, sampled at eval.temperature"),
+    "held_out/length": ("tokens", "", "mean tokens of an answer to a held-out prompt, truncated ones too"),
     "held_out/*": ("share", "rises", "pass@k and maj@k on the held-out prompts, where eval.samples > 1"),
     "win_rate": (
         "share",

@@ -2,7 +2,7 @@
 
 A new Python spends four seconds on imports, and many a run trains for two. A fork of a process that has them takes
 0.05 s. multiprocessing's forkserver would do it too, but it runs the caller's main script again in every child, keeps
-the environment of its first call, and does not find what it shall import on the caller's sys.path before Python 3.12.
+the environment of its first call, and with Python 3.11 looks for what it shall import on another sys.path.
 """
 
 import gc
