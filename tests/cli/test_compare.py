@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -315,11 +315,28 @@ def test_two_comparisons_do_not_share_a_folder(capsys: pytest.CaptureFixture[str
 # ---- in processes of their own
 
 
+STARTED: list["subprocess.Popen[str]"] = []
+
+
+@pytest.fixture(autouse=True)
+def none_left() -> Iterator[None]:
+    """A test that fails leaves nothing running."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+
+
 def start(*argv: str) -> "subprocess.Popen[str]":
     env = {**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     code = "from gruppo.cli import main; raise SystemExit(main())"
     with Path("said.txt").open("w") as said:
-        return subprocess.Popen([sys.executable, "-c", code, *argv], env=env, stdout=said, stderr=said, text=True)
+        STARTED.append(
+            subprocess.Popen([sys.executable, "-c", code, *argv], env=env, stdout=said, stderr=said, text=True)
+        )
+    return STARTED[-1]
 
 
 def rows(run: Path) -> int:

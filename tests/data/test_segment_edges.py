@@ -138,7 +138,7 @@ def test_blocks_change_nothing(block: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_blocks_are_large() -> None:
-    assert segment.SCAN_BLOCK == 65536
+    assert segment.SCAN_BLOCK == 65536 and scan(torch.ones(2), 1.0, torch.zeros(2)).tolist() == [2.0, 1.0]
 
 
 def test_a_scan_over_numbers_far_from_zero_and_of_one_row_each() -> None:
