@@ -41,6 +41,7 @@ weights: $(VENV)/.train ## train the small policy that ships in the package agai
 bench: $(VENV)/.bench ## the benchmarks, on a quiet machine; those against TRL go into benchmarks/RESULTS.md
 	@$(BIN)/python benchmarks/segments.py
 	@$(BIN)/python benchmarks/credit.py
+	@$(BIN)/python benchmarks/credit.py --select
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/prefix.py
 	@$(BIN)/python benchmarks/against_trl.py --save $(ARGS)
