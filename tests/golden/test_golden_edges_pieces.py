@@ -112,3 +112,8 @@ def test_no_curve_inside_the_bounds_fits_better(name: str) -> None:
     near = np.concatenate([np.clip(found + h * ways, LOW, HIGH) for h in (0.02, 0.1)])
     assert missed(found, p, share) <= missed(lot, p, share).min()
     assert missed(found, p, share) <= missed(near, p, share).min() + 1e-5
+
+
+def test_a_probe_in_short_numbers_is_read_in_long_ones() -> None:
+    known = {"mean": torch.zeros(1), "scale": torch.ones(1), "weight": torch.ones(1), "intercept": torch.ones(())}
+    assert probe.predict(known, torch.tensor([[0.5]])).tolist() == [1.5]

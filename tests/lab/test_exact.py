@@ -264,7 +264,7 @@ class Pooled(PolicyGradient):
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"rollout": Forking()}, "other prefixes"),
+        ({"rollout": Forking()}, "0 answers of the 3 of a step"),
         ({"rollout": FirstTwice()}, "by their order"),
         ({"rollout": Steering()}, "needs an engine that can 'steer'"),
         ({"credit": Broken()}, "no such thing here$"),

@@ -115,24 +115,41 @@ def test_the_script_hands_out_a_draw_and_refuses_other_luck() -> None:
     import asyncio
 
     world = ExactWorld()
-    script, prompt, width = Script(world), world.prompt(1), len(world.answers)
-    script.begin([width + 2, width + 4], world.mass_QA)
+    script, prompt, width = Script(world, lambda *key: 0.5), world.prompt(1), len(world.answers)
+    logp = [torch.zeros(len(world.ids(i % width))) for i in range(width * len(world.rates))]
+    script.begin([width + 2, width + 4], world.mass_QA, logp)
     plain, greedy = Request(prompt, 4, 0), Request(prompt, 4, 0, temperature=0.0)
     got = asyncio.run(_asked(script, plain, greedy, plain))
     best = int(world.mass_QA[1].argmax())
     assert got == [world.ids(2).tolist(), world.ids(best).tolist(), world.ids(4).tolist()]
     script.end()
-    longer = np.append(prompt, world.token("a"))
     for strange, said in (
-        (plain, "more answers"),
-        (Request(longer, 4, 0), "other prefixes"),
+        (Request(world.prompt(1)[:-1], 4, 0), "other prompts"),
+        (Request(np.append(prompt, [world.tokenizer.eos] * 2), 4, 0), "begin no answer"),
         (Request(prompt, 4, 0, temperature=0.5), "another temperature"),
         (Request(prompt, 4, 0, top_k=1), "truncation"),
         (Request(prompt, 4, 0, role="teacher"), "teacher"),
     ):
         with pytest.raises(Unlike, match=said):
             asyncio.run(_asked(script, strange))
-    script.begin([width, width + 1], world.mass_QA)
+    script.begin([width, width + 1], world.mass_QA, logp)
     asyncio.run(_asked(script, plain))
     with pytest.raises(Unlike, match="1 answers of the 2"):
         script.end()
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_what_the_draw_does_not_have_is_sampled_by_luck(written: int) -> None:
+    """More answers, and what goes on from inside one, as often as the policy would, given what is written."""
+    import asyncio
+
+    world = ExactWorld()
+    answers = [world.ids(a).tolist() for a in range(len(world.answers))]
+    start, points = answers[3][:written], 2000
+    script = Script(world, lambda name, key: key / points)
+    script.begin([], world.mass_QA, [torch.zeros(9)] * 99)
+    prefix = np.array([*world.prompt(1), *start], np.int64)
+    got = asyncio.run(_asked(script, *(Request(prefix, 4, i) for i in range(points))))
+    mass = [float(m) * (a[:written] == start) for m, a in zip(world.mass_QA[1], answers, strict=True)]
+    shares = [sum(start + rest == a for rest in got) / points for a in answers]
+    assert shares == pytest.approx([m / sum(mass) for m in mass], abs=2 / points)

@@ -95,11 +95,11 @@ class Script:
         self.left: dict[int, list[int]] = {}
         self.mass: list[list[float]] = []
         self.logp: Sequence[Tensor] = ()
-        self.asked = 0
+        self.asked = self.more = 0
 
     def begin(self, places: Sequence[int], mass_QA: Tensor, logp: Sequence[Tensor]) -> None:
         """The answers of a draw, in the order in which they will be handed out; log π of the tokens of every answer."""
-        self.left, self.asked = {}, 0
+        self.left, self.asked, self.more = {}, 0, 0
         self.mass, self.logp = mass_QA.tolist(), logp
         for place in places:
             q, a = divmod(place, len(self.world.answers))
@@ -107,7 +107,7 @@ class Script:
 
     def end(self) -> None:
         left = sum(map(len, self.left.values()))
-        if left and self.asked:
+        if left and (self.asked or self.more):
             raise Unlike(
                 f"its rollout samples {self.asked} answers of the {self.asked + left} of a step, so the groups that "
                 "are enumerated are not those it draws"
@@ -146,4 +146,5 @@ class Script:
         mass = np.cumsum(np.where(goes_on, self.mass[q], 0.0))
         if not mass[-1] > 0:
             raise Unlike("its rollout goes on from texts that begin no answer of the laboratory")
+        self.more += 1
         return int(np.searchsorted(mass, float(self.luck("more", request.key)) * mass[-1], side="right"))

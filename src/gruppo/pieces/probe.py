@@ -29,6 +29,6 @@ def fit(x_XF: Tensor, y_X: Tensor, ridge: float) -> Probe:
 
 def predict(probe: Probe, x_XF: Tensor) -> Tensor:
     """b + w·z of each row, in the dtype of the rows."""
-    here = {k: v.to(x_XF.device) for k, v in probe.items()}
+    here = {k: v.to(x_XF.device, torch.float64) for k, v in probe.items()}
     z_XF = (x_XF.double() - here["mean"]) / here["scale"]
     return (here["intercept"] + z_XF @ here["weight"]).to(x_XF.dtype)
