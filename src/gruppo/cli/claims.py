@@ -1,6 +1,7 @@
 """`gruppo claims`: the board, and the runs behind it."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ def claims(args: argparse.Namespace) -> int:
         return 0
     if args.names or args.all:
         for claim in found.values():
-            if board.load(folder, claim) is None:
+            if not claim.ready and not args.names:
+                print(f"claim {claim.name}: a draft, whose sweep has chosen nothing yet; left out", file=sys.stderr)
+            elif board.load(folder, claim) is None:
                 settle(claim, args)
     rows = [row(folder, claim) for claim in found.values()]
     print_json({"claims": rows}) if args.json else print(table(rows))
