@@ -75,6 +75,13 @@ def test_a_measure_that_cannot_be_read_is_refused() -> None:
         measure("steps_to(held_out)")
     with pytest.raises(ValueError, match="no run has logged held_ot"):
         measure("last(held_ot)")(ROWS)
+    for text, said in (
+        ("steps_to(0.8, held_out)", "0.8 is no name of a metric"),
+        ("steps_to(held_out, .5)", "'.5' is no number"),
+        ("last(3)", "3.0 is no name"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            measure(text)  # before the runs, not after them
 
 
 # ---- verdicts
@@ -141,6 +148,14 @@ def test_runs_that_never_get_there_are_judged_by_signs() -> None:
     assert judge(c, runs(never, never)).holds == "open"
 
 
+@pytest.mark.parametrize("kind", ["lower", "not_worse", "at_most"])
+def test_a_run_without_a_value_is_not_left_out(kind: Any) -> None:
+    """Of ten runs four broke and six won: that is no six of six."""
+    rows = runs([3.0] * 6 + [math.nan] * 4, [4.0 + 0.1 * i for i in range(10)])
+    with pytest.raises(ValueError, match=r"no value for a run.*over all seeds or none"):
+        judge(Condition("last(x)", kind, 0.1), rows)
+
+
 def test_all_conditions_or_none() -> None:
     better, short = Condition("last(x)", "higher", 0.05), Condition("last(x)", "lower", 0.05)
     weak = Condition("last(x)", "higher", 0.14)
@@ -168,6 +183,12 @@ def test_a_claim_is_read_and_mistakes_are_named(tmp_path: Path) -> None:
         (TOML.replace("entrant", "entrnt"), "entrant"),
         (TOML.split("[[")[0], "no .*condition"),
         ("claim =", "b.toml"),
+        (TOML.replace("0.05", "nan"), "no run could show it"),
+        (TOML + 'of = "share"', "of 'share': use one of difference, ratio"),
+        (TOML + 'better = "up"', "better 'up': use one of higher, lower"),
+        (TOML.replace("higher", "lower").replace("0.05", "1.0") + 'of = "ratio"', "less by all it has"),
+        (TOML.replace('["steps=2"]', '"steps=2"'), r"letter by letter. Write a list: \['steps=2'\]"),
+        (TOML + '[chosen]\nbaselin = "optim.lr=1"', "nearest: baseline"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=said):
@@ -277,6 +298,76 @@ def test_a_verdict_is_made_once(here: Path, capsys: Any, monkeypatch: Any) -> No
     assert "a rule is fixed before its runs" in " ".join(capsys.readouterr().err.split())
 
 
+def test_an_ignored_file_is_not_a_committed_one(here: Path, capsys: Any, monkeypatch: Any) -> None:
+    asked = pretend(monkeypatch, 0.1)
+    (here / ".gitignore").write_text("c.toml\n")
+    commit(here)
+    (here / "claims" / "c.toml").write_text(TOML)
+    assert main(["claims", "c"]) == 2 and asked == []
+    assert "Commit it first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"verdict": "not reproduced"},
+            "says 'not reproduced' (yes); by its own values and the rule it is 'reproduced'",
+        ),
+        ({"verdict": "surely"}, "changed by hand"),
+        ({"conditions": []}, "changed by hand"),
+        ({"seeds": None}, "is no result of a claim: KeyError('seeds')"),
+    ],
+)
+def test_a_result_that_was_changed_is_refused(
+    here: Path, capsys: Any, monkeypatch: Any, change: dict[str, Any], said: str
+) -> None:
+    commit(here)
+    pretend(monkeypatch, 0.1)
+    assert main(["claims", "b"]) == 0
+    path = here / "claims" / "results" / "b.json"
+    body = json.loads(path.read_text()) | change
+    path.write_text(json.dumps({k: v for k, v in body.items() if v is not None}))
+    assert main(["claims"]) == 2 and said in capsys.readouterr().err
+    for text in ("[]", "", "{"):
+        path.write_text(text)
+        assert main(["claims"]) == 2 and "b.json is no result of a claim" in capsys.readouterr().err
+
+
+def test_values_are_judged_again(here: Path, capsys: Any, monkeypatch: Any) -> None:
+    commit(here)
+    pretend(monkeypatch, 0.1)
+    assert main(["claims", "b"]) == 0
+    path = here / "claims" / "results" / "b.json"
+    body = json.loads(path.read_text())
+    body["conditions"][0]["entrant"] = body["conditions"][0]["baseline"]
+    path.write_text(json.dumps(body))
+    assert main(["claims"]) == 2 and "the rule it is 'not reproduced' (no)" in capsys.readouterr().err
+
+
+def test_a_run_that_never_gets_there_is_read_back(here: Path, monkeypatch: Any) -> None:
+    """JSON has no infinity."""
+    (here / "claims" / "b.toml").write_text(
+        TOML.replace("last(held_out)", "steps_to(held_out, 0.55)").replace("higher", "lower")
+    )
+    commit(here)
+    pretend(monkeypatch, 0.4)
+    assert main(["claims", "b"]) == 0 and main(["claims"]) == 0
+    [found] = json.loads((here / "claims" / "results" / "b.json").read_text())["conditions"]
+    assert None in found["baseline"] and "sign test" in found["how"]
+
+
+def test_two_arms_that_are_one(here: Path, capsys: Any) -> None:
+    (here / "claims" / "b.toml").write_text(TOML.replace('"rloo"', '"grpo "'))
+    commit(here)
+    assert main(["claims", "b"]) == 2 and "compared with itself" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("b", "--runs-only", "-1"), ("--runs-only", "2")])
+def test_runs_that_would_be_none(here: Path, capsys: Any, words: tuple[str, ...]) -> None:
+    assert main(["claims", *words]) == 2 and "nothing would run" in capsys.readouterr().err
+
+
 def test_what_is_open_is_run_once_more_with_twenty_seeds(here: Path, monkeypatch: Any) -> None:
     commit(here)
     asked = pretend(monkeypatch, 0.045)
@@ -304,6 +395,20 @@ def test_pilots_have_seeds_of_their_own_and_judge_nothing(here: Path, capsys: An
     assert "[chosen]" in capsys.readouterr().out
     assert not (here / "claims" / "results").exists()
     assert main(["claims", "--pilot"]) == 2
+
+
+def test_to_show_a_claim_runs_nothing(here: Path, capsys: Any, monkeypatch: Any) -> None:
+    told = '[[pilot]]\nwhat = "one try"\nbaseline = "0.1"\nentrant = "0.2"\n'
+    (here / "claims" / "b.toml").write_text('sweep = ["optim.lr=1e-3", "optim.lr=1e-4"]\n' + TOML + told)
+    asked = pretend(monkeypatch, 0.1)
+    assert main(["claims", "b", "--show"]) == 0
+    out = capsys.readouterr().out
+    assert "## b\n" in out and "Counts as reproduced when" in out and "- one try; baseline: 0.1; method: 0.2" in out
+    assert "**Not run yet**: a draft" in out
+    assert main(["claims", "b", "--show", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["claims"][0]["ready"] is False
+    assert main(["claims"]) == 0
+    assert "b                  not run         a draft" in capsys.readouterr().out and asked == []
 
 
 def test_a_wrong_name_and_an_empty_folder(here: Path, capsys: Any) -> None:

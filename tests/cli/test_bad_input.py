@@ -81,6 +81,8 @@ REFUSED = {
     "method.credit=ppo": ("role 'critic'", "no objective trains it", "method.objective=ppo"),
     "method.objective=ppo": ("takes ret_N", "credit group_normalised gives adv_N"),
     "method.cast.ref=gone": ("model 'gone'",),
+    "method.cast=ppo": ("one model for each role", "method.cast.ROLE=FOLDER", "ref"),
+    "method.credit=./own.py:IMITATE": ("a whole method", "Write method.credit=./own.py:IMITATE.credit"),
     "method.objective.mean=tokn": ("mean='tokn'", "token, sequence", "the same command starts it"),
     "sampling=hot": ("sampling=hot", "sampling.max_tokens"),
     "accept=everything": ("accept=everything", "step zero has no such check", "judged"),

@@ -8,6 +8,7 @@ from cli_runs import SMALL, refused, rows, trained
 from gruppo.cli import main
 from gruppo.cli.overrides import PLAIN, apply
 from gruppo.methods import all_methods, method
+from gruppo.methods.pipo import LastBatch
 from gruppo.stages import CHAINS, ROOMS, Context, Method, kind
 from gruppo.stages.check import check
 from gruppo.train.config import RunConfig
@@ -74,11 +75,11 @@ SENSELESS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "right and wrong of several rewards": (
         ("method=disco", "method.credit=gdpo"),
-        ("discriminate in objective", "right_N", "Choose a credit"),
+        ("discriminate in objective", "right_N", "Choose a credit that gives right_N (", "right_against_wrong, right"),
     ),
     "a note that nobody makes": (
         ("method.penalties+=heated_likelihood",),
-        ("heated_likelihood in penalties", "note_heated_E", "Choose the rollout"),
+        ("heated_likelihood in penalties", "note_heated_E", "Choose the rollout that comes with it (with_heated)"),
     ),
     "gains of segments that nobody probed": (
         ("method.credit=segment_gain",),
@@ -101,6 +102,34 @@ SENSELESS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("method=dapo", "method.reward=empo"),
         ("in reward", "redraw_equal_groups in select conflict", "Keep one"),
     ),
+    "a step back without the batch before": (
+        ("method=pipo", "method.replay=ssb"),
+        ("look_back in update", "last_batch in replay, where it finds selective", "method.replay=last_batch"),
+    ),
+    "a step back without advantages": (
+        ("method=disco", "method.update=pipo"),
+        ("look_back in update", "adv_N", "Choose a credit"),
+    ),
+    "a buffer of advantages without any": (
+        ("method=nft", "method.replay=ssb"),
+        ("selective in replay", "adv_N", "Choose a credit"),
+    ),
+    "drafts that nobody is shown": (
+        ("method=igrpo", "method.prompting=none"),
+        ("draft_then_refine in rollout", "refine in prompting, where it finds nothing", "method.prompting+=refine"),
+    ),
+    "hints that nobody gives": (
+        ("method.rollout=help_failed_groups",),
+        ("help_failed_groups in rollout", "hint or hint_in_message in prompting", "method.prompting+=hint"),
+    ),
+    "hints in rounds that nobody gives": (
+        ("method.rollout=hint_rounds",),
+        ("hint_rounds in rollout", "hint or hint_in_message in prompting", "method.prompting+=hint"),
+    ),
+    "open answers that nobody keeps": (
+        ("method=t_ppo", "method.replay=forget"),
+        ("windowed in rollout", "open_pool in replay, where it finds forget", "method.replay=open_pool"),
+    ),
     "one sample, compared": (("method=gdpo", "samples=1"), ("in credit", "samples=1", "Use samples >= 2")),
     "drafts in place of a baseline": (
         ("method=remax", "method.prompting+=igrpo"),
@@ -114,6 +143,26 @@ def test_senseless_ones_are_refused(what: str, capsys: pytest.CaptureFixture[str
     settings, words = SENSELESS[what]
     said = refused(capsys, "train", *SMALL, *settings)
     assert all(word in said for word in words), said
+
+
+def test_a_class_derived_from_the_other_half_will_do() -> None:
+    class Longer(LastBatch):
+        pass
+
+    check(method("pipo").but(replay=Longer()), Context(), samples=4)
+
+
+def test_what_a_room_brings_along_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("method.credit=copo", "steps=1", "save.name=along")
+    assert main(["train", *SMALL, *settings]) == 0
+    head = capsys.readouterr().out.splitlines()[:3]
+    assert head[0] == "grpo, with these changes:"
+    assert head[1].startswith("  credit: GroupNormalised(") and "→ InsideAndBetween(" in head[1]
+    assert head[2].startswith("  objective: ClippedSurrogate(") and "→ TwoSurrogates(" in head[2]
+    assert main(["train", "--dry-run", *SMALL, *settings]) == 0
+    assert "# grpo, with these changes:\n#   credit: " in capsys.readouterr().out
+    assert main(["train", "--dry-run", *SMALL]) == 0
+    assert "with these changes" not in capsys.readouterr().out
 
 
 # At the first batch, before anything is learned

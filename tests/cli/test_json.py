@@ -71,6 +71,8 @@ def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
     listed = said(capsys, "methods")
     assert [m["name"] for m in listed] == list(all_methods())
     assert all(m["rooms"].keys() == set(ROOMS) and m["summary"] and m["hash"] for m in listed)
+    assert all(m["doc"].startswith(m["summary"]) and m["doc"] != m["summary"] for m in listed)
+    assert next(m for m in listed if m["name"] == "kdrl")["cast"]["teacher"]["start"] == ""
     assert said(capsys, "methods", "list") == listed
     shown = said(capsys, "methods", "show", "dapo")
     assert shown in listed and said(capsys, "methods", "dapo") == shown

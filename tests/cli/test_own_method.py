@@ -84,6 +84,23 @@ def test_it_is_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert change["where"] == "credit"
 
 
+def test_what_is_shown_beside_the_rooms(capsys: pytest.CaptureFixture[str]) -> None:
+    """Roles, rooms that belong together, laws; a line break is seen as one."""
+    for name, words in {
+        "kdrl": ["roles beside the policy: teacher not trained, at first nobody: give one\n", "laws: no exception"],
+        "oprl": [
+            "  rollout.group.steps: '' → '\\n'\n",
+            "roles beside the policy: prm trained, at first a copy of the policy\n",
+            "rooms that only make sense together: credit, objective\n",
+            "breaks the law equal_rewards: ",
+        ],
+        "reinforce": ["roles beside the policy: none\n"],
+    }.items():
+        assert main(["methods", "show", name]) == 0
+        out = capsys.readouterr().out
+        assert all(w in out for w in words), out
+
+
 def test_alone_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "median of a single answer" in refused(capsys, "train", *SMALL, f"method={MEDIAN}", "samples=1")
 

@@ -153,6 +153,7 @@ def test_bapo_ladder_ends_at_its_end() -> None:
     [
         ({"contribution": "lives"}, "nearest"),
         ({"clip_step": 0.0}, "never end"),
+        ({"clip_step": 1e-9}, "never end"),  # rungs for 16 gigabytes
         ({"clip_high_most": 0.1}, "clip_high <= clip_high_most"),
         ({"clip_low_least": 0.5}, "clip_low_least <= clip_low"),
     ],

@@ -16,6 +16,8 @@ from gruppo.methods.hapo_history import ShorterThanBefore
 from gruppo.methods.mmr1_vas import VarianceAware
 from gruppo.methods.pipo import LookBack, attributed, improvement
 from gruppo.methods.poise import StateProbe
+from gruppo.methods.spo_single import Tracked
+from gruppo.methods.ssb import Selective
 from gruppo.stages import Context, Memory, Occupant, StepRecord
 from gruppo.stages.curriculum import in_turn
 from gruppo.stages.tables import Table
@@ -222,9 +224,11 @@ class Steps:
         self.told.append((batch.adv_N.tolist(), lr, penalties))
 
 
-def looked_back(past: list[float], replay: list[Episode]) -> list[tuple[list[float], float | None, bool]]:
+def looked_back(
+    past: list[float], replay: list[Episode], status: Status = Status.OK
+) -> list[tuple[list[float], float | None, bool]]:
     """Steps on a batch of mean .5, when two answers with A = ±2 were learned from before."""
-    learner, two = Steps(), [answer(0, "g", 1, 1.0), answer(1, "g", 1, 0.0)]
+    learner, two = Steps(), [answer(0, "g", 1, 1.0, status=status), answer(1, "g", 1, 0.0, status=status)]
     ctx = Context(memory=Memory(batch_means=past), replay=replay)
     ctx.score = lambda episodes, readouts: batch_of(episodes, note_adv_N=[2.0, -2.0])
     LookBack(window=2, lr_scale=0.5)(ctx, learner, batch_of(two, adv_N=[0.7, -0.7]))
@@ -236,6 +240,7 @@ def test_pipo_steps_back_when_its_window_is_full_and_something_is_remembered() -
     two, forward = [answer(8, "h", 1, 1.0), answer(9, "h", 1, 0.0)], ([0.7, -0.7], None, True)
     assert looked_back([0.4], two) == [forward]
     assert looked_back([0.2, 0.4], []) == [forward]
+    assert looked_back([0.2, 0.4], two, Status.TIMEOUT) == [forward]  # nothing was judged, so nothing rose or fell
     [(adv, lr, penalties), after] = looked_back([0.2, 0.4], two)
     assert adv == pytest.approx([math.sqrt(2), -math.sqrt(2)], rel=1e-6) and (lr, penalties) == (0.125, False)
     assert after == forward
@@ -291,3 +296,25 @@ def test_poise_takes_other_examples_in_another_step() -> None:
     episodes = [answer(i, f"g{i // 2}", 1, float(i % 2)) for i in range(16)]
     memory = seen(StateProbe(examples=2, window=5), *[episodes] * 5, batch=pools(batch_of(episodes)))
     assert len({tuple(m["x"].flatten().tolist()) for m in memory["examples"]}) > 1
+
+
+# settings that mean nothing
+
+
+@pytest.mark.parametrize(
+    ("occupant", "fields"),
+    [
+        (VarianceAware, {"weighted_share": -0.1}),
+        (VarianceAware, {"weighted_share": 1.1}),
+        (VarianceAware, {"refresh_every": 0}),
+        (DomainUcb, {"window": 0}),  # the last none of a list is all of it
+        (DomainUcb, {"domain_temperature": 0.0}),
+        (Selective, {"capacity": 0}),
+        (Tracked, {"drift_half": 0.0}),  # a policy that stands still: 0/0
+        (Tracked, {"keep_low": 0.97}),
+        (Tracked, {"keep_high": 1.5}),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(occupant: Any, fields: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=rf"{next(iter(fields))}=.*Use "):
+        occupant(**fields)

@@ -151,7 +151,8 @@ def test_kdrl_wants_a_teacher() -> None:
     [said] = problems(kdrl, Context(), samples=4)
     assert said == (
         "kdrl: teacher_kl in penalties needs logp@teacher, and nobody plays 'teacher' yet: a copy of the policy would "
-        "teach it nothing. Give a model with the policy's tokenizer: method.cast.teacher=FOLDER."
+        "teach it nothing. Give a model with the policy's tokenizer: method.cast.teacher=FOLDER, such as the "
+        "runs/NAME/policy of a run, or a name that model= takes."
     )
     assert problems(kdrl.but(cast={"teacher": Role(start="tiny")}), Context(), samples=4) == []
     assert problems(kdrl.but(penalties=()), Context(), samples=4) == []  # nobody needs it: it is not built

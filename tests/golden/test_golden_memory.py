@@ -93,5 +93,9 @@ def test_means_of_the_last_steps_are_remembered():
             update.observe(StepRecord(step, (), batch, {}), memory)
             update.observe(StepRecord(step, (), None, {}), memory)
     assert memory["batch_means"] == pytest.approx([1.0, 0.25])
+    failed = pack([answer(i, status=Status.TIMEOUT) for i in range(2)])
+    with memory.writing():
+        update.observe(StepRecord(3, (), failed, {}), memory)  # nothing was judged: that is no mean
+    assert memory["batch_means"] == pytest.approx([1.0, 0.25])
     with pytest.raises(ValueError, match="2 or more"):
         LookBack(window=1)

@@ -39,6 +39,24 @@ def test_step_zero_holds(policy: Path, dtype: str) -> None:
         assert failing(run) == set()
 
 
+@pytest.mark.parametrize(("size", "refused"), [(1.0, {"micro_batches"}), (1e-8, set[str]()), (0.0, set[str]())])
+def test_a_gradient_that_depends_on_the_cut_is_refused_unless_it_is_rounding(
+    policy: Path, monkeypatch: pytest.MonkeyPatch, size: float, refused: set[str]
+) -> None:
+    """Where advantages cancel, as on a first token that all answers share, rounding is all that is left of it."""
+    with running(policy) as run:
+        plain, parameters = run.learner.grad, [p for p in run.models["policy"].parameters() if p.requires_grad]
+
+        def grad(*words: Any, **named: Any) -> Any:
+            out = plain(*words, **named)
+            for p in parameters:
+                p.grad = size * torch.randn_like(p)
+            return out
+
+        monkeypatch.setattr(run.learner, "grad", grad)
+        assert failing(run) == refused
+
+
 def test_dropout_is_refused(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = TinyTransformer.hidden
 

@@ -9,6 +9,7 @@ import pytest
 from rooms import TOKENS, Says, context, prompt, rolled, task
 
 from gruppo.data import Episode, Source, Status, Turn
+from gruppo.methods import all_methods
 from gruppo.stages import Ask, Context, Occupant, Sampling
 from gruppo.stages.prompting import Hint, HintInMessage, plain, prompts_for
 from gruppo.stages.reward import OverlongShaping, add_components
@@ -58,6 +59,17 @@ def test_components_go_to_judged_episodes_in_order() -> None:
     add_components(context(), [Component("a", [0.5, 0.25]), Component("b", [1, 2])], found)
     assert [e.reward for e in found] == [{"task": 0, "a": 0.5, "b": 1}, {"task": 1}, {"task": 2, "a": 0.25, "b": 2}]
     assert all(type(v) is float for v in found[0].reward.values())
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_step_in_which_everything_failed(whole: bool) -> None:
+    """No component of any method trips over it, and nothing is written."""
+    found = answers(1, 2)
+    for e in found:
+        e.status = Status.ENV_ERROR
+    for m in all_methods().values():
+        add_components(context(), m.reward, found, whole)
+    assert [(e.reward, e.replaced) for e in found] == [({}, frozenset())] * 2
 
 
 def test_one_number_a_turn_goes_to_the_turns() -> None:

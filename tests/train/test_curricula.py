@@ -124,3 +124,19 @@ def test_domain_and_place_come_down_to_the_episodes_of_a_run(tmp_path: Path) -> 
     for e in episodes:
         assert tasks[e.place].uid == e.task and tasks[e.place].domain == e.domain
     assert {e.domain for e in episodes} <= {"addition/1", "chain/2"} and name_hash(episodes[0].domain) != 0
+
+
+@pytest.mark.parametrize(
+    ("method", "size", "warned"), [("hapo_history", 17, 1), ("hapo_history", 16, 0), ("grpo", 17, 0)]
+)
+def test_a_memory_of_tasks_that_hardly_come_again_is_said(
+    method: str, size: int, warned: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gruppo.cli import main
+
+    settings = [f"task.train_size={size}", "prompts=16", "samples=2", "steps=2", "eval.prompts=4"]
+    settings += ["model=tiny-random", "save.tensorboard=no", f"save.folder={tmp_path}"]
+    assert main(["train", f"method={method}", *settings]) == 0
+    said = capsys.readouterr().out
+    assert said.count("32 prompts are drawn from 17 tasks: few come twice. Use task.train_size=8") == warned
+    assert warned or "few come twice" not in said

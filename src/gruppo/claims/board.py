@@ -1,6 +1,7 @@
 """Results of claims: written once for a rule, read by the board. claims/results/NAME.json"""
 
 import json
+import math
 import os
 import subprocess
 import time
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from gruppo.claims.claim import Claim
-from gruppo.claims.verdict import Judged
+from gruppo.claims.verdict import Judged, of_values, together
 from gruppo.train.compare import Result
 from gruppo.train.folder import finite
 from gruppo.train.statistics import mean_interval
 
 CURVES = ("held_out", "entropy", "length", "reward")
+FIELDS = ("rule", "verdict", "commit", "date", "seeds", "arms", "conditions", "seconds", "curves")  # that are read
+ARMS = ("entrant", "baseline")
 
 
 def path_of(folder: Path, name: str) -> Path:
@@ -23,30 +26,46 @@ def path_of(folder: Path, name: str) -> Path:
 
 
 def load(folder: Path, claim: Claim) -> dict[str, Any] | None:
-    """The result of a claim, if there is one. One of another rule is refused: a rule is not changed after the fact."""
+    """The result of a claim, if there is one. One of another rule is refused: a rule is not changed after the fact; and
+    so is one whose verdict does not follow from its own values."""
     path = path_of(folder, claim.name)
     if not path.is_file():
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        _ = [found[key] for key in FIELDS]
+        told = [c["holds"] for c in found["conditions"]]
+        values = [[[math.inf if v is None else v for v in c[arm]] for arm in ARMS] for c in found["conditions"]]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is no result of a claim: {error!r}. Take it back from git, or delete it.") from None
     if found["rule"] != claim.rule:
         raise ValueError(
             f"{path} was judged by the rule {found['rule']}, and {claim.name}.toml now says {claim.rule}: a rule is "
             "fixed before its runs. Take the change back; or, for a new claim, delete the result and say in `note` why."
         )
+    now = [of_values(c, *v).holds for c, v in zip(claim.conditions, values, strict=False)]
+    if (found["verdict"], told) != (together(now), now) or len(now) < len(claim.conditions):
+        raise ValueError(
+            f"{path} says {found['verdict']!r} ({', '.join(told)}); by its own values and the rule it is "
+            f"{together(now)!r} ({', '.join(now)}). It was changed by hand: take it back from git, or delete it."
+        )
     return found
 
 
 def committed(path: Path) -> str:
-    """The commit in which a claim's file stands as it is; refused where it does not."""
+    """The commit in which a claim's file stands as it is; refused where it does not, or where git ignores it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=path.parent, capture_output=True, text=True, check=True).stdout
+
     try:
-        where = {"cwd": path.parent, "capture_output": True, "text": True, "check": True}
-        changed = subprocess.run(["git", "status", "--porcelain", "--", path.name], **where).stdout.strip()  # type: ignore[call-overload]
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], **where).stdout.strip()  # type: ignore[call-overload]
+        there, here = git("ls-tree", "HEAD", "--", path.name), git("hash-object", "--", path.name).strip()
+        commit = git("rev-parse", "HEAD").strip()
     except (OSError, subprocess.CalledProcessError):
         raise ValueError(
             f"{path} is in no git repository, so nobody could tell that its rule was there before the runs. Commit it."
         ) from None
-    if changed:
+    if here not in there.split():
         raise ValueError(
             f"{path} is not committed as it is: a rule is fixed before the seeds 0 to 9 are run. Commit it first; try "
             "things out with --pilot, which takes other seeds."

@@ -36,10 +36,13 @@ class Condition:
 
     def __post_init__(self) -> None:
         measure(self.measure)
-        if self.kind not in KINDS:
-            raise ValueError(f"kind {self.kind!r}{nearest(str(self.kind), KINDS)}: use one of {', '.join(KINDS)}.")
-        if self.size < 0 or (self.kind == "not_worse" and self.size == 0):
+        for name, known in (("kind", KINDS), ("of", ("difference", "ratio")), ("better", ("higher", "lower"))):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name} {value!r}{nearest(str(value), known)}: use one of {', '.join(known)}.")
+        if not self.size >= 0 or (self.kind == "not_worse" and self.size == 0):
             raise ValueError(f"size = {self.size}: no run could show it. Give a size above 0.")
+        if self.of == "ratio" and self.size >= 1 and "lower" in (self.kind, self.better):
+            raise ValueError(f"size = {self.size} of a ratio: nothing is less by all it has. Give a share below 1.")
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,10 @@ def read(path: Path) -> Claim:
         body = tomllib.loads(path.read_text(encoding="utf-8"))
         body["conditions"] = tuple(_made(Condition, c) for c in body.pop("condition", []))
         for name in ("settings", "sweep"):
+            if isinstance(body.get(name), str):
+                raise ValueError(
+                    f"{name} is a text, and would be read letter by letter. Write a list: [{body[name]!r}]."
+                )
             body[name] = tuple(body.get(name, ()))
         body["pilots"] = tuple(body.pop("pilot", []))
         claim = _made(Claim, {"name": path.stem, "method": path.stem, **body})
@@ -89,6 +96,9 @@ def read(path: Path) -> Claim:
         raise ValueError(f"{path}: {error}") from None
     if not claim.conditions:
         raise ValueError(f"{path}: no [[condition]], so nothing could be judged. Give at least one.")
+    for arm in claim.chosen:
+        if arm not in claim.arms:
+            raise ValueError(f"{path}: [chosen] for {arm!r}{nearest(arm, claim.arms)}, and no arm has that name.")
     return claim
 
 

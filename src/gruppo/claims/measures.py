@@ -7,6 +7,7 @@ judged by signs (verdict.py).
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,9 @@ def measure(text: str) -> Callable[[Rows], float]:
     arguments = [float(w) if re.fullmatch(r"-?\d+(\.\d*)?(e-?\d+)?", w) else w for w in words]
     function = MEASURES[found[1]]
     try:
+        for wanted, given in zip(list(signature(function).parameters.values())[1:], arguments, strict=False):
+            if not isinstance(given, wanted.annotation):
+                raise TypeError(f"{given!r} is no {'name of a metric' if wanted.annotation is str else 'number'}")
         function([], *arguments)
     except (TypeError, ZeroDivisionError) as error:
         raise ValueError(f"measure {text!r}: {error}. {function.__doc__}") from None

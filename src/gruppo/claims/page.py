@@ -8,12 +8,13 @@ from typing import Any
 from gruppo.claims import board
 from gruppo.claims.claim import Claim, Condition
 
+DRAFT = "a draft: its settings are not chosen yet"
 ORDER = ("reproduced", "not reproduced", "inconclusive", "not run")
 KINDS = {
     "higher": "{measure}, {entrant} minus {baseline}, is at least {size}, and its interval is above 0",
     "lower": "{measure}, {baseline} minus {entrant}, is at least {size}, and its interval is above 0",
     "not_worse": "{measure} of {entrant} is not worse than that of {baseline} by {size}",
-    "at_most": "{measure} of {entrant} is at most {size}",
+    "at_most": "{measure} of {entrant} is at most {size}, the upper end of its interval too",
 }
 
 
@@ -25,7 +26,8 @@ def whole(folder: Path, claims: Mapping[str, Claim]) -> str:
     counts = ", ".join(f"{list(verdicts.values()).count(v)} {v}" for v in ORDER if v in verdicts.values())
     head = "| claim | verdict | seeds | figures (baseline → method) |\n| --- | --- | --- | --- |"
     rows = [
-        f"| [{n}](#{n}) | {verdicts[n]} | {len((found[n] or {}).get('seeds', []))} | {_short(found[n])} |"
+        f"| [{n}](#{n}) | {verdicts[n]} | {len((found[n] or {}).get('seeds', []))} | "
+        f"{_short(found[n]) or ('' if claims[n].ready else DRAFT)} |"
         for n in names
     ]
     return "\n\n".join([f"{counts}.", "\n".join([head, *rows]), *(section(claims[n], found[n]) for n in names)]) + "\n"
@@ -47,7 +49,7 @@ def section(claim: Claim, result: Mapping[str, Any] | None) -> str:
         )
         parts.append(f"![mean and 95 % band over seeds](claims/{claim.name}.png)")
     else:
-        parts.append("**Not run yet.**")
+        parts.append("**Not run yet.**" if claim.ready else f"**Not run yet**: {DRAFT}.")
     if claim.note:
         parts.append(claim.note)
     if claim.pilots:
@@ -63,7 +65,8 @@ def in_words(c: Condition, entrant: str, baseline: str) -> str:
 def _short(result: Mapping[str, Any] | None) -> str:
     if not result:
         return ""
-    return "; ".join(f"`{c['measure']}` {_mean(c['baseline'])} → {_mean(c['entrant'])}" for c in result["conditions"])
+    told = (f"`{c['measure']}` {_mean(c['baseline'])} → {_mean(c['entrant'])}" for c in result["conditions"])
+    return "; ".join(dict.fromkeys(told))  # two conditions may be on one measure
 
 
 def _figures(c: Mapping[str, Any]) -> str:
@@ -75,7 +78,8 @@ def _figures(c: Mapping[str, Any]) -> str:
 
 
 def _pilot(pilot: Mapping[str, Any]) -> str:
-    return "- " + "; ".join(f"{k}: {v}" for k, v in pilot.items())
+    called = {"what": "", "entrant": "method: "}
+    return "- " + "; ".join(f"{called.get(k, f'{k}: ')}{v}" for k, v in pilot.items())
 
 
 def _mean(values: Sequence[float | None]) -> str:

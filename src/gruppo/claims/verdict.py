@@ -41,6 +41,17 @@ def judge(condition: Condition, runs: Mapping[str, Sequence[Sequence[Mapping[str
     """`runs`: {arm: [rows of each seed]}, seeds in one order."""
     read = measure(condition.measure)
     a, b = ([read(rows) for rows in runs[arm]] for arm in ("entrant", "baseline"))
+    return of_values(condition, a, b)
+
+
+def of_values(condition: Condition, a: Sequence[float], b: Sequence[float]) -> Judged:
+    """What these values of the entrant and of the baseline say, seeds in one order."""
+    a, b = list(a), list(b)
+    if np.isnan([*a, *b]).any():
+        raise ValueError(
+            f"measure {condition.measure!r} has no value for a run: left out, the run would count for nobody, and a "
+            "verdict is over all seeds or none. Measure something that every run has, such as last(held_out)."
+        )
     if condition.kind == "at_most":
         i = mean_interval(a)
         return Judged(condition, _below(i.low, i.high, condition.size), b, a, i.mean, i.low, i.high, "t")
@@ -88,6 +99,11 @@ def _by_signs(c: Condition, a: list[float], b: list[float]) -> Judged:
 
 def verdict(claim: Claim, runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> tuple[str, list[Judged]]:
     judged = [judge(c, runs) for c in claim.conditions]
-    if any(j.holds == "no" for j in judged):
-        return "not reproduced", judged
-    return ("reproduced" if all(j.holds == "yes" for j in judged) else "inconclusive"), judged
+    return together([j.holds for j in judged]), judged
+
+
+def together(holds: Sequence[str]) -> str:
+    """The verdict of all conditions."""
+    if "no" in holds:
+        return "not reproduced"
+    return "inconclusive" if "open" in holds else "reproduced"

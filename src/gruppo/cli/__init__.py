@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument("policies", nargs="*", help="folders, or names of built-in policies; of several, differences")
     _settings(evaluate)
     _compare(sub.add_parser("compare", help="methods side by side: gruppo compare grpo rloo --seeds 5"))
-    _claims(sub.add_parser("claims", help="papers' claims in miniature: gruppo claims ngrpo"))
+    _claims(sub.add_parser("claims", help="papers' claims in miniature: gruppo claims gdpo --show"))
     lab.add(sub)
     methods = sub.add_parser("methods", help="list, show, diff, check")
     methods.add_argument("what", nargs="?", default="list", help="list | show NAME | diff A B | check NAME")
@@ -69,6 +69,7 @@ def _compare(command: argparse.ArgumentParser) -> None:
 
 def _claims(command: argparse.ArgumentParser) -> None:
     command.add_argument("names", nargs="*", help="claims to judge; without names, the board as it stands")
+    command.add_argument("--show", action="store_true", help="rule, figures and pilots of the claims; run nothing")
     command.add_argument("--all", action="store_true", help="judge every claim that has no result yet (make claims)")
     command.add_argument("--pilot", action="store_true", help="seeds 100 to 104: try the sweep, judge nothing")
     command.add_argument("--folder", default="claims", metavar="DIR", help="where claims stand (default claims)")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gruppo.claims import board
+from gruppo.claims import board, page
 from gruppo.claims.claim import MORE_SEEDS, PILOT_SEEDS, SEEDS, Claim, chosen_claims
 from gruppo.claims.measures import measure
 from gruppo.claims.verdict import verdict
@@ -27,7 +27,12 @@ def claims(args: argparse.Namespace) -> int:
         for claim in found.values():
             pilot(claim, args)
         return 0
-    if args.names or args.all:
+    if args.runs_only and (args.runs_only < 0 or not (args.names or args.all)):
+        raise ValueError(f"--runs-only {args.runs_only}: nothing would run. Name the claims, and give how many seeds.")
+    if args.show and not args.json:
+        print("\n\n".join(page.section(claim, board.load(folder, claim)) for claim in found.values()))
+        return 0
+    if (args.names or args.all) and not args.show:
         for claim in found.values():
             if not claim.ready and not args.names:
                 print(f"claim {claim.name}: a draft, whose sweep has chosen nothing yet; left out", file=sys.stderr)
@@ -44,6 +49,7 @@ def claims(args: argparse.Namespace) -> int:
 def runs_of(claim: Claim, arms: dict[str, str], seeds: Sequence[int], args: argparse.Namespace, place: str) -> Any:
     """{arm: results, one a seed}, of which those that are there already are not run again."""
     entrants = {arm: compare.parsed(text) for arm, text in arms.items()}
+    compare.refuse_twins(list(entrants.values()))
     asked = argparse.Namespace(config=None, json=args.json, jobs=args.jobs, settings=[], resume=None)
     where = (f"save.folder={args.runs}", f"save.name={claim.name}-{place}")
     settings = [*LEAN, *claim.settings, *where]
@@ -113,15 +119,21 @@ def row(folder: Path, claim: Claim) -> dict[str, Any]:
         "name": claim.name,
         "claim": claim.claim,
         "verdict": found["verdict"] if found else "not run",
+        "ready": claim.ready,
         "seeds": len(found["seeds"]) if found else 0,
         "conditions": found["conditions"] if found else [],
     }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{r['name']:18} {r['verdict']:15} {_figures(r['conditions'])}\n{'':18} {r['claim']}" for r in rows]
+    lines = [
+        f"{r['name']:18} {r['verdict']:15} {_figures(r['conditions']) or ('' if r['ready'] else page.DRAFT)}\n"
+        f"{'':18} {r['claim']}"
+        for r in rows
+    ]
     counts = {v: sum(r["verdict"] == v for r in rows) for v in dict.fromkeys(r["verdict"] for r in rows)}
-    return "\n".join([*lines, "", ", ".join(f"{n} {v}" for v, n in counts.items())])
+    how = "figures: measure, baseline → method (does the condition hold?); gruppo claims NAME --show has the rule"
+    return "\n".join([*lines, "", ", ".join(f"{n} {v}" for v, n in counts.items()), how])
 
 
 def _figures(conditions: Sequence[dict[str, Any]]) -> str:

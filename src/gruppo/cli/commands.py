@@ -11,8 +11,8 @@ from typing import Any
 import tomli_w
 
 from gruppo.cli import overrides
-from gruppo.methods import all_methods, method, summary
-from gruppo.stages import ROOMS, Method, difference
+from gruppo.methods import all_methods, method, refurnished, summary
+from gruppo.stages import ROOMS, Context, Method, Role, difference
 from gruppo.stages.record import record_hash, to_table
 from gruppo.train.config import RunConfig
 from gruppo.train.folder import HERE, RunFolder, finite
@@ -89,6 +89,7 @@ def dry_run(config: RunConfig, as_json: bool) -> int:
         print_json(facts)
     else:
         print(tomli_w.dumps(to_table(config)))
+        print("".join(f"# {line}\n" for line in refurnished(config.method)), end="")
         print(
             f"# ready: {config.steps} steps of {config.prompts} x {config.samples} answers, at most "
             f"{tokens} sampled tokens a step"
@@ -155,9 +156,12 @@ def _table(m: Method) -> dict[str, Any]:
         "paper": m.paper,
         "base": m.base,
         "summary": summary(m.doc),
+        "doc": m.doc,
         "breaks": dict(m.breaks),
+        "together": list(m.together),
         "hash": record_hash(m),
         "rooms": {room: to_table(getattr(m, room)) for room in ROOMS},
+        "cast": to_table(m.cast),
     }
 
 
@@ -187,9 +191,26 @@ def _show(names: list[str], as_json: bool) -> int:
         print("\nrooms:")
         for room in ROOMS:
             print(f"  {room:<11} {getattr(m, room) or '—'}")
+        others = [f"{name} {'trained' if r.train else 'not trained'}, {_first(r)}" for name, r in _others(m).items()]
+        print(f"\nroles beside the policy: {'; '.join(others) or 'none'}")
+        if m.together:
+            print(f"rooms that only make sense together: {', '.join(m.together)}")
+        if not m.breaks:
+            print("laws: no exception declared")
         for law, reason in m.breaks.items():
-            print(f"\nbreaks the law {law}: {reason}")
+            print(f"breaks the law {law}: {reason}")
     return 0
+
+
+def _others(m: Method) -> dict[str, Role]:
+    """Roles that are built for this method, beside the policy."""
+    used = {role for _, _, n in m.needs(Context()) for role in (n.role, n.against)}
+    used |= {role for _, o in m.occupants() for role in o.roles} | set(m.objectives)
+    return {name: role for name, role in m.cast.items() if name in used and name != "policy"}
+
+
+def _first(role: Role) -> str:
+    return f"at first {'a copy of the policy' if role.start == 'policy' else role.start or 'nobody: give one'}"
 
 
 def _diff(names: list[str], as_json: bool) -> int:

@@ -38,7 +38,7 @@ def compare(args: argparse.Namespace) -> int:
     if all(RunFolder(Path(name))["config.toml"].is_file() for name in args.entrants):
         return _of_folders(args)
     entrants = [parsed(text) for text in args.entrants]
-    _refuse_twins(entrants)
+    refuse_twins(entrants)
     seeds, settings = _seeds(args), [*([f"task={args.task}"] if args.task else []), *args.settings]
     folder, planned = plan(args, entrants, seeds, settings)
     refuse_other_settings(planned, folder)
@@ -97,7 +97,7 @@ def parsed(text: str) -> Entrant:
     return Entrant(text, (f"method={name}", *own))
 
 
-def _refuse_twins(entrants: Sequence[Entrant]) -> None:
+def refuse_twins(entrants: Sequence[Entrant]) -> None:
     seen: dict[str, str] = {}
     for e in entrants:
         if e.slug in seen:

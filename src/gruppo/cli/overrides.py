@@ -18,6 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from gruppo.methods import all_methods, method
 from gruppo.stages import CHAINS, ROOMS, Ema, Every, Method, Never, Occupant, Role, Schedule, kind
+from gruppo.stages.check import subclasses
 from gruppo.stages.method import added
 from gruppo.stages.names import nearest
 from gruppo.stages.record import from_table
@@ -185,6 +186,11 @@ def _leaf(node: Any, key: str, op: str, value: Any, whole: str) -> Any:
             f"{whole}{op}{value}: {whole} is no chain. Write {whole}=VALUE; chains are {', '.join(CHAINS)}."
         )
     before = getattr(node, key)
+    if whole == "method.cast":
+        raise ValueError(
+            f"{whole}={value}: the cast is one model for each role, so nothing was started. Set a role: "
+            f"method.cast.ROLE=FOLDER; {', '.join(before)} are there. A room that needs a role brings it along."
+        )
     if isinstance(before, Method):
         return method(str(value))
     if isinstance(before, tuple(REFRESH.values())):
@@ -281,6 +287,10 @@ def _occupant(whole: str, room: str, value: Any) -> Any:
     if ":" in name:
         found = load_object(name)
         found = found() if isinstance(found, type) else found
+        if isinstance(found, Method):
+            raise ValueError(
+                f"{whole}={name}: that is a whole method, and {room} is one room of it. Write {whole}={name}.{room}."
+            )
         if not isinstance(found, Occupant):
             raise ValueError(
                 f"{whole}={name}: that is no occupant. Derive a frozen dataclass from gruppo.stages.Occupant."
@@ -298,13 +308,7 @@ def _occupant(whole: str, room: str, value: Any) -> Any:
 def occupants(room: str) -> dict[str, type]:
     """{kind: class} of the shared occupants of a room, and of those that methods put there."""
     out = {kind(o): type(o) for m in all_methods().values() for r, o in m.occupants() if r == room}
-    for cls in _subclasses(Occupant):
+    for cls in subclasses(Occupant):
         if cls.__module__ == f"gruppo.stages.{room}":
             out[kind(cls)] = cls
     return out
-
-
-def _subclasses(cls: type) -> Iterator[type]:
-    for sub in cls.__subclasses__():
-        yield sub
-        yield from _subclasses(sub)

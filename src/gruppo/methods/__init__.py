@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from gruppo.stages.method import Method
+from gruppo.stages.method import Method, difference
 from gruppo.stages.names import nearest
 from gruppo.tasks.imports import load_object
 
@@ -86,6 +86,13 @@ def method(name: str) -> Method:
             f"method={name!r}: this gruppo has {bare}@{known[bare].version}. Its numbers differ; name that one."
         )
     return known[bare]
+
+
+def refurnished(m: Method) -> list[str]:
+    """Lines that say what was changed in a method that still has its name, with what came along with a room."""
+    known = all_methods().get(m.name)
+    changes = difference(known, m) if known else []
+    return [f"{m.name}, with these changes:", *(f"  {c}" for c in changes)] if changes else []
 
 
 def summary(doc: str) -> str:

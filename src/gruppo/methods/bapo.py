@@ -38,6 +38,7 @@ from gruppo.stages.names import nearest
 from gruppo.stages.update import Passes
 
 Contribution = Literal["live", "value"]
+MOST_RUNGS = 1e5  # of the search: all of them are tried at once, and take memory
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,11 @@ class BalancedClip(Occupant):
                 f"{self.clip_high_most}: the search would move away from its end. Use clip_low_least <= clip_low and "
                 "clip_high <= clip_high_most."
             )
-        if not self.clip_step > 0:
+        way = self.clip_low - self.clip_low_least + self.clip_high_most - self.clip_high
+        if not self.clip_step > 0 or way / self.clip_step > MOST_RUNGS:
             raise ValueError(
-                f"clip_step={self.clip_step}: the search would never end. Use a step above 0; positive_share=0 is no "
-                "search."
+                f"clip_step={self.clip_step}: the search would never end. Use a larger step above 0; positive_share=0 "
+                "is no search."
             )
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

@@ -9,8 +9,8 @@ a task at a level: task=mix:addition@1+addition@3+chain has three, task.level=1-
 Checked against ZhentingWang/DUMP, verl/utils/curriculum_learning.py, and its scripts (KL 0.001). As in the paper, |A|
 is that of the training samples; the code takes validation samples. Uniformly means: no task of a domain comes again
 before all have come (the code draws with replacement). A sample that selection dropped counts with |A| = 0, or a domain
-of equal groups would never be seen to teach nothing. With GRPO's credit a group with a
-share p of right answers has a mean |A| of 2√(p(1 − p)); whitened advantages compare domains with each other instead.
+of equal groups would never be seen to teach nothing. With GRPO's credit a group with a share p of right answers has a
+mean |A| of 2√(p(1 − p)); whitened advantages compare domains with each other instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,6 +39,13 @@ class DomainUcb(Occupant):
     domain_temperature: float = 0.1
     takes = ("adv_N",)
     witness = {"window": 2, "domain_temperature": 100.0}
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or not self.domain_temperature > 0:
+            raise ValueError(
+                f"window={self.window}, domain_temperature={self.domain_temperature}: domains could not be weighed. "
+                "Use a window of 1 or more, and a temperature above 0."
+            )
 
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
         known, domains = ctx.memory.get(MEMORY, {}), domains_of(tasks)

@@ -7,7 +7,7 @@
 Differs from GRPO: a second reward for being shorter than the best before. A right answer always has more than a wrong
 one (1 − 0.7 > 0), and a short wrong one is not punished. History is updated after the rewards of a step, with every
 answer that was drawn, also of groups that selection dropped; it never rises. It needs tasks that come again: several
-epochs (task.train_size, steps). Checked against HCY123902/HAPO, utils.py compute_len_reward and grpo_trainer.py
+epochs, as with task.train_size=256. Checked against HCY123902/HAPO, utils.py compute_len_reward and grpo_trainer.py
 combined_reward_func (mode "min"). There a length is that of the text encoded again; here it is the number of tokens
 that the policy sampled, the end included. Their penalty of repeated n-grams is off by default and left out.
 """
@@ -34,6 +34,7 @@ class ShorterThanBefore(Occupant):
 
     length_coef: float = 1.0
     least: float = -0.7
+    remembers = True
     witness = {"length_coef": 0.3, "least": -0.1}
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:

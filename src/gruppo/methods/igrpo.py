@@ -10,7 +10,8 @@ with equal rewards the first counts, also when all are wrong; one that could not
 could, the prompt stays as it is. The paper splits one budget, N = G = 4 of 8, so compare at equal `sampled`. Answers
 are evaluated on the plain prompt. Written from the paper (sections 3 to 5); no code of the authors was found. There the
 template is a sentence to the model, here by default draft and prompt alone, which fits a policy without a chat: write
-`method.prompting.refine.template=…` for one that follows words.
+`method.prompting.refine.template=…` for one that follows words. The built-in policy has never seen a
+draft. Countdown suffers least from one (task=countdown task.level=1); in addition no refinement is right at first.
 """
 
 from collections.abc import Sequence
@@ -53,6 +54,7 @@ class DraftThenRefine(Occupant):
     """`drafts` answers to every prompt, of use `none`; then `samples` answers that see the best of them."""
 
     drafts: int = 4
+    beside = {"prompting": ("refine",)}
     witness = {"drafts": 1}
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:

@@ -38,7 +38,15 @@ class VarianceAware(Occupant):
     outcome_coef: float = 0.8
     diversity_coef: float = 0.2
     refresh_every: int = 35
+    remembers = True
     witness = {"weighted_share": 1.0, "outcome_coef": 0.0, "diversity_coef": 3.0, "refresh_every": 1}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weighted_share <= 1 or self.refresh_every < 1:
+            raise ValueError(
+                f"weighted_share={self.weighted_share}, refresh_every={self.refresh_every}: it is a share of the "
+                "prompts, and a number of steps. Use 0 to 1, and 1 or more."
+            )
 
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
         chosen = int(self.weighted_share * ctx.prompts + 1e-9)

@@ -1,4 +1,4 @@
-"""PIPO, policy improvement policy optimisation ("Policy Improvement Reinforcement Learning", S013).
+"""PIPO, policy improvement policy optimisation (Wang et al. 2026, arXiv:2604.00860).
 
     μ_t = mean reward of batch t,     ξ_t = (μ_t − mean of the last K μ) / (their std + eps)
     φ_t = ξ_t if ξ_t ≥ 0, else undo · ξ_t
@@ -57,6 +57,8 @@ class LookBack(Occupant):
     lr_scale: float = 1.0  # of the step back, times the policy's
     epochs: int = 1
     minibatches: int = 1
+    takes = ("adv_N",)
+    beside = {"replay": ("last_batch",)}
     witness = {"window": 3, "undo": [0.9, 0.5], "limit": 0.01, "lr_scale": 0.1, "epochs": 2, "minibatches": 2}
 
     def __post_init__(self) -> None:
@@ -64,20 +66,22 @@ class LookBack(Occupant):
             raise ValueError(f"window={self.window}: the spread of fewer than two means is not known. Use 2 or more.")
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
-        past = ctx.memory.get("batch_means", [])
-        if len(past) >= self.window and ctx.replay:
-            factor = improvement(_mean(batch), past[-self.window :], self.undo, self.limit)
+        past, now = ctx.memory.get("batch_means", []), _mean(batch)
+        if len(past) >= self.window and ctx.replay and now is not None:
+            factor = improvement(now, past[-self.window :], self.undo, self.limit)
             before = attributed(recalled(ctx, ctx.replay), factor)
             learner.step("policy", before, lr=self.lr_scale * learner.lr("policy"), penalties=False)
         Passes(self.epochs, self.minibatches)(ctx, learner, batch)
 
     def observe(self, record: StepRecord, memory: Memory) -> None:
-        if record.batch is not None:
-            memory["batch_means"] = [*memory.get("batch_means", []), _mean(record.batch)][-self.window :]
+        if record.batch is not None and (now := _mean(record.batch)) is not None:
+            memory["batch_means"] = [*memory.get("batch_means", []), now][-self.window :]
 
 
-def _mean(batch: Batch) -> float:
-    return float(batch.reward_E[batch.judged_E & ~batch.replayed_E].mean())
+def _mean(batch: Batch) -> float | None:
+    """μ; None where everything failed, which says nothing about the policy."""
+    fresh_E = batch.judged_E & ~batch.replayed_E
+    return float(batch.reward_E[fresh_E].mean()) if bool(fresh_E.any()) else None
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class LastBatch(Occupant):
 
 PIPO = GRPO.but(
     name="pipo",
-    paper="Policy Improvement Reinforcement Learning, S013",
+    paper="arXiv:2604.00860",
     update=LookBack(window=8, undo=0.1, limit=3.0),
     replay=LastBatch(),
     together=("update", "replay"),

@@ -5,8 +5,7 @@
 Differs from SFT: the answers are the policy's own, sampled at every step and kept if they are right. With rewards of 0
 and 1 the gradient is that of REINFORCE with A = R and no baseline, but for the count. This is the on-line form: the
 pool of accepted answers does not grow over rounds. `method.select.accepted.most=1` keeps the best one of a prompt
-(RAFT, arXiv:2304.06767); the idea is STaR's (arXiv:2203.14465). A prompt without a right answer says nothing. Standard;
-the card compares with NFT's code at negative weight 0.
+(RAFT, arXiv:2304.06767); the idea is STaR's (arXiv:2203.14465). A prompt without a right answer says nothing.
 """
 
 from gruppo.methods.sft import SFT

@@ -35,6 +35,7 @@ class HelpFailedGroups(Occupant):
 
     levels: int = 12
     exempt_share: float = 0.15
+    beside = {"prompting": ("hint", "hint_in_message")}
     witness = {"levels": 1, "exempt_share": 0.05}
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:

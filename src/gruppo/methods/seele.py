@@ -37,6 +37,7 @@ class HintRounds(Occupant):
     target: float = 0.5
     gives = ("note_hint_rate_E",)
     notes = {"hint_rate": Noted("E")}
+    beside = {"prompting": ("hint", "hint_in_message")}
     witness = {"rounds": 1, "target": 0.9}
 
     def __post_init__(self) -> None:

@@ -52,7 +52,15 @@ class Tracked(Occupant):
     eps: float = 1e-8
     gives = ("adv_N", "drift_E")
     ignores = ("shift",)
+    remembers = True
     witness = {"drift_half": 10.0, "keep_low": 0.1, "keep_high": 0.9, "eps": 1.0}
+
+    def __post_init__(self) -> None:
+        if not (self.drift_half > 0 and 0 <= self.keep_low <= self.keep_high <= 1):
+            raise ValueError(
+                f"drift_half={self.drift_half}, keep_low={self.keep_low}, keep_high={self.keep_high}: that is no share "
+                "of the past to keep. Use drift_half above 0, and 0 <= keep_low <= keep_high <= 1."
+            )
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         above_E = batch.reward_E - value(Table.of(ctx.memory, TRACKER), batch.task_E).to(batch.reward_E)

@@ -36,11 +36,14 @@ class Selective(Occupant):
     proximal: Proximal = "stored"
     credited: Credited = "stored"
     stores = True
+    takes = ("adv_N",)
     witness = {"capacity": 1, "share": 0.6, "max_age": 1, "power": 4.0, "proximal": "now", "credited": "now"}
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
             raise ValueError(f"share={self.share}: it is the part of a batch that is remembered. Use 0 to below 1.")
+        if self.capacity < 1:
+            raise ValueError(f"capacity={self.capacity}: nothing could be remembered. Use 1 or more; share=0 is GRPO.")
 
     def put(self, ctx: Context, store: list[Episode], episodes: Sequence[Episode]) -> list[Episode]:
         young = [e for e in store if ctx.step - e.step < self.max_age]

@@ -34,6 +34,7 @@ class Windowed(Occupant):
     """`window_tokens` of every open answer, and of as many fresh ones as there are free places of prompts × samples."""
 
     window_tokens: int = 0
+    beside = {"replay": ("open_pool",)}
     witness = {"window_tokens": 1}
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:

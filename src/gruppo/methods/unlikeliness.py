@@ -1,5 +1,4 @@
-"""Unlikeliness reward (He et al. 2025, arXiv:2506.02355, "Rewarding the unlikely: lifting GRPO beyond distribution
-sharpening").
+"""Unlikeliness reward (He et al. 2025, arXiv:2506.02355, "Rewarding the unlikely").
 
     s_i = mean over the tokens of log π_old(o_it),      rank_i = how many answers of the group are less likely, 0 … G−1
     R̃_i = R_i (1 − β rank_i / G),      β = 0.25;      then GRPO on R̃, two passes over each batch, KL 0.1

@@ -1,14 +1,15 @@
 """Does a combination make sense? Decided in three grades: before the run, at the first batch, and not at all."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from gruppo.data import VIEWS, Batch, Source, Use
 from gruppo.stages.context import Context
-from gruppo.stages.method import Method, kind
+from gruppo.stages.method import CHAINS, Method, kind
 from gruppo.stages.names import nearest
+from gruppo.stages.occupant import Occupant
 from gruppo.stages.readouts import READOUTS
 
 
@@ -21,6 +22,7 @@ def problems(method: Method, ctx: Context, *, samples: int, can: frozenset[str] 
         _roles(method, ctx),
         _names(method),
         _conflicts(method),
+        _beside(method),
         _engine(method, can),
     )
     return [sentence for group in checks for sentence in group]
@@ -76,7 +78,7 @@ def _absent(method: Method, ctx: Context) -> Iterable[str]:
                 yield (
                     f"{method.name}: {kind(o)} in {room} needs {n}, and nobody plays {role!r} yet: a copy of the "
                     f"policy would teach it nothing. Give a model with the policy's tokenizer: "
-                    f"method.cast.{role}=FOLDER."
+                    f"method.cast.{role}=FOLDER, such as the runs/NAME/policy of a run, or a name that model= takes."
                 )
 
 
@@ -98,9 +100,8 @@ def _roles(method: Method, ctx: Context) -> Iterable[str]:
         if role in method.cast and method.cast[role].train and role not in method.objectives:
             yield (
                 f"{method.name}: role {role!r} is needed and is to be trained, but no objective "
-                "trains it: it would stay "
-                "as it starts. Take the objective along (method.objective=ppo has one for a critic), "
-                "or give it weights "
+                "trains it: it would stay as it starts. Take the objective of a method along that trains it "
+                "(for a critic method.objective=ppo does), or give it weights "
                 f"of its own: method.cast.{role}.train=false method.cast.{role}.start=FOLDER."
             )
 
@@ -114,14 +115,15 @@ def _names(method: Method) -> Iterable[str]:
             if name not in given:
                 yield (
                     f"{method.name}: {kind(o)} in {room} takes {name}, but credit {kind(method.credit)} gives "
-                    f"{', '.join(sorted(given)) or 'nothing'}. Choose a credit that gives {name}, or another {room}."
+                    f"{', '.join(sorted(given)) or 'nothing'}. Choose a credit that gives {name}{_givers(name)}, or "
+                    f"another {room}."
                 )
         for name in (f"note_{note}_{noted.level}" for note, noted in o.notes.items()):
             if name not in notes:
                 yield (
                     f"{method.name}: {kind(o)} in {room} reads {name}, and no room gives it"
-                    f"{nearest(name, notes)}: there would be no such column. Choose the rollout that comes with it "
-                    f"(method.rollout=METHOD takes what belongs together), or another {room}."
+                    f"{nearest(name, notes)}: there would be no such column. Choose the rollout that comes with it"
+                    f"{_givers(name)}; method.rollout=METHOD takes what belongs together. Or choose another {room}."
                 )
     made = {s: (room, o) for room, o in method.occupants() for s in o.makes}
     handled = {s for _, o in method.occupants() for s in o.handles}
@@ -133,6 +135,20 @@ def _names(method: Method) -> Iterable[str]:
             )
 
 
+def _givers(name: str) -> str:
+    """Who gives such a column, by the names that a command line takes; nothing where nobody is known."""
+    ours = (c for c in subclasses(Occupant) if c.__module__.startswith("gruppo."))
+    known = sorted({kind(c) for c in ours if name in c.gives})
+    return f" ({', '.join(known)})" if known else ""
+
+
+def subclasses(cls: type[Occupant]) -> Iterator[type[Occupant]]:
+    """All that derive from it, as far as they are loaded."""
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from subclasses(sub)
+
+
 def _conflicts(method: Method) -> Iterable[str]:
     here = {kind(o): room for room, o in method.occupants()}
     for room, o in method.occupants():
@@ -141,6 +157,19 @@ def _conflicts(method: Method) -> Iterable[str]:
                 yield (
                     f"{method.name}: {kind(o)} in {room} and {other} in {here[other]} conflict: the one undoes or "
                     f"doubles the other. Keep one: method.{room}-={kind(o)} or method.{here[other]}-={other}."
+                )
+
+
+def _beside(method: Method) -> Iterable[str]:
+    """Two halves of one mechanism: what the one writes, the other reads. A class that derives from a half is one."""
+    for room, o in method.occupants():
+        for other, kinds in o.beside.items():
+            there = [x for r, x in method.occupants() if r == other]
+            if not {kind(c) for x in there for c in type(x).__mro__}.intersection(kinds):
+                yield (
+                    f"{method.name}: {kind(o)} in {room} works with {' or '.join(kinds)} in {other}, where it finds "
+                    f"{', '.join(map(kind, there)) or 'nothing'}: it would not do what it says. Use "
+                    f"method.{other}{'+=' if other in CHAINS else '='}{kinds[0]}, or another {room}."
                 )
 
 

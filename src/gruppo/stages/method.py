@@ -116,7 +116,12 @@ class Change:
     after: Any
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.before} → {self.after}"
+        return f"{self.where}: {_legible(self.before)} → {_legible(self.after)}"
+
+
+def _legible(x: Any) -> Any:
+    """A text in quotes where one would not see it: empty, or a line break."""
+    return repr(x) if isinstance(x, str) and (not x.strip() or not x.isprintable()) else x
 
 
 def difference(a: Method, b: Method) -> list[Change]:

@@ -38,6 +38,7 @@ class Occupant:
     ignores: ClassVar[tuple[str, ...]] = ()  # "shift", "scale" of rewards: claims of a credit (laws)
     expects: ClassVar[tuple[str, ...]] = ()  # named predicates of the first batch (stages/check.py)
     conflicts: ClassVar[tuple[str, ...]] = ()  # snake-case kinds that may not stand in the same method
+    beside: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # room -> kinds, one of which must stand there
     capabilities: ClassVar[frozenset[str]] = frozenset()  # of the engine
     makes: ClassVar[frozenset[str]] = frozenset()  # token sources besides the policy's that this occupant makes
     handles: ClassVar[frozenset[str]] = frozenset()  # token sources besides the policy's that it has a rule for
@@ -45,6 +46,7 @@ class Occupant:
     roles: ClassVar[tuple[str, ...]] = ()  # roles it samples from or scores with, besides its needs
     whole: ClassVar[bool] = False  # of a reward: it compares a group, so it comes when all draws of a step are made
     replaces: ClassVar[tuple[str, ...]] = ()  # of a reward: components that are recorded, but paid no more
+    remembers: ClassVar[bool] = False  # something of each task: it needs tasks that come again
     answers: ClassVar[bool] = False  # whether it reads Episode.answer or answer_E
     min_samples: ClassVar[int] = 1
     alone: ClassVar[str] = ""  # why fewer than min_samples make no sense

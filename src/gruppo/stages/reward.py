@@ -49,6 +49,8 @@ def add_components(ctx: Context, chain: Sequence[Occupant], episodes: Sequence[E
     statistics; without it, all others.
     """
     judged = [e for e in episodes if e.status.judged and not (whole and e.use in (Use.NONE, Use.APART))]
+    if not judged:  # a step in which everything failed: no occupant need think of it
+        return
     for occupant in (o for o in chain if o.whole == whole):
         for name, values in occupant(ctx, judged).items():  # type: ignore[operator]
             if len(values) != len(judged):

@@ -15,6 +15,7 @@ from gruppo.train.run import Run
 
 # |log π_old − log π_gen| that rounding explains, by the dtype of the weights.
 GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}
+FAINT = 1e-2  # a gradient shorter than this is what rounding leaves of parts that cancel: its direction says nothing
 STORED = 1e-5  # episodes hold log-probabilities and temperatures in float32, also when the weights are float64
 
 
@@ -157,7 +158,7 @@ def _gradient(run: Run, ctx: Any, batch: Batch) -> Check:
         seen.append(torch.cat([p.grad.flatten() for p in params if p.grad is not None]))
     run.learner.optimisers["policy"].zero_grad(set_to_none=True)
     norm = float(seen[0].norm())
-    off = float((seen[0] - seen[1]).norm()) / max(norm, 1e-12) if norm > 0 else 0.0
+    off = float((seen[0] - seen[1]).norm()) / max(norm, FAINT)
     limit = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}[run.dtype]
     ok = off <= limit and norm == norm and norm != float("inf")
     return Check(

@@ -112,6 +112,16 @@ class Run:
         for sentence in sentences:
             self.say(f"warning: {sentence}")
 
+    def note_recurrence(self) -> None:
+        """What is remembered of a task is of use when the task comes again."""
+        drawn, tasks = self.config.steps * self.config.prompts, len(self.tasks.train)
+        who = [f"{kind(o)} in {room}" for room, o in self.method.occupants() if o.remembers]
+        if who and drawn < 2 * tasks:
+            self.warn(
+                f"{', '.join(who)} learns from what was remembered of a task, and {drawn:,} prompts are drawn from "
+                f"{tasks:,} tasks: few come twice. Use task.train_size={max(drawn // 4, 1)} or less, or more steps."
+            )
+
     def note_empty(self, empty: bool) -> None:
         """Three steps in a row of which selection kept nothing: the run goes on and learns nothing."""
         self.empty_steps = self.empty_steps + 1 if empty else 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gruppo.methods import refurnished
 from gruppo.stages import StepRecord
 from gruppo.tasks import BUILT_IN
 from gruppo.tasks.load import short_name
@@ -155,6 +156,9 @@ class Trainer:
         self.board = _board(self.config, self.folder)
         self.folder.write_config(self.config)
         self.folder.cut_metrics(-1)  # of a run that was stopped before its first checkpoint
+        if changed := refurnished(self.config.method):
+            self.display.say("\n".join(changed))
+        self.run.note_recurrence()
         start = await self._evaluate()
         self.before = start.accuracy
         self._log({"step": 0, **start.logged(), **await self.wins.row(start)})

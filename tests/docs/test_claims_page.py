@@ -1,0 +1,27 @@
+"""What the page of claims says about reading it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gruppo.claims.claim import all_claims
+from gruppo.claims.measures import MEASURES
+from gruppo.tasks import load_task
+
+ROOT = Path(__file__).parents[2]
+HEAD = (ROOT / "docs" / "claims.md").read_text().partition("<!-- Below")[0]
+
+
+def test_every_measure_of_the_board_is_explained() -> None:
+    used = {c.measure.partition("(")[0] for claim in all_claims(ROOT / "claims").values() for c in claim.conditions}
+    told = set(re.findall(r"`(\w+)\(", HEAD))
+    assert used <= told <= MEASURES.keys()
+
+
+@pytest.mark.parametrize(
+    ("task", "sizes"), [("addition", {1: 11, 2: 819}), ("chain", {1: 33, 2: 257}), ("countdown", {1: 210})]
+)
+def test_tasks_with_few_held_out_problems(task: str, sizes: dict[int, int]) -> None:
+    for level, size in sizes.items():
+        assert len(load_task(task, level=level).held_out) == size and str(size) in HEAD
