@@ -44,8 +44,8 @@ def section(claim: Claim, result: Mapping[str, Any] | None) -> str:
     if result:
         parts.append(
             f"**{result['verdict'][0].upper()}{result['verdict'][1:]}**: {len(result['seeds'])} seeds, "
-            f"{result['date']}, rule {result['rule']} of commit {result['commit'][:10]}, {result['seconds'] / 60:.0f} "
-            "minutes of runs.\n\n" + "\n".join(_figures(c) for c in result["conditions"])
+            f"{result['date']}, rule {result['rule']} of commit {result['commit'][:10]}, {result['seconds']:.0f} "
+            "seconds of runs.\n\n" + "\n".join(_figures(c) for c in result["conditions"])
         )
         parts.append(f"![mean and 95 % band over seeds](claims/{claim.name}.png)")
     else:
