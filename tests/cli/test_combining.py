@@ -77,6 +77,10 @@ SENSELESS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("method=disco", "method.credit=gdpo"),
         ("discriminate in objective", "right_N", "Choose a credit that gives right_N (", "right_against_wrong, right"),
     ),
+    "a curriculum by values that nobody tracks": (
+        ("method.curriculum=by_tracker",),
+        ("by_tracker in curriculum", "works with tracked in credit", "Use method.credit=tracked"),
+    ),
     "a note that nobody makes": (
         ("method.penalties+=heated_likelihood",),
         ("heated_likelihood in penalties", "note_heated_E", "Choose the rollout that comes with it (with_heated)"),

@@ -111,6 +111,7 @@ class ByTracker(Occupant):
     """Tasks by √(v (1 − v)) + least_weight of their tracked value; a task that was never seen has v = 0.5."""
 
     least_weight: float = 0.05
+    beside = {"credit": ("tracked",)}
     witness = {"least_weight": 5.0}
 
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
