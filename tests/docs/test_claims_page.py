@@ -1,10 +1,12 @@
 """What the page of claims says about reading it."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from gruppo.claims import board
 from gruppo.claims.claim import all_claims
 from gruppo.claims.measures import MEASURES
 from gruppo.tasks import load_task
@@ -25,3 +27,16 @@ def test_every_measure_of_the_board_is_explained() -> None:
 def test_tasks_with_few_held_out_problems(task: str, sizes: dict[int, int]) -> None:
     for level, size in sizes.items():
         assert len(load_task(task, level=level).held_out) == size and str(size) in HEAD
+
+
+def test_the_readme_counts_as_the_board_does() -> None:
+    claims = all_claims(ROOT / "claims")
+    results = [board.load(ROOT / "claims", c) for c in claims.values()]
+    found = Counter(r["verdict"] if r else "not run" for r in results)
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"what the papers of {len({c.method for c in claims.values()})} methods say" in text
+    assert (
+        f"Of {len(claims)} claims {found['reproduced']} are reproduced, {found['not reproduced']} are not, and "
+        f"{found['inconclusive']} are open" in text
+    )
+    assert not found["not run"]
