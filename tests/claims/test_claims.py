@@ -231,7 +231,7 @@ def test_a_page_says_what_was_found(tmp_path: Path) -> None:
     board.write(tmp_path, board.result(claim, outcome, judged, made, "a" * 40))
     text = page.whole(tmp_path, {"b": claim})
     assert "1 reproduced." in text and "| [b](#b) | reproduced | 10 |" in text
-    assert "**Reproduced**: 10 seeds" in text and "20 minutes of runs" in text and "date: today" in text
+    assert "**Reproduced**: 10 seeds" in text and "1200 seconds of runs" in text and "date: today" in text
     assert "`last(held_out)`, method minus baseline, is at least 0.05" in text
     page.draw(board.load(tmp_path, claim) or {}, tmp_path / "b.png")
     assert (tmp_path / "b.png").stat().st_size > 1000
