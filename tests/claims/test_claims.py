@@ -298,6 +298,28 @@ def test_a_verdict_is_made_once(here: Path, capsys: Any, monkeypatch: Any) -> No
     assert "a rule is fixed before its runs" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_claim_that_fails_holds_up_no_other_but_ctrl_c_does(here: Path, capsys: Any, monkeypatch: Any) -> None:
+    (here / "claims" / "a.toml").write_text(TOML)
+    commit(here)
+    pretend(monkeypatch, 0.1)
+    runs_of, error = command.runs_of, ValueError("claim a: 1 of 20 runs are missing")
+
+    def broken(claim: Claim, *rest: Any) -> Any:
+        if claim.name == "a":
+            raise error
+        return runs_of(claim, *rest)
+
+    monkeypatch.setattr(command, "runs_of", broken)
+    error = command.Stopped("claim a: stopped")
+    assert main(["claims", "--all"]) == 2 and not (here / "claims" / "results").exists()
+    error = ValueError("claim a: 1 of 20 runs are missing")
+    capsys.readouterr()
+    assert main(["claims", "--all"]) == 2
+    out, err = capsys.readouterr()
+    assert (here / "claims" / "results" / "b.json").is_file() and "1 not run, 1 reproduced" in out
+    assert "claim a: 1 of 20 runs are missing" in err
+
+
 def test_an_ignored_file_is_not_a_committed_one(here: Path, capsys: Any, monkeypatch: Any) -> None:
     asked = pretend(monkeypatch, 0.1)
     (here / ".gitignore").write_text("c.toml\n")

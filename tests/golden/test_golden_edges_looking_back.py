@@ -11,8 +11,10 @@ from hand import Status, Use, answer, batch_of, mean
 
 from gruppo.data import Batch, Episode, Source
 from gruppo.lab.world import random_episodes
+from gruppo.methods.drpo_decoupled import Decoupled
 from gruppo.methods.dump import DomainUcb
 from gruppo.methods.hapo_history import ShorterThanBefore
+from gruppo.methods.igrpo import DraftThenRefine
 from gruppo.methods.mmr1_vas import VarianceAware
 from gruppo.methods.pipo import LookBack, attributed, improvement
 from gruppo.methods.poise import StateProbe
@@ -313,6 +315,8 @@ def test_poise_takes_other_examples_in_another_step() -> None:
         (Tracked, {"drift_half": 0.0}),  # a policy that stands still: 0/0
         (Tracked, {"keep_low": 0.97}),
         (Tracked, {"keep_high": 1.5}),
+        (Decoupled, {"budget_tokens": -5}),
+        (DraftThenRefine, {"drafts": -1}),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(occupant: Any, fields: dict[str, float]) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,35 @@ def claims(args: argparse.Namespace) -> int:
     if args.show and not args.json:
         print("\n\n".join(page.section(claim, board.load(folder, claim)) for claim in found.values()))
         return 0
-    if (args.names or args.all) and not args.show:
-        for claim in found.values():
-            if not claim.ready and not args.names:
-                print(f"claim {claim.name}: a draft, whose sweep has chosen nothing yet; left out", file=sys.stderr)
-            elif board.load(folder, claim) is None:
-                settle(claim, args)
+    wrong = settle_all(found.values(), args) if (args.names or args.all) and not args.show else []
     rows = [row(folder, claim) for claim in found.values()]
     print_json({"claims": rows}) if args.json else print(table(rows))
+    if wrong:
+        raise ValueError("\n".join(wrong))
     return 0
 
 
 # ---- runs
+
+
+class Stopped(ValueError):
+    """By Ctrl-C: no other claim is begun."""
+
+
+def settle_all(found: Iterable[Claim], args: argparse.Namespace) -> list[str]:
+    """What has no result yet. A claim that fails holds up no other; what went wrong is told in the end."""
+    wrong: list[str] = []
+    for claim in found:
+        try:
+            if not claim.ready and not args.names:
+                print(f"claim {claim.name}: a draft, whose sweep has chosen nothing yet; left out", file=sys.stderr)
+            elif board.load(Path(args.folder), claim) is None:
+                settle(claim, args)
+        except Stopped:
+            raise
+        except ValueError as error:
+            wrong.append(str(error))
+    return wrong
 
 
 def runs_of(claim: Claim, arms: dict[str, str], seeds: Sequence[int], args: argparse.Namespace, place: str) -> Any:
@@ -59,7 +76,7 @@ def runs_of(claim: Claim, arms: dict[str, str], seeds: Sequence[int], args: argp
     done = {p: read(p.path, p.entrant) for p in planned if finished(p.path)}
     if failed or len(done) < len(planned):
         why = next(iter(failed.values()), "stopped")
-        raise ValueError(
+        raise (ValueError if failed else Stopped)(
             f"claim {claim.name}: {len(planned) - len(done)} of {len(planned)} runs are missing ({why}). A verdict is "
             f"over all seeds or none; the same command goes on in {folder}."
         )

@@ -45,6 +45,10 @@ class Decoupled(Occupant):
                 f"length_temperature={self.length_temperature}: lengths cannot be divided by it. Use a number above 0; "
                 "a large one, such as 1e9, is DisCO."
             )
+        if self.budget_tokens < 0:
+            raise ValueError(
+                f"budget_tokens={self.budget_tokens}: long answers would be worth more. Use 1 or more; 0 is max_tokens."
+            )
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("logp", when="step"), need("logp", "old"))

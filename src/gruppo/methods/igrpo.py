@@ -57,6 +57,10 @@ class DraftThenRefine(Occupant):
     beside = {"prompting": ("refine",)}
     witness = {"drafts": 1}
 
+    def __post_init__(self) -> None:
+        if self.drafts < 0:
+            raise ValueError(f"drafts={self.drafts}: that many answers cannot be drawn. Use 1 or more; 0 is GRPO.")
+
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         if not self.drafts:
             return await Group()(ctx, prompts)

@@ -12,8 +12,8 @@ learned under. It scales the advantage, not the objective: min(r A, clip(r) A) w
 π_old of batch t is read before step 1. Nothing is done before K means are known.
 
 Equations as on the authors' project page and in three accounts of the paper, K = 8, undo = 0.1 and equal learning rates
-as the accounts agree on them; the paper itself was not read. ξ is bounded by ±3, which is ours: short windows have heavy
-tails. Prompts differ from batch to batch, and that is noise in ξ.
+as the accounts agree on them; the paper itself was not read. ξ is bounded by ±3, which is ours: short windows have
+heavy tails. Prompts differ from batch to batch, and that is noise in ξ.
 """
 
 from collections.abc import Sequence
