@@ -39,7 +39,9 @@ def test_step_zero_holds(policy: Path, dtype: str) -> None:
         assert failing(run) == set()
 
 
-@pytest.mark.parametrize(("size", "refused"), [(1.0, {"micro_batches"}), (1e-8, set[str]()), (0.0, set[str]())])
+@pytest.mark.parametrize(
+    ("size", "refused"), [(1.0, {"micro_batches"}), (1e-6, {"micro_batches"}), (1e-9, set[str]()), (0.0, set[str]())]
+)
 def test_a_gradient_that_depends_on_the_cut_is_refused_unless_it_is_rounding(
     policy: Path, monkeypatch: pytest.MonkeyPatch, size: float, refused: set[str]
 ) -> None:

@@ -15,7 +15,9 @@ from gruppo.train.run import Run
 
 # |log π_old − log π_gen| that rounding explains, by the dtype of the weights.
 GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}
-FAINT = 1e-2  # a gradient shorter than this is what rounding leaves of parts that cancel: its direction says nothing
+FAINT = (
+    1e-3  # a gradient shorter than this is judged as if it had this length: parts that cancel leave 1e-7 of rounding
+)
 STORED = 1e-5  # episodes hold log-probabilities and temperatures in float32, also when the weights are float64
 
 
