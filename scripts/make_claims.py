@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from gruppo.claims import board, page
-from gruppo.claims.claim import all_claims
+from gruppo.lab.claims import board, page
+from gruppo.lab.claims.claim import all_claims
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "<!-- Below: written by scripts/make_claims.py. -->"

@@ -24,9 +24,9 @@ import torch
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from gruppo.lab.exact import Lab, lab
-from gruppo.lab.exact_show import HEAD, line, noise, save
-from gruppo.lab.exact_world import ExactWorld
+from gruppo.lab.exact.figures import Lab, lab
+from gruppo.lab.exact.show import HEAD, line, noise, save
+from gruppo.lab.exact.world import ExactWorld
 from gruppo.methods import built_in, method
 from gruppo.stages import Method
 from gruppo.stages.objective import ClippedSurrogate

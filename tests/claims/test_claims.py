@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from gruppo.claims import board, page
-from gruppo.claims.claim import Claim, Condition, all_claims, read
-from gruppo.claims.verdict import verdict
-from gruppo.cli import claims as command
 from gruppo.cli import main
-from gruppo.train.compare import Result
+from gruppo.lab.claims import board, command, page
+from gruppo.lab.claims.claim import Claim, Condition, all_claims, read
+from gruppo.lab.claims.verdict import verdict
+from gruppo.lab.compare.compare import Result
 
 TOML = """
 claim = "B is better than A."

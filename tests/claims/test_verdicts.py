@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gruppo.claims.claim import Claim, Condition
-from gruppo.claims.measures import MEASURES, measure
-from gruppo.claims.verdict import judge, verdict
+from gruppo.lab.claims.claim import Claim, Condition
+from gruppo.lab.claims.measures import MEASURES, measure
+from gruppo.lab.claims.verdict import judge, verdict
 
 ROWS = [
     {"step": 0, "held_out": 0.2},

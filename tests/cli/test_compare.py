@@ -22,11 +22,12 @@ from cli_runs import SMALL, refused, strict_json, trained
 from rich.console import Console
 
 from gruppo.cli import main
+from gruppo.lab.compare.compare import Comparison, Result, found_runs, read
+from gruppo.lab.compare.processes import Planned, alone
+from gruppo.lab.compare.starter import CAN_FORK
+from gruppo.lab.compare.statistics import paired
 from gruppo.train import processes
-from gruppo.train.compare import Comparison, Result, found_runs, read
-from gruppo.train.processes import Planned, alone
-from gruppo.train.starter import CAN_FORK
-from gruppo.train.statistics import mean_interval, paired
+from gruppo.train.estimates import mean_interval
 
 SRC = str(Path(__file__).parents[2] / "src")
 VALUES = {"a": [0.5, 0.6, 0.8], "b": [0.4, 0.45, 0.7], "c": [0.2, 0.9, 0.5]}

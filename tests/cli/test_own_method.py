@@ -16,7 +16,7 @@ from cli_runs import EXAMPLES, SMALL, refused, rows, strict_json, trained
 
 import gruppo.methods
 from gruppo.cli import main
-from gruppo.lab.world import World, random_episodes
+from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 
 MEDIAN = "./examples/median_baseline.py:MEDIAN_BASELINE"

@@ -11,8 +11,8 @@ from making_episodes import LAW, answer, random_sequence
 
 from gruppo.data import Sequence, Source, Status, Use, in_steps, pack
 from gruppo.engines.base import Completion, Request, complete
-from gruppo.lab.desk import Desk
-from gruppo.lab.world import World
+from gruppo.lab.laws.desk import Desk
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.policies import CharTokenizer
 from gruppo.stages import Context

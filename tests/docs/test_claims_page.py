@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gruppo.claims import board
-from gruppo.claims.claim import all_claims
-from gruppo.claims.measures import MEASURES
+from gruppo.lab.claims import board
+from gruppo.lab.claims.claim import all_claims
+from gruppo.lab.claims.measures import MEASURES
 from gruppo.tasks import load_task
 
 ROOT = Path(__file__).parents[2]

@@ -37,7 +37,7 @@ def test_every_column_is_explained() -> None:
 
 @pytest.mark.parametrize("m", built_in().values(), ids=lambda m: m.name)
 def test_every_term_is_a_known_metric(m: Method) -> None:
-    world = pytest.importorskip("gruppo.lab.world")
+    world = pytest.importorskip("gruppo.lab.laws.world")
     w = world.World(m, 0)
     batch = w.prepared(w.packed(world.random_episodes(0)))
     for role in w.learner.trained:

@@ -10,7 +10,7 @@ from sides import GRPO, GRPO_PLAIN, NOW, OLD, PPO, REINFORCE, Equivalence, Norma
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, single_turn
-from gruppo.lab.world import VOCAB
+from gruppo.lab.laws.world import VOCAB
 from gruppo.methods import method
 from gruppo.methods.cispo import ClippedWeight
 from gruppo.methods.gmpo import GeometricMean

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Status, single_turn
-from gruppo.lab.world import VOCAB, World
+from gruppo.lab.laws.world import VOCAB, World
 from gruppo.methods import method
 from gruppo.methods.disco import Discriminate
 from gruppo.stages import Context, Method, Need, Occupant, Stats, Term, need

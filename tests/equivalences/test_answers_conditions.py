@@ -5,7 +5,7 @@ from graph_answers import DMPO, DRPO, GRAPH, REG_PLAIN
 from sides import DISCO, GRPO_PLAIN
 from test_equivalences import result
 
-from gruppo.lab.compare import far
+from gruppo.lab.laws.same import far
 from gruppo.methods.nft import NegativeAware
 from gruppo.stages import Method
 

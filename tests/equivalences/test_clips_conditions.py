@@ -4,7 +4,7 @@ import pytest
 from graph_clips import BAPO, GPPO, GRAPH, KL_COV, SEARCH
 from test_equivalences import result
 
-from gruppo.lab.compare import far
+from gruppo.lab.laws.same import far
 from gruppo.methods.bapo import BalancedClip
 from gruppo.stages import Method
 from gruppo.stages.objective import ClippedSurrogate

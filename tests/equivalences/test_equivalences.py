@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sides import Equivalence
 from torch import Tensor
 
-from gruppo.lab.compare import far
-from gruppo.lab.world import World, random_cut, random_episodes
+from gruppo.lab.laws.same import far
+from gruppo.lab.laws.world import World, random_cut, random_episodes
 from gruppo.stages import Method, difference
 
 FEW = settings(max_examples=3, derandomize=True, deadline=None, phases=[Phase.generate], database=None)

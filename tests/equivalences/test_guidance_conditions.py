@@ -6,7 +6,7 @@ from graph_guidance import GRAPH as GUIDANCE
 from graph_weighing import GRAPH as WEIGHING
 from test_equivalences import result
 
-from gruppo.lab.compare import far
+from gruppo.lab.laws.same import far
 from gruppo.methods import method
 
 EDGES = {e.name: e for e in (*WEIGHING, *GUIDANCE)}

@@ -4,7 +4,7 @@ import pytest
 from graph_paths import GRAPH
 from test_equivalences import result
 
-from gruppo.lab.compare import far
+from gruppo.lab.laws.same import far
 
 EDGES = {e.name: e for e in GRAPH}
 NOT_EQUAL = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Status, Use, pack, single_turn
-from gruppo.lab.world import World
+from gruppo.lab.laws.world import World
 from gruppo.stages import Method
 
 

@@ -10,7 +10,7 @@ import torch
 from hand import Status, Use, answer, batch_of, mean
 
 from gruppo.data import Batch, Episode, Source
-from gruppo.lab.world import random_episodes
+from gruppo.lab.laws.world import random_episodes
 from gruppo.methods.drpo_decoupled import Decoupled
 from gruppo.methods.dump import DomainUcb
 from gruppo.methods.hapo_history import ShorterThanBefore

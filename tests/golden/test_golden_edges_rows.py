@@ -13,7 +13,7 @@ from hand import Status, Use, answer, batch_of, column
 from test_golden_terms import Row, terms
 
 from gruppo.data import Batch, Episode, Source
-from gruppo.lab.world import World, random_episodes
+from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import all_methods, method
 from gruppo.methods.dmpo import MatchDistribution
 from gruppo.methods.g2rpo import EntropyBand, TrapezoidLength

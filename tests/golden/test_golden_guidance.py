@@ -17,7 +17,7 @@ from hand import Status, Use, answer, batch_of, by_expert, column, objective
 from gruppo.data import Batch, Episode, Source, Turn
 from gruppo.data import Sequence as Tokens
 from gruppo.engines import NativeEngine
-from gruppo.lab.world import World
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.chord import PHI, Chord, WithExperts
 from gruppo.methods.kdrl import TeacherKL

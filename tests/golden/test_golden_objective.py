@@ -13,7 +13,7 @@ from hand import Status, Use, answer, batch_of, by_episode, column, mean, object
 from test_golden_methods import LENGTHS, LOGP, OLD, REWARDS, B, T, close, group_advantages, hand_batch
 
 from gruppo.data import Source
-from gruppo.lab.world import World, random_episodes
+from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.cispo import ClippedWeight
 from gruppo.methods.gmpo import GeometricMean

@@ -9,8 +9,8 @@ from hand import Status, Use, answer, batch_of, column
 from test_golden_methods import close
 
 from gruppo.data import Batch, Episode
-from gruppo.lab.compare import far
-from gruppo.lab.world import World, random_episodes
+from gruppo.lab.laws.same import far
+from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.poise import POISE, StateProbe, others
 from gruppo.pieces import probe

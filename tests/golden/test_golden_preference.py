@@ -11,7 +11,7 @@ import torch
 from hand import Use, answer, batch_of, by_episode, mean, objective
 
 from gruppo.data import Batch, Source
-from gruppo.lab.world import World
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.dpo import DirectPreference
 from gruppo.methods.ipo import IdentityPreference

@@ -8,7 +8,7 @@ import torch
 from hand import Status, answer, batch_of
 
 from gruppo.data import Batch, Key
-from gruppo.lab.world import World, random_episodes
+from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.cispo import ClippedWeight
 from gruppo.methods.disco import Discriminate

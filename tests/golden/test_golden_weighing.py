@@ -14,7 +14,7 @@ from hand import Status, Use, answer, batch_of, column, mean, sample_std
 
 from gruppo.data import Batch, Episode
 from gruppo.lab.laws import verdict
-from gruppo.lab.world import World
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.adora import LongerIsRight
 from gruppo.methods.bnpo import BetaNormalised, log_beta_density

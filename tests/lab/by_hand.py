@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from gruppo.lab.exact_world import ExactWorld
+from gruppo.lab.exact.world import ExactWorld
 
 Array = NDArray[np.float64]
 

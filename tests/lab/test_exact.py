@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode
-from gruppo.lab.exact import Lab, lab, true_gradient
-from gruppo.lab.exact_bench import Bench
-from gruppo.lab.exact_trial import Trial
-from gruppo.lab.exact_world import ExactWorld
+from gruppo.lab.exact.bench import Bench
+from gruppo.lab.exact.figures import Lab, lab, true_gradient
+from gruppo.lab.exact.trial import Trial
+from gruppo.lab.exact.world import ExactWorld
 from gruppo.methods import all_methods, method
 from gruppo.stages import Context, Method, Need, Occupant, Prompt, Stats, Term, need
 from gruppo.stages.credit import LeaveOneOut

@@ -8,7 +8,7 @@ from test_exact import SMALL, away, figures
 from torch import Tensor
 
 from gruppo.data import Batch
-from gruppo.lab.exact import lab
+from gruppo.lab.exact.figures import lab
 from gruppo.methods import method
 from gruppo.methods.poise import StateProbe
 from gruppo.pieces import probe

@@ -10,9 +10,9 @@ import torch
 
 from gruppo.data import pack
 from gruppo.engines.base import Request
-from gruppo.lab.exact_bench import Bench
-from gruppo.lab.exact_groups import Script, Unlike, all_draws
-from gruppo.lab.exact_world import ExactWorld, TableCritic, TablePolicy, entropy
+from gruppo.lab.exact.bench import Bench
+from gruppo.lab.exact.groups import Script, Unlike, all_draws
+from gruppo.lab.exact.world import ExactWorld, TableCritic, TablePolicy, entropy
 from gruppo.stages import need
 from gruppo.train.forward import serve
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gruppo.data import Batch, Episode, Status, Use, pack
-from gruppo.lab.world import World, random_episodes
+from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.disco import Discriminate, RightAgainstWrong
 from gruppo.stages import Context, Memory, Method, Need, Occupant, Role, need

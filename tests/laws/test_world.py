@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Status, Use, pack
 from gruppo.lab.laws import verdict
-from gruppo.lab.world import UNJUDGED, World, random_cut, random_episodes
+from gruppo.lab.laws.world import UNJUDGED, World, random_cut, random_episodes
 from gruppo.methods import method
 from gruppo.stages import Context, Memory, Noted, Occupant, StepRecord
 from gruppo.stages.check import problems

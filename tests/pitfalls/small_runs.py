@@ -101,7 +101,7 @@ def far(a: Tensor, b: Tensor) -> float:
 
 
 def answer(uid: int, reward: float | dict[str, float], group: str = "g", tokens: int = 3, **fields: Any) -> Episode:
-    """A judged episode in the small world of `gruppo.lab.world` (12 ids)."""
+    """A judged episode in the small world of `gruppo.lab.laws.world` (12 ids)."""
     rng = np.random.default_rng(abs(uid))
     logp = -rng.random(tokens) - 0.1
     parts = reward if isinstance(reward, dict) else {"task": reward}

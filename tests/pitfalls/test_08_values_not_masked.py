@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gruppo.data import Batch
-from gruppo.lab.compare import far
-from gruppo.lab.world import World, random_episodes
+from gruppo.lab.laws.same import far
+from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.pieces import advantage
 from gruppo.stages import Context

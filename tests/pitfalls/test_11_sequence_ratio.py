@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gruppo.data import Key
-from gruppo.lab.world import World, random_episodes
+from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.pieces.ratio import product_ratio, ratio, sequence_ratio
 

@@ -11,7 +11,7 @@ import torch
 from small_runs import answer, far
 
 from gruppo.data import Batch
-from gruppo.lab.world import World, random_cut, random_episodes
+from gruppo.lab.laws.world import World, random_cut, random_episodes
 from gruppo.methods import method
 from gruppo.pieces import surrogate
 from gruppo.pieces.ratio import sequence_ratio

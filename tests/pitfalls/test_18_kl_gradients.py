@@ -14,7 +14,7 @@ from small_runs import answer
 from torch import Tensor
 
 from gruppo.data import Batch
-from gruppo.lab.world import World
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.pieces.divergence import k1, k2, k3
 from gruppo.pieces.stop import stop

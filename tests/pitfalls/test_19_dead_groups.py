@@ -11,7 +11,7 @@ import torch
 from small_runs import answer, far
 
 from gruppo.data import Episode, pack
-from gruppo.lab.world import World
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.pieces.aggregate import weights
 from gruppo.stages import Context

@@ -13,7 +13,7 @@ import torch
 from small_runs import answer, running, take_step
 
 from gruppo.data import Batch, minibatches
-from gruppo.lab.world import World, random_cut, random_episodes
+from gruppo.lab.laws.world import World, random_cut, random_episodes
 from gruppo.methods import method
 from gruppo.stages import Stats, need
 from gruppo.stages.penalties import EntropyBonus

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gruppo.data import Batch
-from gruppo.lab.world import World, random_episodes
+from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.stages import Need, need
 from gruppo.train import forward

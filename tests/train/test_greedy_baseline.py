@@ -9,8 +9,8 @@ import pytest
 from train_runs import gruppo
 
 from gruppo.data import Episode, Use, pack
-from gruppo.lab.desk import Desk
-from gruppo.lab.world import World
+from gruppo.lab.laws.desk import Desk
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.policies import CharTokenizer
 from gruppo.stages import Sampling, need

@@ -10,8 +10,8 @@ from train_runs import checkpoint, gruppo, metrics, train
 
 from gruppo.cli import overrides
 from gruppo.data import Episode, Source, Status, Use, pack
-from gruppo.lab.desk import Desk
-from gruppo.lab.world import World
+from gruppo.lab.laws.desk import Desk
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.s_grpo import SerialGroup
 from gruppo.methods.spo_segment import Segments

@@ -16,10 +16,10 @@ import pytest
 from train_runs import SMALL, contents, metrics, train, wait_for
 
 from gruppo.cli.overrides import apply
+from gruppo.lab.compare.processes import Noted, Planned, alone
+from gruppo.lab.compare.starter import Starter, WarmRun, fit_to_fork, here
 from gruppo.train import processes, starter
 from gruppo.train.config import RunConfig
-from gruppo.train.processes import Noted, Planned, alone
-from gruppo.train.starter import Starter, WarmRun, fit_to_fork, here
 
 pytestmark = pytest.mark.skipif(not starter.CAN_FORK, reason="runs start in a new Python here")
 

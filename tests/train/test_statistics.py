@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gruppo.train.statistics import (
-    holm,
+from gruppo.lab.compare.statistics import holm, non_inferior, paired
+from gruppo.train.estimates import (
     maj_at_k,
     mean_interval,
-    non_inferior,
-    paired,
     pass_at_k,
     score_interval,
     share_interval,

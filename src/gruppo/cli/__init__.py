@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 
 from gruppo import __version__
-from gruppo.cli import lab
 
 ALL_SETTINGS = "All settings with their defaults: gruppo train --dry-run, or docs/configuration.md."
 SETTING = re.compile(r"[A-Za-z_][\w.]*(\+|-)?=")
@@ -31,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     _settings(evaluate)
     _compare(sub.add_parser("compare", help="methods side by side: gruppo compare grpo rloo --seeds 5"))
     _claims(sub.add_parser("claims", help="papers' claims in miniature: gruppo claims gdpo --show"))
-    lab.add(sub)
+    _lab(sub.add_parser("lab", help="bias and variance by enumeration: gruppo lab grpo dr_grpo rloo"))
     methods = sub.add_parser("methods", help="list, show, diff, check")
     methods.add_argument("what", nargs="?", default="list", help="list | show NAME | diff A B | check NAME")
     methods.add_argument("names", nargs="*", help="methods by name or file: ./mine.py:MINE")
@@ -82,6 +81,30 @@ def _claims(command: argparse.ArgumentParser) -> None:
         metavar="SEEDS",
         help="make the runs of seeds 0 to SEEDS - 1 and judge nothing: on another machine, whose --runs you bring back",
     )
+    command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
+
+
+def _lab(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "methods", nargs="*", help='methods: grpo, ./mine.py:MINE, or with settings "grpo method.objective.mean=token"'
+    )
+    command.add_argument("--all", action="store_true", help="every method there is")
+    command.add_argument("--samples", type=int, default=4, help="answers to a prompt (default 4)")
+    command.add_argument("--prompts", type=int, default=1, help="prompts of a step (default 1)")
+    command.add_argument("--rates", default="", metavar="P,P,…", help="success rates of the prompts: 0.1,0.3,0.5,0.9")
+    command.add_argument("--answers", metavar="A,A,…", help="answers there are, in small letters; . is the empty one")
+    command.add_argument("--right", metavar="A,A,…", help="the right ones among them")
+    command.add_argument("--steps", type=int, default=3, help="small steps along the expected gradient (default 3)")
+    command.add_argument("--size", type=float, default=0.5, help="length of such a step, in logits (default 0.5)")
+    command.add_argument(
+        "--off-policy", type=float, default=0.0, metavar="D", help="drift of the policy that sampled, in logits"
+    )
+    command.add_argument(
+        "--critic", default="exact", metavar="exact | zero", help="what a critic knows (default exact)"
+    )
+    command.add_argument("--warm", type=int, default=8, help="steps that memory has seen before (default 8)")
+    command.add_argument("--seed", type=int, default=0, help="of the answers' masses, the drift and the memory")
+    command.add_argument("--plot", metavar="FILE", help="a picture, .png or .svg")
     command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
 
 

@@ -104,21 +104,21 @@ def eval(args: argparse.Namespace) -> int:
 
 
 def claims(args: argparse.Namespace) -> int:
-    from gruppo.cli import claims
+    from gruppo.lab.claims.command import claims
 
-    return claims.claims(args)
+    return claims(args)
 
 
 def compare(args: argparse.Namespace) -> int:
-    from gruppo.cli import compare
+    from gruppo.lab.compare.command import compare
 
-    return compare.compare(args)
+    return compare(args)
 
 
 def lab(args: argparse.Namespace) -> int:
-    from gruppo.cli import lab
+    from gruppo.lab.exact.command import lab
 
-    return lab.lab(args)
+    return lab(args)
 
 
 def doctor(args: argparse.Namespace) -> int:

@@ -9,13 +9,14 @@ from typing import Any
 
 from gruppo.cli.commands import configured, print_json
 from gruppo.engines.native import NativeEngine
+from gruppo.lab.compare.statistics import Pair, pairwise
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Sampling
 from gruppo.tasks.judge import Judge
 from gruppo.train.config import RunConfig
+from gruppo.train.estimates import Interval
 from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
 from gruppo.train.run import place_of, tasks_of
-from gruppo.train.statistics import Interval, Pair, pairwise
 
 
 def eval(args: argparse.Namespace) -> int:

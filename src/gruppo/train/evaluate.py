@@ -15,7 +15,7 @@ from gruppo.engines.base import Request, complete
 from gruppo.stages import Ask, Context, Sampling
 from gruppo.stages.prompting import plain
 from gruppo.stages.rollout import Group
-from gruppo.train.statistics import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
+from gruppo.train.estimates import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
 
 MOST = 1000  # answers a prompt; beyond it the number of sets of k is no float any more
 

@@ -18,9 +18,9 @@ from gruppo.stages.recorded import Recorded
 from gruppo.stages.relations import PairUp
 from gruppo.tasks.recorded import recorded
 from gruppo.train import loop
+from gruppo.train.estimates import Interval, score_interval
 from gruppo.train.evaluate import Evaluation
 from gruppo.train.run import Run
-from gruppo.train.statistics import Interval, score_interval
 
 
 def scores(found: Evaluation) -> dict[str, float]:

@@ -1,44 +1,19 @@
-"""`gruppo lab`: the exact laboratory. Imports torch only when it runs."""
+"""`gruppo lab`: the exact laboratory."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
-
-def add(sub: Any) -> None:
-    """The subcommand and its options."""
-    command = sub.add_parser("lab", help="bias and variance by enumeration: gruppo lab grpo dr_grpo rloo")
-    command.add_argument(
-        "methods", nargs="*", help='methods: grpo, ./mine.py:MINE, or with settings "grpo method.objective.mean=token"'
-    )
-    command.add_argument("--all", action="store_true", help="every method there is")
-    command.add_argument("--samples", type=int, default=4, help="answers to a prompt (default 4)")
-    command.add_argument("--prompts", type=int, default=1, help="prompts of a step (default 1)")
-    command.add_argument("--rates", default="", metavar="P,P,…", help="success rates of the prompts: 0.1,0.3,0.5,0.9")
-    command.add_argument("--answers", metavar="A,A,…", help="answers there are, in small letters; . is the empty one")
-    command.add_argument("--right", metavar="A,A,…", help="the right ones among them")
-    command.add_argument("--steps", type=int, default=3, help="small steps along the expected gradient (default 3)")
-    command.add_argument("--size", type=float, default=0.5, help="length of such a step, in logits (default 0.5)")
-    command.add_argument(
-        "--off-policy", type=float, default=0.0, metavar="D", help="drift of the policy that sampled, in logits"
-    )
-    command.add_argument(
-        "--critic", default="exact", metavar="exact | zero", help="what a critic knows (default exact)"
-    )
-    command.add_argument("--warm", type=int, default=8, help="steps that memory has seen before (default 8)")
-    command.add_argument("--seed", type=int, default=0, help="of the answers' masses, the drift and the memory")
-    command.add_argument("--plot", metavar="FILE", help="a picture, .png or .svg")
-    command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
+from gruppo.cli.commands import print_json
+from gruppo.lab.exact.figures import lab as exact
+from gruppo.lab.exact.figures import table_of
+from gruppo.lab.exact.show import plot, text
+from gruppo.lab.exact.world import ExactWorld
+from gruppo.methods import all_methods
 
 
 def lab(args: argparse.Namespace) -> int:
-    from gruppo.cli.commands import print_json
-    from gruppo.lab.exact import lab as exact
-    from gruppo.lab.exact import table_of
-    from gruppo.lab.exact_show import plot, text
-    from gruppo.lab.exact_world import ExactWorld
-    from gruppo.methods import all_methods
 
     if bool(args.methods) == args.all:
         raise ValueError("gruppo lab wants the names of methods, or --all. `gruppo methods` lists them.")

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from gruppo.lab.compare.statistics import Pair, pairwise
 from gruppo.stages.names import nearest
+from gruppo.train.estimates import Interval, mean_interval
 from gruppo.train.folder import RunFolder, finite, flat
-from gruppo.train.statistics import Interval, Pair, mean_interval, pairwise
 
 APART = ("seed", "threads", "save.")  # settings that two runs of one entrant may differ in
 SAME = ("task.", "eval.")  # settings that decide what is measured: all entrants must agree

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gruppo.engines.base import Completion, Request
-from gruppo.lab.exact_world import ExactWorld
+from gruppo.lab.exact.world import ExactWorld
 
 MOST = 20_000
 

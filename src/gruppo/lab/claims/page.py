@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gruppo.claims import board
-from gruppo.claims.claim import Claim, Condition
+from gruppo.lab.claims import board
+from gruppo.lab.claims.claim import Claim, Condition
 
 DRAFT = "a draft: its settings are not chosen yet"
 ORDER = ("reproduced", "not reproduced", "inconclusive", "not run")

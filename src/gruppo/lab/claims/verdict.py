@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gruppo.claims.claim import Claim, Condition
-from gruppo.claims.measures import measure
-from gruppo.train.statistics import mean_interval, paired
+from gruppo.lab.claims.claim import Claim, Condition
+from gruppo.lab.claims.measures import measure
+from gruppo.lab.compare.statistics import paired
+from gruppo.train.estimates import mean_interval
 
 Holds = Literal["yes", "no", "open"]
 

@@ -20,10 +20,10 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from gruppo.train.compare import finished
+from gruppo.lab.compare.compare import finished
+from gruppo.lab.compare.starter import CAN_FORK, WarmRun, here, starter
 from gruppo.train.config import RunConfig
 from gruppo.train.folder import RunFolder
-from gruppo.train.starter import CAN_FORK, WarmRun, here, starter
 from gruppo.train.trainer import Interrupt
 
 Process = subprocess.Popen[bytes] | WarmRun

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gruppo.lab.exact_bench import Bench
-from gruppo.lab.exact_groups import Unlike
-from gruppo.lab.exact_remarks import remarks
-from gruppo.lab.exact_trial import Moments, Trial
-from gruppo.lab.exact_world import ExactWorld, entropy
+from gruppo.lab.exact.bench import Bench
+from gruppo.lab.exact.groups import Unlike
+from gruppo.lab.exact.remarks import remarks
+from gruppo.lab.exact.trial import Moments, Trial
+from gruppo.lab.exact.world import ExactWorld, entropy
 from gruppo.methods import method as by_name
 from gruppo.stages import Method
 

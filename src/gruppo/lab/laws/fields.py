@@ -7,9 +7,9 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from gruppo.data import Episode
-from gruppo.lab.compare import drifted, observe
-from gruppo.lab.desk import Desk
-from gruppo.lab.world import World, random_episodes, with_notes
+from gruppo.lab.laws.desk import Desk
+from gruppo.lab.laws.same import drifted, observe
+from gruppo.lab.laws.world import World, random_episodes, with_notes
 from gruppo.stages import CHAINS, ROOMS, Method, Schedule, kind
 from gruppo.train.loop import annotated
 

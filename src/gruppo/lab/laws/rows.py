@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Status, Use
-from gruppo.lab.compare import first, observe, remembers, same
-from gruppo.lab.world import World, random_episodes
+from gruppo.lab.laws.same import first, observe, remembers, same
+from gruppo.lab.laws.world import World, random_episodes
 from gruppo.stages import Method, Stats
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gruppo.claims.measures import measure
+from gruppo.lab.claims.measures import measure
 from gruppo.stages.names import nearest
 
 Kind = Literal["higher", "lower", "not_worse", "at_most"]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from gruppo.cli import overrides
 from gruppo.cli.commands import configured, print_json
+from gruppo.lab.compare.compare import Comparison, finished, found_runs, read
+from gruppo.lab.compare.processes import Planned, refuse_other_settings, run_all
 from gruppo.methods import all_methods, method
 from gruppo.stages.names import nearest
-from gruppo.train.compare import Comparison, finished, found_runs, read
 from gruppo.train.config import RunConfig
 from gruppo.train.evaluate import wanted_k
 from gruppo.train.folder import RunFolder
-from gruppo.train.processes import Planned, refuse_other_settings, run_all
 from gruppo.train.run import tasks_of
 
 SHARED = ("task", "eval", "save", "seed")  # what is measured, and where: for all or for none

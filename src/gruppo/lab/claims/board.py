@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gruppo.claims.claim import Claim
-from gruppo.claims.verdict import Judged, of_values, together
-from gruppo.train.compare import Result
+from gruppo.lab.claims.claim import Claim
+from gruppo.lab.claims.verdict import Judged, of_values, together
+from gruppo.lab.compare.compare import Result
+from gruppo.train.estimates import mean_interval
 from gruppo.train.folder import finite
-from gruppo.train.statistics import mean_interval
 
 CURVES = ("held_out", "entropy", "length", "reward")
 FIELDS = ("rule", "verdict", "commit", "date", "seeds", "arms", "conditions", "seconds", "curves")  # that are read

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, pack
-from gruppo.lab.exact_groups import Draws, Unlike, all_draws
-from gruppo.lab.exact_world import ExactWorld, TablePolicy
+from gruppo.lab.exact.groups import Draws, Unlike, all_draws
+from gruppo.lab.exact.world import ExactWorld, TablePolicy
 from gruppo.stages import Context
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from gruppo.data import Episode, Sequence
-from gruppo.lab.compare import drifted, first, same
-from gruppo.lab.world import World, random_cut, random_episodes
+from gruppo.lab.laws.same import drifted, first, same
+from gruppo.lab.laws.world import World, random_cut, random_episodes
 from gruppo.stages import Method
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode
-from gruppo.lab.world import World
+from gruppo.lab.laws.world import World
 from gruppo.stages import Method, Occupant, StepRecord
 from gruppo.train.loop import annotated
 from gruppo.train.metrics import batch_metrics, episode_metrics

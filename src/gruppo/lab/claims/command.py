@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gruppo.claims import board, page
-from gruppo.claims.claim import MORE_SEEDS, PILOT_SEEDS, SEEDS, Claim, chosen_claims
-from gruppo.claims.measures import measure
-from gruppo.claims.verdict import verdict
-from gruppo.cli import compare
 from gruppo.cli.commands import print_json
-from gruppo.train.compare import finished, read
-from gruppo.train.processes import refuse_other_settings, run_all
+from gruppo.lab.claims import board, page
+from gruppo.lab.claims.claim import MORE_SEEDS, PILOT_SEEDS, SEEDS, Claim, chosen_claims
+from gruppo.lab.claims.measures import measure
+from gruppo.lab.claims.verdict import verdict
+from gruppo.lab.compare import command as compare
+from gruppo.lab.compare.compare import finished, read
+from gruppo.lab.compare.processes import refuse_other_settings, run_all
 
 LEAN = ("save.tensorboard=no", "save.checkpoint_every=0", "save.episodes_every=0")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gruppo.lab.exact_trial import Trial
+from gruppo.lab.exact.trial import Trial
 from gruppo.stages import Method, kind
 from gruppo.stages.curriculum import Uniform
 from gruppo.stages.replay import Forget

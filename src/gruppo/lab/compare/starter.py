@@ -37,7 +37,7 @@ WARM = (
 _DRIVERS = ("/dev/nvidia", "/dev/kfd")
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from gruppo.train.starter import serve; serve(int(sys.argv.pop(1))); "
+    "from gruppo.lab.compare.starter import serve; serve(int(sys.argv.pop(1))); "
     "from gruppo.cli import main; sys.exit(main())"
 )
 

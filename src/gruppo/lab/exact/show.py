@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gruppo.lab.exact import Lab, Row
+from gruppo.lab.exact.figures import Lab, Row
 
 HEAD = ("method", "cosine", "scale", "bias", "variance", "noise", "Δ entropy", "Δ success")
 BY_PROMPT = {

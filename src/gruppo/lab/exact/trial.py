@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Use, key_hash, pack
-from gruppo.lab.exact_bench import Bench, Drawn, LabContext
-from gruppo.lab.exact_groups import Script, Unlike
-from gruppo.lab.exact_world import TableCritic, TablePolicy
+from gruppo.lab.exact.bench import Bench, Drawn, LabContext
+from gruppo.lab.exact.groups import Script, Unlike
+from gruppo.lab.exact.world import TableCritic, TablePolicy
 from gruppo.stages import Ask, Memory, Method, Need, Sampling, Stats, StepRecord
 from gruppo.stages.check import check_first_batch, problems
 from gruppo.stages.prompting import prompts_for

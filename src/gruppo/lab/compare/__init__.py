@@ -1,0 +1,1 @@
+"""Methods side by side: many runs, and what they say together."""

@@ -1,0 +1,85 @@
+"""Differences between runs, pure functions: paired tests, margins, and the adjustment for several of them.
+
+The unit is what was drawn independently, such as a seed. Intervals are two-sided at `level`.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gruppo.train.estimates import Interval, mean_interval, standard_error, t_cdf
+
+
+@dataclass(frozen=True)
+class Difference(Interval):
+    """Of a - b, paired. `p` is two-sided, of "there is none"."""
+
+    p: float
+
+
+def paired(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Difference:
+    """The paired t-test: a_i and b_i share what their unit shares, such as a seed; that luck cancels in a_i - b_i.
+
+    Pairs with a NaN are left out; with fewer than two pairs nothing can be said, which is NaN. Nor where all
+    differences are the same and not 0: scores lie on a grid, so two seeds may well differ by the same step of it, and
+    an interval of width 0 would be believed. Differences that are all 0 have p = 1.
+    """
+    d = np.asarray(a, np.float64) - np.asarray(b, np.float64)
+    if np.isnan(d).all():
+        return Difference(math.nan, math.nan, math.nan, 0, p=math.nan)
+    i = mean_interval(d, level)
+    if i.n < 2:
+        return Difference(i.mean, i.low, i.high, i.n, p=math.nan)
+    error = standard_error(d)
+    if error <= 1e-12 * abs(i.mean):  # rounding is no spread
+        unknown = math.nan if i.mean else 0.0
+        return Difference(i.mean, unknown, unknown, i.n, p=math.nan if i.mean else 1.0)
+    return Difference(i.mean, i.low, i.high, i.n, p=2 * t_cdf(-abs(i.mean) / error, i.n - 1))
+
+
+def non_inferior(a: ArrayLike, b: ArrayLike, margin: float, level: float = 0.95) -> bool:
+    """Whether a is not worse than b by `margin`: the one-sided lower bound of a - b at `level` is above -margin."""
+    if margin <= 0:
+        raise ValueError(f"margin={margin}: no number of seeds could show it. Use one above 0.")
+    return paired(a, b, level=2 * level - 1).low > -margin
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment (1979): the chance that any true "no difference" has a p below α is at most α.
+
+        p'_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)),   p_(1) <= … <= p_(m)
+
+    NaN (a test that could not be made) stays NaN and does not count in m.
+    """
+    known = sorted((x, i) for i, x in enumerate(p) if not math.isnan(x))
+    out, worst = [math.nan] * len(p), 0.0
+    for place, (x, i) in enumerate(known):
+        worst = max(worst, min(1.0, (len(known) - place) * x))
+        out[i] = worst
+    return out
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One of several differences, a - b, with its p adjusted for all of them."""
+
+    a: str
+    b: str
+    difference: Difference
+    p_holm: float
+
+    @property
+    def beyond_noise(self) -> bool:
+        return self.p_holm < 0.05  # NaN is not
+
+
+def pairwise(values: Mapping[str, ArrayLike]) -> list[Pair]:
+    """All differences between entrants, paired by unit: every entrant has one value a unit, in one order."""
+    names = list(itertools.combinations(values, 2))
+    found = [paired(values[a], values[b]) for a, b in names]
+    adjusted = holm([d.p for d in found])
+    return [Pair(a, b, d, p) for (a, b), d, p in zip(names, found, adjusted, strict=True)]

@@ -1,0 +1,5 @@
+"""The laws that every method must keep, and the small world in which they are tried."""
+
+from gruppo.lab.laws.laws import LAWS, ONCE, check_laws, law_by_law, verdict
+
+__all__ = ["LAWS", "ONCE", "check_laws", "law_by_law", "verdict"]
