@@ -59,10 +59,10 @@ def test_scoring(make, monkeypatch):
     engine, _, _ = drawn(policy, requests())
     ids = [r.prefix for r in requests()]
     whole = engine.score(ids, ids)
-    limited(policy, monkeypatch, 20, "hidden")
+    limited(policy, monkeypatch, 20, "forward")
     for a, b in zip(whole, engine.score(ids, ids), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-9)
-    limited(policy, monkeypatch, 0, "hidden")
+    limited(policy, monkeypatch, 0, "forward")
     with pytest.raises(torch.OutOfMemoryError):
         engine.score(ids, ids)
 

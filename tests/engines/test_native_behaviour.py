@@ -225,7 +225,7 @@ def test_requests_that_the_model_cannot_serve(make):
     for request, says in (
         (
             Request(np.arange(20), 45, 0),
-            r"20 \+ max_tokens=45 = 65 tokens, the context is 64.*at most 44 tokens",
+            r"20 \+ max_tokens=45 = 65 tokens, the context is 64.*max_tokens of at most 44",
         ),
         (Request(np.array([3, 23]), 4, 0), "id 23 is outside the vocabulary 0..22"),
         (Request(np.array([-1]), 4, 0), "id -1"),

@@ -25,7 +25,7 @@ def trainer_logp(policy, request, completion):
     """Log-softmax of the packed forward, at the temperature, over the set that could be drawn."""
     sequence = np.concatenate([request.prefix, completion.ids])
     with torch.no_grad():
-        hidden_MD, _ = policy.hidden(packed([sequence]))
+        hidden_MD, _ = policy(packed([sequence]))
         logits = policy.head(hidden_MD)[len(request.prefix) - 1 : -1] / (request.temperature or 1.0)
     if completion.allowed is not None:
         for row, ids in zip(logits, completion.allowed, strict=True):
@@ -110,7 +110,7 @@ def test_a_continuation_under_the_same_key_goes_on_with_the_stream(make):
 def test_a_draw_is_the_inverse_of_the_cdf_at_the_keyed_uniform(make):
     policy, prefix = make(), np.array([1, 5, 9])
     with torch.no_grad():
-        p_V = torch.softmax(policy.head(policy.hidden(packed([prefix]))[0])[-1], -1).numpy()
+        p_V = torch.softmax(policy.head(policy(packed([prefix]))[0])[-1], -1).numpy()
     for key in (0, -5, 2**63 - 1, 2**64 - 1, 12345678901234567890123):
         c = run(engine_of(policy), [Request(prefix, 1, key=key)])[0]
         assert c.ids[0] == np.searchsorted(np.cumsum(p_V), uniform(key, 3), side="right")

@@ -14,7 +14,7 @@ from hf_models import FAMILIES
 from gruppo.data import Inputs
 from gruppo.data.prefix import prefix_nodes
 from gruppo.engines import NativeEngine, Request, complete, stream
-from gruppo.policies import Critic, Incremental, Llama, clone, load_policy, packed
+from gruppo.policies import Critic, Incremental, TinyTransformer, clone, load_policy, packed
 from gruppo.policies.hf import HFPolicy
 
 CLOSE = {"rtol": 0, "atol": 1e-5}  # norms and angles are float32 inside transformers, whatever the weights
@@ -61,7 +61,7 @@ def test_hidden_and_head_are_the_models_own(hf_model, family):
     loss = gradients(model, torch.log_softmax(own, -1).square().sum())
     policy = HFPolicy(model, family)
     assert isinstance(policy, Incremental)
-    logits = policy.head(policy.hidden(packed(sequences))[0])
+    logits = policy.head(policy(packed(sequences))[0])
     torch.testing.assert_close(logits, own, **CLOSE)
     here = gradients(policy, torch.log_softmax(logits, -1).square().sum())
     assert alike(here, loss)
@@ -73,7 +73,7 @@ def test_a_shared_prefix_is_the_copied_one(hf_model, family):
     _, inputs = forest()
     tree, row_M = inputs.tree()
     assert len(tree.ids_M) < 0.8 * len(inputs.ids_M)
-    copied, shared = policy.hidden(packed(forest()[0]))[0], policy.hidden(tree)[0][row_M]
+    copied, shared = policy(packed(forest()[0]))[0], policy(tree)[0][row_M]
     torch.testing.assert_close(shared, copied, **CLOSE)
     one, other = (gradients(policy, policy.head(h).square().sum()) for h in (copied, shared))
     assert alike(one, other)
@@ -82,7 +82,7 @@ def test_a_shared_prefix_is_the_copied_one(hf_model, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_token_by_token_is_the_whole(hf_model, family):
     policy, sequences = HFPolicy(hf_model(family), family), draws([20, 8, 13, 31])
-    whole = [policy.hidden(packed([s]))[0] for s in sequences]
+    whole = [policy(packed([s]))[0] for s in sequences]
     start = [5, 1, 12, 20]
     with torch.no_grad():
         cache = policy.cache_of(packed(sequences), start)
@@ -102,7 +102,7 @@ def test_prefill_gives_the_hidden_states_too(hf_model):
     policy = HFPolicy(hf_model("qwen3"))
     inputs = packed(draws(LENGTHS))
     hidden, kv = policy.prefill(inputs)
-    torch.testing.assert_close(hidden, policy.hidden(inputs)[0], **CLOSE)
+    torch.testing.assert_close(hidden, policy(inputs)[0], **CLOSE)
     assert kv.shape == (3, 2, len(inputs.ids_M), 16)
     empty, none = policy.prefill(packed([]))
     assert empty.shape == (0, 16) and none.shape == (3, 2, 0, 16)
@@ -113,12 +113,12 @@ def test_layers_are_the_residual_stream(hf_model, family):
     model, sequence = hf_model(family), draws([12])[0]
     theirs = model(torch.from_numpy(sequence)[None], output_hidden_states=True).hidden_states
     policy = HFPolicy(model, family)
-    last, layers = policy.hidden(packed([sequence]), collect=(0, 1, 2, 3))
+    last, layers = policy(packed([sequence]), collect=(0, 1, 2, 3))
     for layer in (0, 1, 2):
         torch.testing.assert_close(layers[layer], theirs[layer][0], **CLOSE)
     assert not torch.allclose(layers[3], last)  # before the final norm
     with pytest.raises(ValueError, match="layer 4 does not exist"):
-        policy.hidden(packed([sequence]), collect=(4,))
+        policy(packed([sequence]), collect=(4,))
 
 
 @pytest.mark.parametrize("family", ["llama_untied", "qwen3", "gpt2", "gemma2"])
@@ -152,7 +152,7 @@ def test_the_engine_computes_what_forks_share_once(hf_model, family, monkeypatch
 def test_dropout_is_off_also_in_training(hf_model):
     policy = HFPolicy(hf_model("gpt2", resid_pdrop=0.5, attn_pdrop=0.5, embd_pdrop=0.5)).train()
     inputs = packed(draws([8]))
-    torch.testing.assert_close(policy.hidden(inputs)[0], policy.hidden(inputs)[0], rtol=0, atol=0)
+    torch.testing.assert_close(policy(inputs)[0], policy(inputs)[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
@@ -164,7 +164,7 @@ def test_checkpointing_changes_no_gradient(hf_model, family):
     for policy in (plain, frugal):
         with torch.autograd.graph.saved_tensors_hooks(lambda x: saved[-1].append(x.numel()) or x, lambda x: x):
             saved.append([])
-            loss = policy.head(policy.hidden(tree)[0]).square().sum()
+            loss = policy.head(policy(tree)[0]).square().sum()
         saved[-1] = sum(saved[-1])
         policy.grads = gradients(policy, loss)
     assert alike(plain.grads, frugal.grads)
@@ -175,7 +175,7 @@ def test_a_sliding_window_limits_the_context(hf_model):
     policy = HFPolicy(hf_model("mistral", sliding_window=16))
     assert policy.context == 16
     with pytest.raises(ValueError, match="pos_M reaches 19, the policy's context is 16"):
-        policy.hidden(packed(draws([20])))
+        policy(packed(draws([20])))
     assert HFPolicy(hf_model("qwen2", sliding_window=16, use_sliding_window=False)).context == 64
     assert HFPolicy(hf_model("gemma3", sliding_window=16)).context == 16
 
@@ -188,8 +188,8 @@ def test_clone_and_critic(hf_model):
         for p in policy.parameters():
             p.add_(1.0)
     assert not any(p.requires_grad for p in ref.parameters())
-    torch.testing.assert_close(ref.hidden(inputs)[0], critic.hidden(inputs)[0], **CLOSE)
-    assert critic.head(critic.hidden(inputs)[0]).shape == (len(inputs.ids_M), 1)
+    torch.testing.assert_close(ref(inputs)[0], critic(inputs)[0], **CLOSE)
+    assert critic.head(critic(inputs)[0]).shape == (len(inputs.ids_M), 1)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
@@ -197,23 +197,23 @@ def test_what_is_saved_transformers_loads(hf_folder, family, tmp_path):
     from transformers import AutoModelForCausalLM
 
     policy = load_policy(hf_folder(family))
-    assert isinstance(policy, Llama if family == "llama" else HFPolicy)
+    assert isinstance(policy, TinyTransformer if family == "llama" else HFPolicy)
     with torch.no_grad():
         for p in policy.parameters():
             p.mul_(1.1)
     policy.save(tmp_path / "out")
     theirs, sequences = AutoModelForCausalLM.from_pretrained(tmp_path / "out"), draws(LENGTHS)
-    logits = policy.head(policy.hidden(packed(sequences))[0])
+    logits = policy.head(policy(packed(sequences))[0])
     torch.testing.assert_close(logits, own_logits(theirs, sequences), rtol=1e-5, atol=1e-4)
     again = load_policy(tmp_path / "out")
-    torch.testing.assert_close(again.head(again.hidden(packed(sequences))[0]), logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(again.head(again(packed(sequences))[0]), logits, rtol=0, atol=1e-6)
 
 
 def test_both_ways_agree_on_a_llama(hf_folder):
     folder, sequences = hf_folder("llama", dtype=torch.float64), draws(LENGTHS)
     own, general = load_policy(folder, torch.float64), load_policy(folder, torch.float64, checkpointing=True)
-    assert isinstance(own, Llama) and isinstance(general, HFPolicy)
-    one, other = (p.head(p.hidden(packed(sequences))[0]) for p in (own, general))
+    assert isinstance(own, TinyTransformer) and isinstance(general, HFPolicy)
+    one, other = (p.head(p(packed(sequences))[0]) for p in (own, general))
     torch.testing.assert_close(one, other, rtol=0, atol=1e-5)  # transformers keeps the angles in float32
 
 
@@ -254,7 +254,7 @@ def test_a_name_of_the_hub_without_a_network(monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"the Hugging Face hub did not give it .* name a local folder"):
+    with pytest.raises(ValueError, match=r"could not be downloaded from the Hugging Face hub .* use a local folder"):
         load_policy("nobody/nothing-of-that-name")
 
 

@@ -28,7 +28,7 @@ SEQUENCES = draws([9, 3, 14])
 
 
 def logits(policy):
-    return policy.head(policy.hidden(packed(SEQUENCES))[0])
+    return policy.head(policy(packed(SEQUENCES))[0])
 
 
 def adapted(folder, **fields):

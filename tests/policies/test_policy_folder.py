@@ -10,7 +10,7 @@ from gruppo.policies import CharTokenizer, TinyTransformer, load_policy, load_to
 
 
 def logits(policy, ids):
-    return policy.head(policy.hidden(packed(list(ids)))[0]).view(*ids.shape, -1)
+    return policy.head(policy(packed(list(ids)))[0]).view(*ids.shape, -1)
 
 
 def test_save_and_load_are_equal(make, tmp_path):

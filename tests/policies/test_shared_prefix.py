@@ -60,7 +60,7 @@ def test_states_and_gradients_of_a_tree_are_those_of_its_sequences(make, monkeyp
     monkeypatch.setattr(tinies, "layout_of", LAYOUTS[how])
     policy = make(kv_heads=kv_heads)
     plain, tree, row_M = tree_of(random_sequences(seed))
-    want, got = policy.hidden(plain, (1,)), policy.hidden(tree, (1,))
+    want, got = policy(plain, (1,)), policy(tree, (1,))
     torch.testing.assert_close(got[0][row_M], want[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(got[1][1][row_M], want[1][1], rtol=0, atol=1e-12)
     weight = torch.from_numpy(np.random.default_rng(seed).normal(size=want[0].shape))
@@ -340,4 +340,4 @@ def test_a_parent_that_stands_behind_or_in_another_tree_is_refused(make, parent)
     wrong = inputs.parent_M.clone()
     wrong[6] = parent
     with pytest.raises(ValueError, match=r"parent_M.*depth first"):
-        make().hidden(replace(inputs, parent_M=wrong))
+        make()(replace(inputs, parent_M=wrong))

@@ -23,8 +23,8 @@ def draws(lengths, vocab=23, seed=0):
 @given(lengths=LENGTHS)
 def test_packed_is_one_sequence_at_a_time(make, kv_heads, lengths):
     policy, sequences = make(kv_heads=kv_heads), draws(lengths)
-    together, layers = policy.hidden(packed(sequences), collect=(1,))
-    alone = [policy.hidden(packed([s]), collect=(1,)) for s in sequences]
+    together, layers = policy(packed(sequences), collect=(1,))
+    alone = [policy(packed([s]), collect=(1,)) for s in sequences]
     torch.testing.assert_close(together, torch.cat([h for h, _ in alone]), rtol=0, atol=1e-12)
     torch.testing.assert_close(layers[1], torch.cat([c[1] for _, c in alone]), rtol=0, atol=1e-12)
 
@@ -40,7 +40,7 @@ def test_packed_gradient_is_the_sum_over_sequences(make):
 
     def loss(part):
         inputs = packed(part)
-        logits = policy.head(policy.hidden(inputs)[0])
+        logits = policy.head(policy(inputs)[0])
         return torch.log_softmax(logits, -1).gather(1, inputs.ids_M[:, None]).sum()
 
     together = gradients(policy, loss(sequences))
@@ -53,7 +53,7 @@ def test_an_output_depends_on_its_own_past_only(make, lengths):
     policy, inputs = make(), packed(draws(lengths))
     seen = []
     policy.model.embed_tokens.register_forward_hook(lambda m, a, y: seen.append(y.requires_grad_()))
-    hidden_MD, _ = policy.hidden(inputs)
+    hidden_MD, _ = policy(inputs)
     for i in range(len(inputs.ids_M)):
         grad_M = torch.autograd.grad(hidden_MD[i].sum(), seen[0], retain_graph=True)[0].abs().sum(1)
         past = (inputs.seq_M == inputs.seq_M[i]) & (inputs.pos_M <= inputs.pos_M[i])
@@ -63,18 +63,18 @@ def test_an_output_depends_on_its_own_past_only(make, lengths):
 
 def test_a_changed_token_changes_nothing_before_it_nor_elsewhere(make):
     policy, inputs = make(), packed(draws([5, 30, 2, 9]))
-    before = policy.hidden(inputs)[0]
+    before = policy(inputs)[0]
     ids = inputs.ids_M.clone()
     ids[12] = (ids[12] + 1) % 23
-    changed = (policy.hidden(replace(inputs, ids_M=ids))[0] - before).abs().amax(1) > 0
+    changed = (policy(replace(inputs, ids_M=ids))[0] - before).abs().amax(1) > 0
     assert changed.tolist() == [12 <= m < 35 for m in range(len(ids))]
 
 
 def test_only_distances_between_positions_matter(make):
     policy, inputs = make(), packed(draws([20]))
-    before = policy.hidden(inputs)[0]
-    moved = policy.hidden(replace(inputs, pos_M=inputs.pos_M + 30))[0]
-    apart = policy.hidden(replace(inputs, pos_M=inputs.pos_M * 3))[0]
+    before = policy(inputs)[0]
+    moved = policy(replace(inputs, pos_M=inputs.pos_M + 30))[0]
+    apart = policy(replace(inputs, pos_M=inputs.pos_M * 3))[0]
     torch.testing.assert_close(moved, before, rtol=0, atol=1e-5)  # the tables of cos and sin are float32
     assert (apart - before).abs().max() > 1e-2
 
@@ -83,7 +83,7 @@ def test_only_distances_between_positions_matter(make):
 def test_prefill_and_decode_are_the_packed_forward(make, kv_heads):
     policy, sequences = make(kv_heads=kv_heads), draws([12, 20, 15])
     start = [3, 1, 9]
-    expected = [policy.hidden(packed([s]))[0] for s in sequences]
+    expected = [policy(packed([s]))[0] for s in sequences]
     with torch.inference_mode():
         hidden_MD, kv_M = policy.prefill(packed([s[:n] for s, n in zip(sequences, start, strict=True)]))
         assert kv_M.shape == (2, 2, 13, kv_heads * 8)
@@ -101,16 +101,16 @@ def test_prefill_and_decode_are_the_packed_forward(make, kv_heads):
 
 def test_collected_layers(make):
     policy, inputs = make(), packed(draws([4, 9]))
-    hidden_MD, layers = policy.hidden(inputs, collect=(0, 2))
+    hidden_MD, layers = policy(inputs, collect=(0, 2))
     assert list(layers) == [0, 2]
     assert torch.equal(layers[0], policy.model.embed_tokens(inputs.ids_M))
     assert torch.equal(policy.model.norm(layers[2]), hidden_MD)
     with pytest.raises(ValueError, match="layer 3 does not exist"):
-        policy.hidden(inputs, collect=(3,))
+        policy(inputs, collect=(3,))
 
 
 def test_no_rows(make):
-    assert make().hidden(packed([]))[0].shape == (0, 32)
+    assert make()(packed([]))[0].shape == (0, 32)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_trees_and_long_sequences_are_refused(make):
     parent = inputs.parent_M.clone()
     parent[6] = 2
     with pytest.raises(ValueError, match="parent_M"):
-        policy.hidden(replace(inputs, parent_M=parent))
+        policy(replace(inputs, parent_M=parent))
     with pytest.raises(ValueError, match="the policy's context is 64"):
-        policy.hidden(packed(draws([65])))
+        policy(packed(draws([65])))
 
 
 def test_weights_are_a_function_of_the_seed_and_leave_the_global_generator_alone():
@@ -161,14 +161,14 @@ def test_shapes_that_cannot_be():
 
 def test_a_clone_is_independent_and_frozen(make):
     policy, inputs = make(), packed(draws([8]))
-    policy.head(policy.hidden(inputs)[0]).sum().backward()
+    policy.head(policy(inputs)[0]).sum().backward()
     ref = clone(policy)
-    before = ref.hidden(inputs)[0]
+    before = ref(inputs)[0]
     assert all(not p.requires_grad and p.grad is None for p in ref.parameters())
     assert not ref.training
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.1)
-    assert torch.equal(ref.hidden(inputs)[0], before)
-    assert not torch.equal(policy.hidden(inputs)[0], before)
+    assert torch.equal(ref(inputs)[0], before)
+    assert not torch.equal(policy(inputs)[0], before)
     assert all(p.requires_grad for p in clone(policy, train=True).parameters())

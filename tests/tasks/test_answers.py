@@ -1,5 +1,6 @@
 """What a text answers, which answers mean the same, and the judge that asks the scorer for it."""
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -90,22 +91,24 @@ def test_the_judge_asks_the_scorer(tmp_path: Path) -> None:
     )
     with Judge(path) as judge:
         groups = [[(TASK, "a=B"), (TASK, "b"), (TASK, ""), (TASK, "c")], [(TASK, "C")]]
-        assert judge.answers(groups) == [["B", "B", "", "c"], ["C"]], "alike inside a group only"
-        assert [v.components["task"] for v in judge.score([(TASK, "7"), (TASK, "8")])] == [1, 0]
-        assert judge.answers([]) == []
+        assert asyncio.run(judge.answers(groups)) == [["B", "B", "", "c"], ["C"]], "alike inside a group only"
+        assert [v.components["task"] for v in asyncio.run(judge.score([(TASK, "7"), (TASK, "8")]))] == [1, 0]
+        assert asyncio.run(judge.answers([])) == []
 
 
 def test_answers_and_verdicts_are_asked_in_turns_of_one_worker() -> None:
     tasks = load_task("chain", level=1)
     with Judge(tasks.scorer) as judge:
         task = tasks.train[0]
-        assert judge.answers([[(task, "1 2 3"), (task, "3")]]) == [["3", "3"]] and judge.restarts == 0
+        assert asyncio.run(judge.answers([[(task, "1 2 3"), (task, "3")]])) == [["3", "3"]] and judge.restarts == 0
 
 
 def test_a_function_with_arguments_keeps_its_answer() -> None:
     task = load_task("chain", level=1).train[0]
     with Judge(Scorer("gruppo.tasks.claims:scaled", {"weight": 0.1})) as judge:
-        assert judge.answers([[(task, "1 2 3"), (task, "3")]]) == [["3", "3"]], "that of the task it is made from"
+        assert asyncio.run(judge.answers([[(task, "1 2 3"), (task, "3")]])) == [["3", "3"]], (
+            "that of the task it is made from"
+        )
 
 
 def test_a_scorer_that_hangs_or_raises_leaves_texts(tmp_path: Path) -> None:
@@ -122,6 +125,6 @@ def test_a_scorer_that_hangs_or_raises_leaves_texts(tmp_path: Path) -> None:
     start = time.monotonic()
     with Judge(path, seconds=1.0) as judge:
         groups = [[(TASK, "1")], [(TASK, "hang"), (TASK, "2")], [(TASK, "raise"), (TASK, "3")], [(TASK, "4")]]
-        assert judge.answers(groups) == [["x"], ["hang", "2"], ["raise", "3"], ["x"]]
+        assert asyncio.run(judge.answers(groups)) == [["x"], ["hang", "2"], ["raise", "3"], ["x"]]
         assert judge.restarts == 1
     assert time.monotonic() - start < 20

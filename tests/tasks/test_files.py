@@ -217,9 +217,9 @@ def test_a_reward_of_ones_own_needs_no_answer(write: Write, tmp_path: Path) -> N
 @given(
     asks=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), min_size=3, max_size=60),
     share=st.sampled_from([0.1, 0.3, 0.9]),
-    luck=st.integers(0, 5),
+    seed=st.integers(0, 5),
 )
-def test_splits_are_disjoint_and_nothing_moves_them(asks: list[tuple[int, int]], share: float, luck: int) -> None:
+def test_splits_are_disjoint_and_nothing_moves_them(asks: list[tuple[int, int]], share: float, seed: int) -> None:
     if len({a for a, _ in asks}) < 2:
         return
     from gruppo.tasks.build import task_set
@@ -233,8 +233,8 @@ def test_splits_are_disjoint_and_nothing_moves_them(asks: list[tuple[int, int]],
 
     train, held, one = split(asks, 0)
     mixed = list(asks)
-    Random(luck).shuffle(mixed)
-    again_train, again_held, two = split([*mixed, *mixed[:3]], luck)
+    Random(seed).shuffle(mixed)
+    again_train, again_held, two = split([*mixed, *mixed[:3]], seed)
     assert not train & held
     assert (train, held) == (again_train, again_held)
     assert [t.uid for t in one.held_out] == [t.uid for t in two.held_out]
@@ -255,8 +255,8 @@ def test_seed_chooses_and_orders(write: Write) -> None:
 def test_duplicates_are_counted(write: Write) -> None:
     tasks = load_task(write(*rows(10), *rows(3), {"question": "0+1=", "answer": 9}))
     assert len(by_uid(tasks)) == 11
-    assert any("3 rows of data left out: they say the same" in n for n in tasks.notes)
-    assert any("1 row of data ask what an earlier one asks, with another answer" in n for n in tasks.notes)
+    assert any("3 rows of data left out: they repeat an earlier one" in n for n in tasks.notes)
+    assert any("1 row of data with the prompt of an earlier one and another answer" in n for n in tasks.notes)
 
 
 def test_held_out_file(write: Write) -> None:
@@ -299,7 +299,10 @@ GOOD = {"prompt": "a", "answer": "b"}
         ({"prompt": ["hi"], "answer": "b"}, "one of its messages is str"),
         ({"prompt": [{"role": "tool", "content": "x"}], "answer": "b"}, "the role 'tool'"),
         ('{"prompt": "a", "answer": NaN}', "line 3: the field 'answer' is NaN"),
-        ('{"prompt": "a", "answer": "b", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 3: lists or objects in"),
+        (
+            '{"prompt": "a", "answer": "b", "x": ' + "[" * 100_000 + "]" * 100_000 + "}",
+            "line 3: lists or objects are nested too deep",
+        ),
         *(
             (
                 '{"prompt": "a", "answers": [{"text": "x", "reward": ' + reward + "}]}",
@@ -316,7 +319,7 @@ def test_a_bad_row_is_named_by_its_line(write: Write, bad: Any, said: str) -> No
 def test_bad_files(write: Write, tmp_path: Path) -> None:
     refused("data.jsonl is empty", "one JSON object on each line", name=write("", " "))
     refused("there is no file", "Did you mean 'data.jsonl'?", name=str(tmp_path / "dat.jsonl"))
-    refused("asks one thing only", "nothing can be held out", name=write(GOOD, GOOD))
+    refused("has only one prompt", "nothing can be held out", name=write(GOOD, GOOD))
     refused("task=hf:", name=write("[", "{}", "]"))
     refused("task=hf:", name=str(tmp_path / "x.csv"))
     (tmp_path / "folder.jsonl").mkdir()

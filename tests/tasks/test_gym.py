@@ -1,5 +1,6 @@
 """reasoning-gym: every task loads, its own scorer takes its own answer, and an item is the same everywhere."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from gruppo.tasks import Task, gym, load_task
 from gruppo.tasks.base import HELD_OUT
 from gruppo.tasks.gym_worker import REMADE, Score, Source, own_answer
 from gruppo.tasks.judge import Judge
-from gruppo.tasks.load import Worded
+from gruppo.tasks.load import worded
 from gruppo.tasks.numbering import hash64
 
 pytest.importorskip("reasoning_gym")
@@ -115,15 +116,15 @@ def items() -> gym.Items:
 
 
 def test_splits_are_disjoint_for_every_seed(items: gym.Items) -> None:
-    held = gym.Split(items, "held_out", 0, 60)
+    held = gym.split(items, "held_out", 0, 60)
     asked = {t.prompt for t in held}
     assert all(hash64("split", p) % HELD_OUT == 0 for p in asked)
     firsts = []
     for seed in (0, 1):
-        train = gym.Split(items, "train", seed, 150)
+        train = gym.split(items, "train", seed, 150)
         assert not asked & {t.prompt for t in train}
         firsts.append([t.uid for t in train[:20]])
-        again = gym.Split(items, "train", seed, 20_000)
+        again = gym.split(items, "train", seed, 20_000)
         assert [again[i].uid for i in reversed(range(20))] == firsts[-1][::-1]
     assert firsts[0] != firsts[1]
 
@@ -141,9 +142,9 @@ def test_a_set_with_levels_options_tags_and_words() -> None:
         tasks.train[20_000]
     with Judge(tasks.scorer) as judge:
         rows = [(t, f"<answer>{t.answer}</answer>") for t in tasks.train[:6]] + [(task, task.answer)]
-        assert [v.components.get("task") for v in judge.score(rows)] == [1.0] * 6 + [0.0]
+        assert [v.components.get("task") for v in asyncio.run(judge.score(rows))] == [1.0] * 6 + [0.0]
     with pytest.raises(ValueError, match="names the field 'nothing'"):
-        Worded(tasks.train, "{nothing}", "")[0]
+        worded(tasks.train, "{nothing}", "")[0]
 
 
 def test_a_broken_scorer_is_an_error_and_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +175,7 @@ def test_scores_between_are_kept() -> None:
         ("countdown", (), {"max_number": 5}, ("task.options.max_number", "Did you mean 'max_numbers'?")),
         ("countdown", (), {"min_numbers": 9}, ("cannot be made with min_numbers=9", "max_numbers must be >=")),
         ("countdown", (77,), {}, ("task.level=77", "levels are 0 to 4")),
-        ("acre", (1,), {}, ("has no levels", "leave it out")),
+        ("acre", (1,), {}, ("has no levels", "leave out task.level=1")),
         ("composite", (), {}, ("at least one dataset",)),
     ],
 )
@@ -205,7 +206,7 @@ def test_bad_settings(settings: dict[str, Any], said: str) -> None:
 def test_a_task_with_few_questions_says_so(items: gym.Items, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gym.Items, "item", lambda self, level, key: {"question": "q", "answer": "a", "metadata": {}})
     with pytest.raises(ValueError, match="too few different questions"):
-        [gym.Split(items, split, 0, 9)[0] for split in ("train", "held_out")]
+        [gym.split(items, split, 0, 9)[0] for split in ("train", "held_out")]
 
 
 def test_a_generator_that_hangs_or_dies_says_so(items: gym.Items, monkeypatch: pytest.MonkeyPatch) -> None:

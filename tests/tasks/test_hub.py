@@ -1,5 +1,6 @@
 """Hugging Face datasets: folders, files and saved sets; names without a network are answered within seconds."""
 
+import asyncio
 import json
 import os
 import socket
@@ -40,7 +41,8 @@ def test_a_folder_with_two_splits(folder: str) -> None:
     task = tasks.train[0]
     assert (task.answer, task.meta["answers"]) == (task.answer, [{"text": task.solution}])
     with Judge(tasks.scorer) as judge:  # its worked solution is right
-        assert [v.components["task"] for v in judge.score([(task, task.solution), (task, "-1")])] == [1.0, 0.0]
+        verdicts = asyncio.run(judge.score([(task, task.solution), (task, "-1")]))
+        assert [v.components["task"] for v in verdicts] == [1.0, 0.0]
 
 
 def test_shares_splits_and_files_are_held_out(folder: str) -> None:
@@ -79,10 +81,10 @@ def test_bad_settings(folder: str, settings: dict[str, Any], said: tuple[str, ..
 
 
 def test_bad_places(folder: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no such folder or file.*Did you mean 'sums'\?"):
+    with pytest.raises(ValueError, match=r"there is no folder or file.*Did you mean 'sums'\?"):
         load_task("hf:./sum")
     (tmp_path / "x.txt").write_text("a")
-    with pytest.raises(ValueError, match=r"files that can be read end in \.json"):
+    with pytest.raises(ValueError, match=r"the file must end in \.json"):
         load_task("hf:./x.txt")
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(ValueError, match=r"cannot be read as a dataset.*JSON, CSV or Parquet"):

@@ -1,4 +1,4 @@
-"""The judge: whatever a scorer does, each answer has its own verdict, and none becomes 0 (pitfalls 21, 26).
+"""The judge: whatever a scorer does, each answer has its own verdict, and none becomes 0.
 
 Compared with pebble 5.2 (ProcessPool(1), spawn), 512 cheap answers: `schedule`, which limits each, took 41 to
 54 ms, against 7 to 13 ms here on the same two busy cores; `map` with chunks is as fast, but its limit holds
@@ -6,6 +6,7 @@ for a chunk, so a hang takes its neighbours along. It also imports the caller's 
 stdout as it is.
 """
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -81,7 +82,7 @@ def judge(file: str):
 
 
 def score(judge: Judge, *texts: str) -> list[Verdict]:
-    return judge.score([(TASK, text) for text in texts])
+    return asyncio.run(judge.score([(TASK, text) for text in texts]))
 
 
 def alive(pid: int) -> bool:
@@ -104,7 +105,7 @@ RIGHT, WRONG = Verdict({"task": 1.0}), Verdict({"task": 0.0})
 
 def test_right_and_wrong(judge: Judge) -> None:
     assert score(judge, "2", "3") == [RIGHT, WRONG]
-    assert judge.score([]) == []
+    assert asyncio.run(judge.score([])) == []
     assert judge.restarts == 0
 
 
@@ -178,7 +179,7 @@ def test_hung_answer_is_killed_and_the_others_keep_their_scores(judge: Judge, te
     assert verdicts[0] == RIGHT
     assert verdicts[2:] == [WRONG, RIGHT]
     assert (verdicts[1].status, verdicts[1].components) == ("timeout", {})
-    assert_says(verdicts[1].error, r"longer than 1 s: .*Raise task.seconds")
+    assert_says(verdicts[1].error, r"longer than 1 s.*Raise task.seconds")
     assert 1.0 <= took < 6
     assert not alive(int(before.components["task"]))
     assert judge.restarts == 1
@@ -245,22 +246,6 @@ def test_ctrl_c_does_not_reach_the_worker(judge: Judge) -> None:
     assert score(judge, "pid") == [before]
 
 
-def test_interrupted_call_leaves_no_replies_behind(judge: Judge, monkeypatch) -> None:
-    judge.start()
-    worker = judge._worker
-    calls = iter([0, 1])
-
-    def interrupted(seconds: float):
-        if next(calls):
-            raise KeyboardInterrupt
-        return type(worker).read(worker, seconds)
-
-    monkeypatch.setattr(worker, "read", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        score(judge, "2", "2", "2")
-    assert score(judge, "3", "2") == [WRONG, RIGHT]
-
-
 # ---- the batch form ------------------------------------------------------------------------------
 
 
@@ -309,7 +294,7 @@ def test_scorers_that_cannot_work_are_refused_at_the_start(file: str, name: str,
     with pytest.raises(ValueError, match="(?s)" + said):
         judge.start()
     with pytest.raises(ValueError, match="(?s)" + said):
-        judge.score([(TASK, "2")])
+        score(judge, "2")
     assert judge.restarts == 0
 
 
@@ -343,15 +328,16 @@ def test_a_scorer_that_cannot_be_loaded_again_is_an_error_and_not_the_end(tmp_pa
         assert "disk is gone" in verdicts[2].error
 
 
-def test_tasks_that_cannot_travel(judge: Judge) -> None:
+def test_tasks_that_cannot_be_sent(judge: Judge) -> None:
+    """Only they fail, wherever they stand among the others."""
     odd = Task("t", "", "", 1, "own", meta={"f": lambda: 1})
-    verdicts = judge.score([(odd, "2"), (TASK, "2")])
-    assert {v.status for v in verdicts} == {"env_error"}
-    assert "plain values into Task.meta" in verdicts[0].error
     local = Task("t", "", "", 1, "own", meta={"f": OnlyHere()})
-    verdicts = judge.score([(local, "2")] * 3)
-    assert [v.status for v in verdicts] == ["env_error"] * 3
-    assert "plain values into Task.meta" in verdicts[0].error
+    for _ in range(2):
+        for bad in (odd, local):
+            items = [(TASK, "2")] * 9 + [(bad, "2")] + [(TASK, "3")] * 3
+            verdicts = asyncio.run(judge.score(items))
+            assert [v.status for v in verdicts] == ["ok"] * 9 + ["env_error"] + ["ok"] * 3
+            assert "plain values in Task.meta" in verdicts[9].error and verdicts[12] == WRONG
     assert score(judge, "2") == [RIGHT]
 
 
@@ -379,13 +365,13 @@ def test_no_process_stays(file: str) -> None:
 @pytest.mark.parametrize("end", ["pass", "os._exit(0)", "os.kill(os.getpid(), 9)"])
 def test_worker_ends_with_its_parent_even_while_it_hangs(file: str, end: str) -> None:
     program = f"""
-import os, threading, time
+import asyncio, os, threading, time
 from gruppo.tasks import Task
 from gruppo.tasks.judge import Judge
 judge = Judge("{file}:one", seconds=60)
 task = Task("t", "", "2", 1, "own")
-print(int(judge.score([(task, "pid")])[0].components["task"]), flush=True)
-threading.Thread(target=judge.score, args=([(task, "spin")],), daemon=True).start()
+print(int(asyncio.run(judge.score([(task, "pid")]))[0].components["task"]), flush=True)
+threading.Thread(target=lambda: asyncio.run(judge.score([(task, "spin")])), daemon=True).start()
 time.sleep(0.3)
 {end}
 """
@@ -441,6 +427,6 @@ def test_512_cheap_answers_in_20_ms() -> None:
         times = []
         for _ in range(10):
             begun = time.perf_counter()
-            assert all(v == RIGHT for v in judge.score(items))
+            assert all(v == RIGHT for v in asyncio.run(judge.score(items)))
             times.append(time.perf_counter() - begun)
     assert min(times) < 0.020

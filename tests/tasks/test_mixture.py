@@ -1,5 +1,6 @@
 """Tasks of several distributions: parts take turns, are held out as ever, and each is judged by its own scorer."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -29,7 +30,7 @@ def test_turns_are_taken_until_each_has_run_out(sizes: tuple[int, ...]) -> None:
     assert [turns(i) for i in range(len(turns))] == wanted
     for limit in range(len(wanted) + 1):
         for which in range(len(sizes)):
-            assert [*turns.places(which, limit)] == [i for i, (k, _) in enumerate(wanted[:limit]) if k == which]
+            assert [*turns.indices(which, limit)] == [i for i, (k, _) in enumerate(wanted[:limit]) if k == which]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "mix:addition@1-2+chain", "mix:addition@1+addition@3+chain+sorting"])
@@ -66,8 +67,8 @@ def test_parts_take_turns_and_nothing_held_out_is_trained_on() -> None:
 def test_each_answer_is_judged_by_the_scorer_of_its_task() -> None:
     mix = load_task("mix:addition@1+chain@1+sorting@1", train_size=9)
     with Judge(mix.scorer) as judge:
-        right = judge.score([(t, f"so {t.answer}") for t in mix.train])  # chain minds the last word only
-        said = judge.answers([[(t, f"so {t.answer}")] for t in mix.train])
+        right = asyncio.run(judge.score([(t, f"so {t.answer}") for t in mix.train]))  # chain minds the last word only
+        said = asyncio.run(judge.answers([[(t, f"so {t.answer}")] for t in mix.train]))
     for task, verdict in zip(mix.train, right, strict=True):
         assert verdict.components == {"task": float(task.source == "chain")}, verdict
     assert said == [[t.answer if t.source == "chain" else f"so {t.answer}"] for t in mix.train]

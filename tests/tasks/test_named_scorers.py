@@ -1,5 +1,6 @@
 """Named scorers: a right answer is 1 in every way of writing it, a wrong one is 0, and what breaks is never 0."""
 
+import asyncio
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -219,7 +220,7 @@ def test_regex(scorer: Regex, text: str, score: float) -> None:
     assert scorer(task("7"), text) == score
 
 
-@pytest.mark.parametrize(("pattern", "said"), [("(", "is no regular expression"), ("", "without a pattern")])
+@pytest.mark.parametrize(("pattern", "said"), [("(", "is no regular expression"), ("", "requires a pattern")])
 def test_bad_pattern(pattern: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Regex(pattern)
@@ -268,8 +269,8 @@ def test_json_schema_from_a_file_and_of_a_row(tmp_path: Path) -> None:
         ({"schema": '{"type": "strin"}'}, "is no JSON schema"),
         ({"schema": "{"}, "is no JSON schema"),
         ({"schema": "./gone.json"}, "cannot be read"),
-        ({}, "needs one of"),
-        ({"schema": "{}", "field": "x"}, "needs one of"),
+        ({}, "requires one of"),
+        ({"schema": "{}", "field": "x"}, "requires one of"),
     ],
 )
 def test_bad_schema(arguments: dict[str, str], said: str) -> None:
@@ -318,6 +319,6 @@ def test_bad_arguments_are_refused_before_anything_is_judged(name: str, args: di
 
 def test_a_pattern_that_explodes_is_a_timeout_and_not_zero() -> None:
     with Judge(Scorer(SCORERS["regex"][0], {"pattern": "(a+)+$"}), seconds=0.5) as judge:
-        bad, good = judge.score([(task(""), "a" * 40 + "b"), (task(""), "aaa")])
+        bad, good = asyncio.run(judge.score([(task(""), "a" * 40 + "b"), (task(""), "aaa")]))
     assert (bad.status, bad.components) == ("timeout", {})
     assert good.components == {"task": 1.0}

@@ -53,7 +53,7 @@ def test_a_task_without_answers_gives_its_answer() -> None:
         ("just a text", r"answers'\]\[1\] is 'just a text', which has no text"),
         ({"reward": 1.0}, "has no text"),
         ({"text": 3}, "has no text"),
-        ({"text": "b", "rewrd": 1.0}, "'rewrd' Did you mean 'reward'"),
+        ({"text": "b", "rewrd": 1.0}, "'rewrd'. Did you mean 'reward'"),
         ({"text": "b", "reward": "high"}, "reward 'high', so it cannot be compared"),
         ({"text": "b", "reward": float("inf")}, "reward inf"),
     ],

@@ -1,5 +1,6 @@
 """Scorers with arguments and state: functions, classes, factories; what a kill does to the state."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def scores(judge: Judge, *texts: str) -> list[float | str]:
-    return [v.components.get("task", v.status) for v in judge.score([(TASK, t) for t in texts])]
+    return [v.components.get("task", v.status) for v in asyncio.run(judge.score([(TASK, t) for t in texts]))]
 
 
 @pytest.mark.parametrize(

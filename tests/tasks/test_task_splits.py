@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gruppo.tasks import BUILT_IN, Task, TaskSet, family, load_task
-from gruppo.tasks.base import HELD_OUT, Family, Split
+from gruppo.tasks.base import HELD_OUT, Family, Tasks
 from gruppo.tasks.numbering import Shuffle, arrange, hash64, multiset, multisets
 
 CELLS = [(name, level) for name in BUILT_IN for level in family(name).levels]
@@ -24,7 +24,7 @@ def canonical(task: Task) -> object:
     return task.source, head, *sorted(map(int, rest.split()))
 
 
-def some(split: Split, n: int = 120) -> list[Task]:
+def some(split: Tasks, n: int = 120) -> list[Task]:
     step = max(1, len(split) // n)
     return [split[i] for i in range(0, len(split), step)]
 

@@ -205,7 +205,7 @@ def _show(names: list[str], as_json: bool) -> int:
 def _others(m: Method) -> dict[str, Role]:
     """Roles that are built for this method, beside the policy."""
     used = {role for _, _, n in m.needs(Context()) for role in (n.role, n.against)}
-    used |= {role for _, o in m.occupants() for role in o.roles} | set(m.objectives)
+    used |= set(m.objectives)
     return {name: role for name, role in m.cast.items() if name in used and name != "policy"}
 
 

@@ -138,12 +138,15 @@ def _put_in_chain(
     chain: tuple[Any, ...], key: str, rest: list[str], op: str, value: Any, whole: str
 ) -> tuple[Any, ...]:
     here = {kind(o): i for i, o in enumerate(chain)}
-    place = here[_known(key, here, whole)]
+    if key not in here and not rest:  # method.objective.clip_high=0.3: the first occupant that has such a field
+        owners = [name for name, i in here.items() if key in [f.name for f in dataclasses.fields(chain[i])]]
+        key, rest = (owners[0], [key]) if owners else (key, rest)
+    index = here[_known(key, here, whole)]
     if not rest:
         raise ValueError(
             f"{whole}{op}{value}: {key} is an occupant, so its field is missing. Write {whole}.FIELD=VALUE."
         )
-    return (*chain[:place], _put(chain[place], rest, op, value, whole), *chain[place + 1 :])
+    return (*chain[:index], _put(chain[index], rest, op, value, whole), *chain[index + 1 :])
 
 
 def _known(key: str, known: Mapping[str, Any], whole: str) -> str:

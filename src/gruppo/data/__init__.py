@@ -4,7 +4,7 @@ from gruppo.data.batch import Batch, Level
 from gruppo.data.episode import Episode, Note, Sequence, Source, Status, ToolCall, Turn, Use, in_steps, single_turn
 from gruppo.data.inputs import Inputs, Ragged
 from gruppo.data.keyed import key_hash, name_hash, permutation, uniform
-from gruppo.data.pack import micro_batches, minibatches, pack
+from gruppo.data.pack import micro_batches, micro_rows, minibatches, pack
 from gruppo.data.pairs import Pairs
 from gruppo.data.segment import Key, centre, gather, key_of, lag, scan
 from gruppo.data.views import VIEWS
@@ -32,6 +32,7 @@ __all__ = [
     "key_of",
     "lag",
     "micro_batches",
+    "micro_rows",
     "minibatches",
     "name_hash",
     "pack",

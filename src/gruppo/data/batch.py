@@ -67,7 +67,7 @@ class Columns:
     final_state_E: Tensor
     domain_E: Tensor
     answer_E: Tensor  # 0: no answer was found
-    place_E: Tensor
+    index_E: Tensor  # of the task in the training set
     uid_G: Tensor
     drawn_G: Tensor
     win_P: Tensor

@@ -1,4 +1,4 @@
-"""What happened: episodes, turns and sequences, exactly as they happened (design 2).
+"""What happened: episodes, turns and sequences, exactly as they happened.
 
 Token ids in, token ids out: nothing here is ever decoded and encoded again.
 """
@@ -199,9 +199,13 @@ class Episode:
     replayed: bool = False
     step: int = -1  # step in which it was made
     domain: str = ""  # of the task: problems of one kind
-    place: int = -1  # of the task among those to train on; -1: not known
+    index: int = -1  # of the task in the training set; -1: not known
     answer: str = ""  # what the text answers; those of a group that mean the same are written the same; "": nothing
     replaced: frozenset[str] = frozenset()  # components that are recorded, but not paid: another stands for them
+    ask: Any = field(
+        default=None, repr=False, compare=False, kw_only=True
+    )  # what asked for it, in this process; not stored
+    rewarded: bool = field(default=False, compare=False, kw_only=True)  # through the reward room, which it passes once
 
     @property
     def total(self) -> float:

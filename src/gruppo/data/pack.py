@@ -252,7 +252,7 @@ def _episodes(episodes: Seq[Episode], groups: Seq[str], components: Seq[str], dt
         "final_state_E": torch.tensor([name_hash(e.final_state) for e in episodes], dtype=torch.int64),
         "domain_E": torch.tensor([name_hash(e.domain) for e in episodes], dtype=torch.int64),
         "answer_E": torch.tensor([name_hash(e.answer) if e.answer else 0 for e in episodes], dtype=torch.int64),
-        "place_E": torch.tensor([e.place for e in episodes], dtype=torch.int64),
+        "index_E": torch.tensor([e.index for e in episodes], dtype=torch.int64),
     }
 
 
@@ -329,22 +329,31 @@ def minibatches(batch: Batch, count: int, *key: int | str) -> list[Batch]:
 
 
 def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
-    """Cut into forwards of at most `tokens` rows in any view (at least one sequence), longest first.
+    """Cut into forwards of at most `tokens` rows in any view (at least one sequence), longest first."""
+    return (batch.micro(rows_S) for rows_S in micro_rows(batch, tokens)[0])
+
+
+def micro_rows(batch: Batch, tokens: int, shares: int = 1) -> list[list[Tensor]]:
+    """The sequences of each micro-batch, in `shares` of about equal work; a share may be empty.
 
     What a forward shares it counts once. Sequences with a common prefix follow each other, so that few cuts part them;
     where one does, each side computes the prefix.
     """
     order, length, fresh = _walk(batch)
+    share = (np.cumsum(fresh) - 1) * shares // max(sum(fresh), 1)
     cut, used, start = [0], 0, 0
     for i, (n, new) in enumerate(zip(length, fresh, strict=True)):
-        if used + new > tokens and i > start:
+        if i > start and (used + new > tokens or share[i] != share[i - 1]):
             cut.append(i)
             used, start = 0, i
         used += n if i == start else new
     cut.append(len(order))
+    out: list[list[Tensor]] = [[] for _ in range(shares)]
     for a, b in pairwise(cut):
         # Inside a forward the order of the rows is free: the batch's own order keeps sums repeatable.
-        yield batch.micro(torch.from_numpy(np.sort(order[a:b])).to(batch.device))
+        mine = out[int(share[a]) if len(order) else 0]
+        mine.append(torch.from_numpy(np.sort(order[a:b])).to(batch.device))
+    return out
 
 
 def _walk(batch: Batch) -> tuple[np.ndarray, list[int], list[int]]:

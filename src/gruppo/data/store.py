@@ -31,12 +31,12 @@ _EPISODE_NUMBERS = {
     "source": np.int8,
     "replayed": np.bool_,
     "step": np.int64,
-    "place": np.int64,
+    "index": np.int64,
 }
 _EPISODE_TEXTS = ("task", "group", "text", "error", "final_state", "domain", "answer")
 _LATER: dict[str, Any] = {
     "domain": "",
-    "place": -1,
+    "index": -1,
     "answer": "",
 }  # fields that older files have not, and what they mean there
 _SEQUENCE_ARRAYS = {
@@ -323,6 +323,7 @@ def _build(kind: Callable[..., Any], columns: dict[str, list[Any]]) -> list[Any]
 
 def _read_episodes(columns: dict[str, Any]) -> list[Episode]:
     rows = len(columns["uid"])
+    columns = {"index" if name == "place" else name: x for name, x in columns.items()}  # its name in older files
     names = (*_EPISODE_NUMBERS, *_EPISODE_TEXTS)
     c = {n: [_LATER[n]] * rows if n in _LATER and n not in columns else _plain(columns[n]) for n in names}
     for name, kind in (("status", Status), ("use", Use), ("source", Source)):

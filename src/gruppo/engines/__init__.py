@@ -1,4 +1,4 @@
-"""Samplers: what they are asked, and the one that runs in the trainer's process."""
+"""Sampling: the protocol of an engine, and the one that runs in the trainer's process."""
 
 from gruppo.engines.base import Completion, Engine, Request, complete
 from gruppo.engines.native import NativeEngine

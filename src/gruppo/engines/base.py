@@ -1,4 +1,4 @@
-"""What a sampler is asked for and what it answers (design 3.9)."""
+"""Requests, completions, and the protocol of a sampling engine."""
 
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
@@ -16,56 +16,49 @@ Reals = NDArray[np.floating]
 class Request:
     """Continue `prefix`. A fork is a request with a longer prefix.
 
-    The token at absolute position p is drawn with the uniform number of (key, p): requests that share a key
-    share their luck, and a continuation under the same key goes on with the same stream.
+    The token at absolute position p is drawn with the uniform number of (key, p). Requests with the same random key
+    share their noise, and a continuation with the same key continues the same stream.
     """
 
     prefix: Ints
     max_tokens: int
     key: int
     temperature: float = 1.0  # 0 is greedy: a point mass, whose log-probability is 0
-    top_k: int = 0  # 0: no limit; ids that tie with the k-th are kept
-    top_p: float = 1.0  # the fewest ids, most probable first, that hold this mass (after top_k)
-    stop: tuple[int, ...] = ()  # ids that end the completion, besides the engine's eos; they belong to it
-    topk_logprobs: int = 0  # how many of the most probable ids to report at each token
+    top_k: int = 0  # 0: no limit; ties with the k-th id are kept
+    top_p: float = 1.0  # the smallest set of most probable ids with this mass (after top_k)
+    stop: tuple[int, ...] = ()  # ids that end the completion, besides the engine's eos, and are part of it
+    topk_logprobs: int = 0  # number of most probable ids to report at each token
     role: str = "policy"
 
     def __post_init__(self) -> None:
-        wrong = self._wrong()
-        if wrong:
-            raise ValueError(wrong)
-
-    def _wrong(self) -> str:
         if len(self.prefix) == 0:
-            return "prefix is empty: there is nothing to continue. Give at least one id, such as bos."
-        if self.max_tokens < 1:
-            return f"max_tokens={self.max_tokens}: nothing would be sampled. Use 1 or more."
-        if not 0 <= self.temperature < float("inf"):
-            return f"temperature={self.temperature}: logits are divided by it. Use a positive one, or 0: greedy."
-        if not 0 < self.top_p <= 1:
-            return f"top_p={self.top_p}: it is a share of probability. Use one in (0, 1]; 1 keeps everything."
-        if self.top_k < 0:
-            return f"top_k={self.top_k}: it counts ids. Use 1 or more, or 0 to keep everything."
-        if self.topk_logprobs < 0:
-            return f"topk_logprobs={self.topk_logprobs}: it counts ids. Use 0 or more."
-        return ""
+            raise ValueError("prefix is empty: there is nothing to continue. Give at least one id, such as bos.")
+        for name, good, remedy in (
+            ("max_tokens", self.max_tokens >= 1, "nothing would be sampled. Use 1 or more."),
+            ("temperature", 0 <= self.temperature < np.inf, "logits are divided by it. Use more than 0, or 0: greedy."),
+            ("top_p", 0 < self.top_p <= 1, "it is a probability mass. Use a number in (0, 1]; 1 keeps every id."),
+            ("top_k", self.top_k >= 0, "it is a number of ids. Use 1 or more, or 0 to keep every id."),
+            ("topk_logprobs", self.topk_logprobs >= 0, "it is a number of ids. Use 0 or more."),
+        ):
+            if not good:
+                raise ValueError(f"{name}={getattr(self, name)}: {remedy}")
 
     @property
     def truncates(self) -> bool:
-        """Whether some ids cannot be drawn."""
+        """Whether some ids have probability 0."""
         return self.top_k > 0 or self.top_p < 1 or self.temperature == 0
 
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """What was sampled. The id that stopped it is its last id: to stop is a decision, and is trained."""
+    """A sampled continuation. The id that ends it is part of it: stopping is a decision, and is trained."""
 
     ids: Ints
-    logp: Reals  # of the distribution really drawn from; float32, or float64 if the weights are
-    version: NDArray[np.int32]  # of the weights, for each token
+    logp: Reals  # of the distribution sampled from; float32, or float64 if the weights are
+    version: NDArray[np.int32]  # of the weights, per token
     reason: Literal["stop", "length"]
-    topk: tuple[Ints, Reals] | None = None  # (tokens, k) each, at the temperature, before truncation
-    allowed: list[Ints] | None = None  # the ids that could be drawn at each token, if the request truncates
+    topk: tuple[Ints, Reals] | None = None  # ids and logp, (tokens, k) each, at the temperature, before truncation
+    allowed: list[Ints] | None = None  # ids with positive probability at each token, if the request truncates
 
     def __repr__(self) -> str:
         return f"Completion({len(self.ids)} tokens, {self.reason}, ids={self.ids[:8].tolist()}…)"
@@ -75,16 +68,16 @@ class Completion:
 class Engine(Protocol):
     can: frozenset[str]
     version: int
-    sampled: int  # tokens of all completions so far: what a method has cost
+    sampled: int  # tokens of all completions so far
 
     def generate(self, requests: Seq[Request]) -> AsyncIterator[tuple[int, Completion]]:
-        """A stream of (index of the request, completion) in the order in which they end."""
+        """A stream of (index of the request, completion), in the order in which they finish."""
         ...
 
     def score(
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"
     ) -> list[Reals]:
-        """Log-probabilities of given continuations, one for each id, at a temperature, untruncated."""
+        """Log-probabilities of the ids of given continuations, at a temperature, without truncation."""
         ...
 
 
@@ -95,28 +88,26 @@ async def complete(engine: Engine, requests: Seq[Request]) -> list[Completion]:
 
 
 def check(requests: Seq[Request], vocab: int, context: int) -> None:
-    """Refuse what a model cannot continue."""
-    if not requests:
-        return
+    """Refuse requests that a model cannot serve."""
     for r in requests:
         total = len(r.prefix) + r.max_tokens
         if total > context:
             raise ValueError(
-                f"prefix of {len(r.prefix)} + max_tokens={r.max_tokens} = {total} tokens, the context is "
-                f"{context}: positions end there. Ask for at most {max(context - len(r.prefix), 0)} tokens."
+                f"prefix of {len(r.prefix)} + max_tokens={r.max_tokens} = {total} tokens, the context is {context}: "
+                f"there are no more positions. Use max_tokens of at most {max(context - len(r.prefix), 0)}."
             )
     check_ids([r.prefix for r in requests], vocab)
-    most = max(r.topk_logprobs for r in requests)
+    most = max((r.topk_logprobs for r in requests), default=0)
     if most > vocab:
-        raise ValueError(f"topk_logprobs={most}, but there are {vocab} ids to report. Ask for at most {vocab}.")
+        raise ValueError(f"topk_logprobs={most} exceeds the vocabulary. Use at most {vocab}.")
 
 
 def check_ids(arrays: Seq[Ints], vocab: int) -> None:
-    """Refuse ids that have no embedding (on a GPU the look-up itself would end the process)."""
+    """Refuse ids without an embedding: on a GPU the lookup itself would abort the process."""
     ids = np.concatenate([*arrays, np.zeros(1, np.int64)])
     for i in (int(ids.min()), int(ids.max())):
         if not 0 <= i < vocab:
             raise ValueError(
-                f"id {i} is outside the vocabulary 0..{vocab - 1}: it has no embedding. "
-                "Encode with this policy's tokenizer."
+                f"id {i} is outside the vocabulary 0..{vocab - 1}, so it has no embedding. Encode with the policy's "
+                "own tokenizer."
             )

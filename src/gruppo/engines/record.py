@@ -1,4 +1,4 @@
-"""What a stream has sampled so far: tables of tokens on the device, split into completions as rows end."""
+"""Sampled tokens of a stream, in tables on the device; a finished row becomes a completion."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from gruppo.engines.sampling import Draw
 
 
 class Record:
-    """One line a request, as long as the longest completion asked for."""
+    """One row per request, as long as the largest max_tokens."""
 
     def __init__(self, requests: list[Request], dtype: torch.dtype, device: torch.device) -> None:
         self.requests, self.device = requests, device
@@ -23,7 +23,7 @@ class Record:
         self.allowed: dict[int, list[Ints]] = {i: [] for i, r in enumerate(requests) if r.truncates}
 
     def write(self, req: np.ndarray, count: np.ndarray, drawn: Draw) -> None:
-        """Token number `count` of each request `req`."""
+        """Store token number `count` of each request `req`."""
         cell_B = torch.from_numpy(req * self.span + count).to(self.device)
         self.ids.index_copy_(0, cell_B, drawn.token_B)
         self.logp.index_copy_(0, cell_B, drawn.logp_B)
@@ -41,13 +41,13 @@ class Record:
     def completions(
         self, req: np.ndarray, count: np.ndarray, stopped: np.ndarray, version: int
     ) -> list[tuple[int, Completion]]:
-        """The finished requests `req`, of `count` tokens each."""
+        """Completions of the finished requests `req`, of `count` tokens each."""
         req_B = torch.from_numpy(req).to(self.device)
 
-        def lines(table: Tensor) -> np.ndarray:
+        def rows(table: Tensor) -> np.ndarray:
             return table.view(len(self.requests), self.span, *table.shape[1:])[req_B].cpu().numpy()
 
-        ids, logp, top_ids, top_logp = (lines(t) for t in (self.ids, self.logp, self.top_ids, self.top_logp))
+        ids, logp, top_ids, top_logp = (rows(t) for t in (self.ids, self.logp, self.top_ids, self.top_logp))
         out = []
         for b, (i, n, stop) in enumerate(zip(req.tolist(), count.tolist(), stopped.tolist(), strict=True)):
             k = self.requests[i].topk_logprobs

@@ -1,8 +1,8 @@
-"""One keyed draw a row, with the log-probability of the distribution that was really drawn from.
+"""One draw per row from a random key, with the log-probability of the distribution sampled from.
 
-    p = softmax(z / T), truncated to the kept ids and divided by their mass; token = min {v : Σ_{w≤v} p_w > u}
+    p = softmax(z / T), truncated to the kept ids and renormalised; token = min {v : Σ_{w≤v} p_w > u}
 
-u = uniform(key, position), so a row's stream depends on no other row (design 3.16).
+u = uniform(key, position), so the samples of a row do not depend on other rows.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,13 @@ from gruppo.engines.base import Request
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of rows, as columns; and what none of them needs, so that it is not computed."""
+    """Sampling settings of the rows, one column each, and flags to skip what no row needs."""
 
     key_B: Tensor
     temperature_B: Tensor  # 1 where greedy
     greedy_B: Tensor
     top_k_B: Tensor
     top_p_B: Tensor
-    truncates_B: Tensor
     stop_BS: Tensor
     warm: bool  # some temperature is not 1
     most_k: int
@@ -56,7 +55,6 @@ def settings_of(requests: list[Request], eos: tuple[int, ...], device: torch.dev
         greedy_B=column([r.temperature == 0 for r in requests], torch.bool),
         top_k_B=column([r.top_k for r in requests], torch.int64),
         top_p_B=column([r.top_p for r in requests], torch.float64),
-        truncates_B=column([r.truncates for r in requests], torch.bool),
         stop_BS=torch.from_numpy(stop).to(device),
         warm=any(r.temperature not in (0, 1) for r in requests),
         most_k=max((r.top_k for r in requests), default=0),
@@ -70,11 +68,11 @@ class Draw:
     token_B: Tensor
     logp_B: Tensor
     logp_BV: Tensor  # at the temperature, before truncation
-    keep_BV: Tensor | None  # the ids that could be drawn; None where no row truncates
+    keep_BV: Tensor | None  # ids with positive probability; None if no row truncates
 
 
 def draw(logits_BV: Tensor, settings: Settings, pos_B: Tensor) -> Draw:
-    """Draw the token of absolute position `pos_B` for each row."""
+    """Sample the token at absolute position `pos_B` of each row."""
     if settings.warm:
         logits_BV = logits_BV / settings.temperature_B.to(logits_BV.dtype)[:, None]
     logp_BV = torch.log_softmax(logits_BV, -1)
@@ -84,17 +82,17 @@ def draw(logits_BV: Tensor, settings: Settings, pos_B: Tensor) -> Draw:
         drawn_BV = torch.log_softmax(logp_BV.masked_fill(~keep_BV, float("-inf")), -1)
     u_B = uniform(settings.key_B, pos_B)
     assert isinstance(u_B, Tensor)
-    # Sums in float64: u has 53 bits, and a float32 sum over a large vocabulary would move its thresholds.
+    # Sums in float64: u has 53 bits, and float32 sums over a large vocabulary would move the thresholds.
     cdf_BV = drawn_BV.exp().to(torch.float64).cumsum(-1)
     mass_B = cdf_BV[:, -1]
-    # u · mass may round up to mass; the nearest number below it still falls on an id that has probability.
+    # u · mass may round up to mass; the next number below still selects an id with positive probability.
     at_B = torch.minimum(u_B * mass_B, torch.nextafter(mass_B, torch.zeros_like(mass_B)))
     token_B = torch.searchsorted(cdf_BV, at_B[:, None], right=True)
     return Draw(token_B[:, 0], drawn_BV.gather(1, token_B)[:, 0], logp_BV, keep_BV)
 
 
 def kept(logp_BV: Tensor, settings: Settings) -> Tensor:
-    """The ids that greedy, top-k, and then top-p on what top-k left, allow."""
+    """The ids allowed by top-k, then by top-p among those, or by greedy decoding."""
     keep_BV = torch.ones_like(logp_BV, dtype=torch.bool)
     if settings.most_k:
         vocab = logp_BV.shape[-1]
@@ -112,7 +110,7 @@ def kept(logp_BV: Tensor, settings: Settings) -> Tensor:
 
 
 def _nucleus(logp_BV: Tensor, top_p_B: Tensor) -> Tensor:
-    """Most probable first, an id is kept while the mass before it is below top_p: at least one always is."""
+    """Top-p: most probable first, an id is kept while the mass before it is below top_p, so at least one is."""
     p_BV = torch.softmax(logp_BV, -1).to(torch.float64)
     sorted_BV, order_BV = p_BV.sort(dim=-1, descending=True, stable=True)
     before_BV = sorted_BV.cumsum(-1) - sorted_BV

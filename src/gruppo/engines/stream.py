@@ -1,4 +1,4 @@
-"""One call of generate: rows with a KV cache, filled from a queue, retired as they end."""
+"""One call of generate: rows with a KV cache, filled from a queue and retired when they finish."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,18 @@ from gruppo.policies.base import Incremental
 from gruppo.policies.cache import Cache
 from gruppo.policies.layout import cuts, packed
 
-# New requests enter when this share of the rows is free. On 512 requests of 2 to 100 tokens (mean 20) in 128
-# rows, one thread: 1.22 s; at every free row 1.21 s; in waves, when all rows are free, 1.48 s. A quarter
-# keeps the prefills few.
+# New requests are admitted when this fraction of the rows is free. 512 requests of 2 to 100 tokens (mean 20) in 128
+# rows, one thread: 1.22 s; at every free row 1.21 s; only when all rows are free 1.48 s. A quarter keeps prefills few.
 ADMIT = 0.25
-AHEAD = 32  # positions that a new cache holds in advance; it grows by itself
-# A prefix that begins like another is computed with it from this part of its length on: forks of one answer, not
-# prompts that have a template in common, whose mask would cost more than it saves.
+AHEAD = 32  # columns that a new cache has in reserve; it grows when needed
+# A shared prefix is computed once if it is at least this fraction of a sequence: forks of one answer, not prompts with
+# a common template, whose mask would cost more than it saves.
 FORKED = 0.5
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Prefixes that went through the model: their keys and values, packed, and the logits after each."""
+    """Prefixes after prefill: packed keys and values, and the logits after each prefix."""
 
     ids: list[int]
     length_U: np.ndarray
@@ -38,10 +37,10 @@ class Prefixes:
 
 
 class Stream:
-    """Live rows are the first rows of the cache. A row that ends is replaced at once by the last live row.
+    """Live rows are the first rows of the cache. A row that finishes is replaced at once by the last live row.
 
-    So retiring copies at most as many rows as end, and no step computes a dead row. There is no threshold: 73
-    retirements took 5 % of a call of 512 requests in which they left out four of five row steps.
+    So no step computes a finished row, and retiring copies at most one row for each that finishes: 73 retirements took
+    5 % of a call of 512 requests, and saved four of five row steps.
     """
 
     def __init__(
@@ -63,13 +62,13 @@ class Stream:
         seen: dict[bytes, int] = {}
         same = [seen.setdefault(np.asarray(r.prefix, np.int64).tobytes(), len(seen)) for r in requests]
         self.prefix_n = np.array(same)
-        # Requests with one prefix stand together, so that at most one prefix waits for its other requests.
+        # Requests with the same prefix are adjacent, so that at most one prefix has requests left in the queue.
         self.queue = np.argsort(self.prefix_n, kind="stable")
         self.waiting: Prefixes | None = None
         self.cache: Cache | None = None
         self.row_req = np.zeros(0, np.int64)  # the request of each live row
         self.row_pos = np.zeros(0, np.int64)  # the position that each live row samples next
-        self.token_B = torch.zeros(0, dtype=torch.int64, device=self.device)  # what it sampled last
+        self.token_B = torch.zeros(0, dtype=torch.int64, device=self.device)  # the last token of each live row
         self.settings_n = settings_of(requests, eos, self.device)
         self.settings = self.settings_n
         self.prefilled = self.decoded = 0
@@ -79,7 +78,7 @@ class Stream:
         return len(self.queue) + len(self.row_req) > 0
 
     def step(self) -> list[tuple[int, Completion]]:
-        """One token for every live row; the completions that end with it."""
+        """Sample one token for every live row; returns the completions that finish with it."""
         logits_BV = self._decode() if len(self.row_req) else None
         room = self.max_rows - len(self.row_req)
         if len(self.queue) and (room >= ADMIT * self.max_rows or logits_BV is None):
@@ -121,14 +120,14 @@ class Stream:
         self.settings = self.settings_n.take(self._tensor(self.row_req))
 
     def _admit(self, room: int) -> Tensor:
-        """Take requests from the queue into rows; the logits of their first tokens."""
+        """Move requests from the queue into rows; returns the logits of their first tokens."""
         req, self.queue = self.queue[:room], self.queue[room:]
         wanted = self.prefix_n[req]
         prefixes = self._prefill(req)
         more = len(self.queue) > 0 and self.prefix_n[self.queue[0]] == wanted[-1]
         self.waiting = prefixes.last() if more else None
-        place = {u: i for i, u in enumerate(prefixes.ids)}
-        at = np.array([place[u] for u in wanted.tolist()])
+        index = {u: i for i, u in enumerate(prefixes.ids)}
+        at = np.array([index[u] for u in wanted.tolist()])
         length, live = prefixes.length_U, len(self.row_req)
         start = np.cumsum(length) - length
         if self.cache is None:
@@ -142,8 +141,8 @@ class Stream:
         return prefixes.logits_UV[self._tensor(at)]
 
     def _prefill(self, req: np.ndarray) -> Prefixes:
-        """Each distinct prefix of these requests once, and what forks have in common once; the one that waited is not
-        computed again."""
+        """Compute each distinct prefix of these requests once, and what forks share once. The one that is left from
+        the last call is used again."""
         owner = {u: i for u, i in zip(self.prefix_n[req].tolist(), req.tolist(), strict=True)}
         parts = []
         if self.waiting is not None:

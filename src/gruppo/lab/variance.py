@@ -10,7 +10,6 @@ that were drawn is in it, and what comes from their answers. The exact laborator
 in a world of a few answers; this one takes any task. It costs one more forward and backward of the batch.
 """
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, minibatches
-from gruppo.stages.context import Context
+from gruppo.stages import Context, setting
 from gruppo.stages.update import Passes
 
 
@@ -26,35 +25,17 @@ from gruppo.stages.update import Passes
 class MeasuredPasses(Passes):
     """`Passes` that first log `grad_variance` and `grad_noise`, from `parts` of the batch; it learns the same."""
 
-    parts: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.parts < 2:
-            raise ValueError(f"parts={self.parts}: one gradient has no variance. Use 2 or more.")
+    parts: int = setting(8, low=2)  # one gradient has no variance
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
-        tally = learner.tally
-        learner.tally = deepcopy(tally)  # what measuring would report is no step of the run
-        try:
-            grads = [gradient(learner, part) for part in minibatches(batch, self.parts, ctx.seed, ctx.step, "variance")]
-        finally:
-            learner.tally = tally
+        parts = minibatches(batch, self.parts, ctx.seed, ctx.step, "variance")
+        grads = [learner.gradient("policy", part) for part in parts]
         if len(grads) > 1:
             mean, variance = torch.stack(grads).mean(0), variance_of_mean(torch.stack(grads))
-            tally.add("grad_variance", variance)
+            learner.tally.add("grad_variance", variance)
             if bool(mean.any()):
-                tally.add("grad_noise", variance / float(mean.square().sum(dtype=torch.float64)))
+                learner.tally.add("grad_noise", variance / float(mean.square().sum(dtype=torch.float64)))
         super().__call__(ctx, learner, batch)
-
-
-def gradient(learner: Any, batch: Batch) -> Tensor:
-    """The policy's, before it is clipped, as one vector."""
-    learner.grad("policy", batch)
-    params = [p for p in learner.models["policy"].parameters() if p.requires_grad]
-    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params])
-    learner.optimisers["policy"].zero_grad(set_to_none=True)
-    return flat
 
 
 def variance_of_mean(grad_PX: Tensor) -> float:

@@ -22,7 +22,7 @@ from torch import Tensor
 from gruppo.data import Batch, Status
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces import advantage
-from gruppo.stages import Context, Occupant
+from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import COMPARES, judged_N, to_tokens
 from gruppo.stages.penalties import ReferenceKL
 
@@ -31,13 +31,11 @@ from gruppo.stages.penalties import ReferenceKL
 class LongerIsRight(Occupant):
     """GRPO's advantage, times `factor` in groups whose longest right answer is not longer than the wrong ones are."""
 
-    threshold: float = 0.5
-    factor: float = 0.1
-    eps: float = 1e-6
-    gives = ("adv_N",)
-    min_samples = 2
-    alone = COMPARES
-    witness = {"threshold": 2.0, "factor": 0.5, "eps": 1.0}
+    threshold: float = setting(0.5, witness=2.0)
+    factor: float = setting(0.1, witness=0.5)
+    eps: float = setting(1e-6, witness=1.0)
+    writes = ("adv_N",)
+    requires = (COMPARES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups, judged = batch.level("E", "G"), batch.judged_E

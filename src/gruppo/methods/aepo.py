@@ -17,6 +17,7 @@ No better answer: no term (the code fails).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +26,12 @@ from torch import Tensor
 from gruppo.data import Batch, Episode, Key, Note, Source, Use
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces import advantage
-from gruppo.stages import Context, Memory, Need, Noted, Occupant, Prompt, Stats, StepRecord, Term, need
-from gruppo.stages.rollout import Group, anew, asks_of
+from gruppo.stages import Context, Memory, Need, Occupant, Prompt, Stats, StepRecord, Term, Values, need, note, setting
+from gruppo.stages.requires import Samples
+from gruppo.stages.rollout import again, asks_of
 
 AT_ONE = need("logp", when="step", T=1.0)
+HEATED = note("heated", among=(0.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -40,42 +43,34 @@ class WithHeated(Occupant):
     most     answers that count, at the most; where the entropy is above the target, half as many
     """
 
-    target_entropy: float = 0.5
-    heat: float = 0.2
-    share: float = 0.25
-    min_adv: float = 0.05
-    most: int = 60
-    gives = ("note_heated_E",)
-    min_samples = 2
-    alone = "It keeps answers that are better than others of their prompt, and one alone is not."
-    witness = {"target_entropy": 9.0, "heat": 0.9, "share": 1.0, "min_adv": 2.0, "most": 0}
+    target_entropy: float = setting(0.5, witness=9.0)
+    heat: float = setting(0.2, low=0, below=1, witness=0.9)  # 1 − heat is a temperature
+    share: float = setting(0.25, witness=1.0)
+    min_adv: float = setting(0.05, witness=2.0)
+    most: int = setting(60, witness=0)
+    writes = ("note_heated_E",)
+    requires = (Samples(2, "It keeps answers that are better than others of their prompt, and one alone is not."),)
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
-        episodes = await Group()(ctx, prompts)
+        episodes = await ctx.play(prompts)
         low = ctx.memory.get("entropy", float("inf")) < self.target_entropy
         chosen = [a for a in asks_of(prompts) if ctx.uniform("heated", ctx.round, a.group) < self.share]
-        asks = [anew(a, "heated", a.samples, {"temperature": 1 + self.heat if low else 1 - self.heat}) for a in chosen]
+        asks = [again(a, "heated", a.samples, {"temperature": 1 + self.heat if low else 1 - self.heat}) for a in chosen]
         heated = await ctx.draw(asks) if asks else []
         better = self._better(heated)
-        luck = ctx.uniform("imitated", torch.tensor([e.uid for e in better], dtype=torch.int64))
+        noise = ctx.uniform("imitated", torch.tensor([e.uid for e in better], dtype=torch.int64))
         count = min(self.most, len(better)) if low else min(self.most, len(better)) // 2
         for e in heated:
             e.use = Use.NONE
-        for i in luck.argsort()[:count].tolist():
+        for i in noise.argsort()[:count].tolist():
             better[i].use, better[i].notes["heated"] = Use.APART, Note(np.ones(1, np.float32))
         return [*episodes, *heated]
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.heat < 1:
-            raise ValueError(
-                f"heat={self.heat}: 1 - heat is a temperature. Use a number from 0 to below 1, such as 0.2."
-            )
 
     def _better(self, episodes: Sequence[Episode]) -> list[Episode]:
         """The answers whose z-score in their group is above `min_adv`."""
         known = [e for e in episodes if e.status.judged and np.isfinite(e.total)]
-        place = {group: i for i, group in enumerate(dict.fromkeys(e.group for e in known))}
-        groups = Key(torch.tensor([place[e.group] for e in known], dtype=torch.int64), len(place))
+        number = {group: i for i, group in enumerate(dict.fromkeys(e.group for e in known))}
+        groups = Key(torch.tensor([number[e.group] for e in known], dtype=torch.int64), len(number))
         adv = advantage.z_score(torch.tensor([e.total for e in known]), groups)
         return [e for e, a in zip(known, adv.tolist(), strict=True) if a > self.min_adv]
 
@@ -95,10 +90,9 @@ def heated_N(batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class HostAlone(Occupant):
-    """The objective neither learns nor counts heated answers: they have a term of their own."""
+    """The surrogate neither learns nor counts heated answers: they have a term of their own."""
 
-    current = False
-    notes = {"heated": Noted("E", (0.0, 1.0))}
+    reads = (HEATED,)
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         return ~heated_N(batch), torch.ones_like(batch.weight_N)
@@ -108,17 +102,19 @@ class HostAlone(Occupant):
 class HeatedLikelihood(Occupant):
     """heated_coef/B Σ 1/|o| Σ_t log π(o_t) over heated answers, at temperature 1; B counts all answers of the step."""
 
-    heated_coef: float = 1.0
-    notes = {"heated": Noted("E", (0.0, 1.0))}
-    witness = {"heated_coef": 0.3}
+    heated_coef: float = setting(1.0, witness=0.3)
+    mean: Any = setting("sequence", added=True)
+    reads = (HEATED, "dropped")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (AT_ONE,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        mine_N, logp_N = heated_N(batch), stats[AT_ONE.column]
-        value_N = torch.where(mine_N, logp_N, torch.zeros_like(logp_N))
-        return [Term("heated", value_N, batch.policy_N, "sequence", coef=self.heated_coef)]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("heated", batch.policy_N, self.mean, coef=self.heated_coef)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        logp_N = stats[AT_ONE.column]
+        return {"heated": torch.where(heated_N(batch), logp_N, torch.zeros_like(logp_N))}
 
 
 AEPO = GRPO.but(
@@ -126,6 +122,8 @@ AEPO = GRPO.but(
     paper="arXiv:2510.08141",
     rollout=WithHeated(),
     select=HostAlone(),
-    penalties=(HeatedLikelihood(),),
-    together=("rollout", "select", "penalties"),
+    objective=(*GRPO.objective, HeatedLikelihood()),
+    penalties=(),
+    together=("rollout", "select", "objective"),
+    version=2,  # 1 had the heated answers in penalties
 )

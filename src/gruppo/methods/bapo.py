@@ -23,7 +23,7 @@ code has none. The dual clip, two epochs and four minibatches are the code's.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,8 +33,8 @@ from gruppo.methods.grpo import GRPO
 from gruppo.pieces import surrogate
 from gruppo.pieces.ratio import ratio
 from gruppo.pieces.stop import stop
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
-from gruppo.stages.names import nearest
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 from gruppo.stages.update import Passes
 
 Contribution = Literal["live", "value"]
@@ -51,43 +51,31 @@ class BalancedClip(Occupant):
     contribution                   live: tokens with a gradient, r |A|; value: all, by the clipped objective
     """
 
-    clip_low: float = 0.4
-    clip_low_least: float = 0.1
-    clip_high: float = 0.2
-    clip_high_most: float = 2.0
-    clip_step: float = 0.05
-    positive_share: float = 0.5
+    clip_low: float = setting(0.4, witness=0.8)
+    clip_low_least: float = setting(0.1, witness=-0.5)
+    clip_high: float = setting(0.2, witness=0.6)
+    clip_high_most: float = setting(2.0, witness=0.3)
+    clip_step: float = setting(0.05, above=0, witness=0.7)
+    positive_share: float = setting(0.5, witness=[0.95, 0.0])
     contribution: Contribution = "live"
-    clip_dual: float = 3.0
+    clip_dual: float = setting(3.0, witness=1.2)
     mean: Any = "token"
-    takes = ("adv_N",)
-    witness = {
-        "clip_low": 0.8, "clip_low_least": -0.5, "clip_high": 0.6, "clip_high_most": 0.3, "clip_step": 0.7,
-        "positive_share": [0.95, 0.0], "contribution": ["live", "value"], "clip_dual": 1.2,
-        "mean": ["token", "sequence"],
-    }  # fmt: skip
+    reads = ("adv_N",)
 
-    def __post_init__(self) -> None:
-        if self.contribution not in get_args(Contribution):
-            raise ValueError(
-                f"contribution={self.contribution!r}: a token does not contribute so"
-                f"{nearest(self.contribution, get_args(Contribution))}. Use {' or '.join(get_args(Contribution))}."
-            )
+    def wrong(self) -> str:
         if not (self.clip_low_least <= self.clip_low and self.clip_high <= self.clip_high_most):
-            raise ValueError(
+            return (
                 f"clip_low={self.clip_low} to {self.clip_low_least}, clip_high={self.clip_high} to "
                 f"{self.clip_high_most}: the search would move away from its end. Use clip_low_least <= clip_low and "
                 "clip_high <= clip_high_most."
             )
         way = self.clip_low - self.clip_low_least + self.clip_high_most - self.clip_high
-        if not self.clip_step > 0 or way / self.clip_step > MOST_RUNGS:
-            raise ValueError(
-                f"clip_step={self.clip_step}: the search would never end. Use a larger step above 0; positive_share=0 "
-                "is no search."
-            )
+        return "" if way / self.clip_step <= MOST_RUNGS else (
+            f"clip_step={self.clip_step}: the search would never end. Use a larger step; positive_share=0 is no search."
+        )  # fmt: skip
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
     def bounds(self, r_N: Tensor, adv_N: Tensor, weight_N: Tensor) -> tuple[Tensor, Tensor]:
         """c_low and c_high: the first on the way whose share of good tokens is large enough, else the last."""
@@ -109,7 +97,13 @@ class BalancedClip(Occupant):
         last = len(high_H) - 1
         return low_L.index_select(0, (at - last).clamp(min=0)), high_H.index_select(0, at.clamp(max=last))
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        shares = [
+            Term(n, batch.learn_N, coef=0.0, additive=False) for n in ("clip_fraction", "bound_low", "bound_high")
+        ]
+        return [Term("policy", batch.learn_N, self.mean, additive=False), *shares]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         adv_N, learn_N, r_N = batch.adv_N, batch.learn_N, ratio(stats.logp_N, batch.logp_old_N)
         here_N = torch.where(learn_N, batch.weight_N, torch.zeros_like(batch.weight_N))
         low, high = self.bounds(stop(r_N), adv_N, here_N)
@@ -117,12 +111,12 @@ class BalancedClip(Occupant):
         if self.clip_dual:
             value_N = surrogate.dual_clipped(value_N, adv_N, self.clip_dual)
         clip_N = ((stop(r_N) > high) & (adv_N > 0)) | ((stop(r_N) < low) & (adv_N < 0))
-        return [
-            Term("policy", batch.weight_N * value_N, learn_N, self.mean, additive=False),
-            Term("clip_fraction", clip_N.to(r_N.dtype), learn_N, "token", coef=0.0, additive=False),
-            Term("bound_low", low.expand(len(r_N)), learn_N, "token", coef=0.0, additive=False),
-            Term("bound_high", high.expand(len(r_N)), learn_N, "token", coef=0.0, additive=False),
-        ]
+        return {
+            "policy": batch.weight_N * value_N,
+            "clip_fraction": clip_N.to(r_N.dtype),
+            "bound_low": low.expand(len(r_N)),
+            "bound_high": high.expand(len(r_N)),
+        }
 
 
 def ladder(start: float, end: float, step: float, like: Tensor) -> Tensor:

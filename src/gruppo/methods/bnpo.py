@@ -25,7 +25,7 @@ from torch import Tensor
 from gruppo.data import Batch, centre
 from gruppo.data.pairs import ROUNDING
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Occupant
+from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import COMPARES, to_tokens
 from gruppo.stages.objective import ClippedSurrogate
 
@@ -34,21 +34,18 @@ from gruppo.stages.objective import ClippedSurrogate
 class BetaNormalised(Occupant):
     """A_i = (s_i − p) / f(p; α, β), s the reward on the scale from `reward_low` (0) to `reward_high` (1)."""
 
-    reward_low: float = 0.0
-    reward_high: float = 1.0
-    cap: float = 1e6
-    gives = ("adv_N",)
-    min_samples = 2
-    alone = COMPARES
-    witness = {"reward_low": -1.0, "reward_high": 2.0, "cap": 0.3}
+    reward_low: float = setting(0.0, witness=-1.0)
+    reward_high: float = setting(1.0, witness=2.0)
+    cap: float = setting(1e6, above=0, witness=0.3)
+    writes = ("adv_N",)
+    requires = (COMPARES,)
 
-    def __post_init__(self) -> None:
-        if not self.reward_low < self.reward_high:
-            raise ValueError(
-                f"reward_low={self.reward_low}, reward_high={self.reward_high}: no reward lies between. Use low < high."
-            )
+    def wrong(self) -> str:
+        return "" if self.reward_low < self.reward_high else (
+            f"reward_low={self.reward_low}, reward_high={self.reward_high}: no reward lies between. Use low < high."
+        )  # fmt: skip
 
-    def refuses(self, batch: Batch) -> str:
+    def unfit(self, batch: Batch) -> str:
         known = batch.return_EC[batch.judged_E][:, batch.paid_C]
         out = known[(known < self.reward_low - ROUNDING) | (known > self.reward_high + ROUNDING)]
         return "" if not len(out) else (

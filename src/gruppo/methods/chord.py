@@ -16,7 +16,7 @@ prompts, 64 beside 256 samples: a count of their own makes that a matter of nois
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,11 +24,9 @@ from torch import Tensor
 from gruppo.data import Batch, Episode, Use
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces.stop import stop
-from gruppo.stages import Context, Need, Occupant, Prompt, Sched, Stats, Term
-from gruppo.stages.names import nearest
-from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages import Context, Need, Occupant, Prompt, Sched, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, ClippedSurrogate
 from gruppo.stages.recorded import RightExperts, expert, expert_N
-from gruppo.stages.rollout import Group
 
 PHI: dict[str, Callable[[Tensor], Tensor]] = {
     "uncertain": lambda p: p * (1 - p),
@@ -41,49 +39,38 @@ PHI: dict[str, Callable[[Tensor], Tensor]] = {
 class WithExperts(Occupant):
     """Samples of every prompt, and beside them, for an `expert_share` of the prompts, an expert's answer, apart."""
 
-    expert_share: float = 1.0
-    makes = frozenset({"expert"})
-    witness = {"expert_share": 0.0}
+    expert_share: float = setting(1.0, low=0, high=1)
+    writes = ("expert",)
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         def shown(prompt: Prompt) -> bool:
             return ctx.uniform("expert", prompt.group) < self.expert_share
 
-        drawn = await Group()(ctx, prompts)
+        drawn = await ctx.play(prompts)
         return [*drawn, *(expert(ctx, p, i, Use.APART) for i, p in enumerate(prompts) if shown(p))]
 
 
 @dataclass(frozen=True)
-class Chord(Occupant):
-    """(1 − mu) · the clipped surrogate over the policy's tokens + mu · sg(φ(p)) log p over the experts' tokens.
+class ExpertLikelihood(Occupant):
+    """expert_coef · mean of sg(φ(p)) log p over the experts' tokens.
 
     phi  uncertain: p (1 − p); one: 1, plain imitation; probability: p
     """
 
-    mu: Sched = 0.1
+    expert_coef: Sched = setting(0.1, low=0, witness=0.6)
     phi: Literal["uncertain", "one", "probability"] = "uncertain"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    takes = ("adv_N",)
-    handles = frozenset({"expert"})
-    witness = {"mu": 0.6, "phi": ["one", "probability"], "clip_low": 0.6, "clip_high": 0.9}
-
-    def __post_init__(self) -> None:
-        if self.phi not in PHI:
-            raise ValueError(f"phi={self.phi!r} weighs no token{nearest(self.phi, PHI)}. Use one of {', '.join(PHI)}.")
+    mean: Any = "token"
+    reads = ("expert",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return ClippedSurrogate().needs(ctx)
+        return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        mu, logp_N = ctx.at(self.mu), stats.logp_N
-        policy, clipped = ClippedSurrogate(self.clip_low, self.clip_high)(ctx, batch, stats)
-        weight_N = batch.weight_N * PHI[self.phi](stop(logp_N.exp()))
-        return [
-            Term("policy", policy.value, policy.over, "token", coef=1 - mu),
-            Term("expert", weight_N * logp_N, expert_N(batch), "token", coef=mu),
-            clipped,
-        ]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("expert", expert_N(batch), self.mean, coef=ctx.at(self.expert_coef))]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        weight_N = batch.weight_N * PHI[self.phi](stop(stats.logp_N.exp()))
+        return {"expert": weight_N * stats.logp_N}
 
 
 CHORD = GRPO.but(
@@ -91,8 +78,12 @@ CHORD = GRPO.but(
     paper="arXiv:2508.11408",
     rollout=WithExperts(),
     select=RightExperts(),
-    objective=Chord(),
+    objective=(
+        ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="token", coef=0.9),
+        ExpertLikelihood(expert_coef=0.1),
+    ),
     penalties=(),
+    version=2,  # 1 had both terms in one objective
     together=("rollout", "objective"),
     breaks={"equal_rewards": "An expert's answer is imitated, whatever the rewards of the sampled ones are."},
 )

@@ -19,7 +19,8 @@ from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces.ratio import ratio
 from gruppo.pieces.stop import stop
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 from gruppo.stages.update import Passes
 
 
@@ -27,23 +28,22 @@ from gruppo.stages.update import Passes
 class ClippedWeight(Occupant):
     """sg(clip(r, 1 − clip_low, 1 + clip_high)) A log π: every token keeps a gradient, its weight is bounded."""
 
-    clip_low: float = 1.0
-    clip_high: float = 4.0
+    clip_low: float = setting(1.0, witness=0.1)
+    clip_high: float = setting(4.0, witness=0.1)
     mean: Any = "token"
-    takes = ("adv_N",)
-    witness = {"clip_low": 0.1, "clip_high": 0.1, "mean": ["token", "sequence"]}
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, self.mean), Term("weight_clipped", batch.learn_N, coef=0.0)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         r_N = stop(ratio(stats.logp_N, batch.logp_old_N))
         clipped_N = torch.clamp(r_N, 1.0 - self.clip_low, 1.0 + self.clip_high)
         value_N = clipped_N * batch.adv_N * stats.logp_N
-        return [
-            Term("policy", batch.weight_N * value_N, batch.learn_N, self.mean),
-            Term("weight_clipped", (clipped_N != r_N).to(r_N.dtype), batch.learn_N, "token", coef=0.0),
-        ]
+        return {"policy": batch.weight_N * value_N, "weight_clipped": (clipped_N != r_N).to(r_N.dtype)}
 
 
 CISPO = GRPO.but(

@@ -23,41 +23,41 @@ from gruppo.pieces import surrogate
 from gruppo.pieces.covariance import lowest, singled_out, token_covariance
 from gruppo.pieces.ratio import ratio
 from gruppo.pieces.stop import stop
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 
 
 @dataclass(frozen=True)
 class ClipCovariance(Occupant):
     """The clipped objective; of the tokens with cov_low < c < cov_high a few count 0, `chosen_share` of all."""
 
-    chosen_share: float = 2e-4
-    cov_low: float = 1.0
-    cov_high: float = 5.0
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    chosen_share: float = setting(2e-4, witness=[0.2, 0.0])
+    cov_low: float = setting(1.0, witness=[-1.0, 0.2])
+    cov_high: float = setting(5.0, witness=[1.0, 1.3])
+    clip_low: float = setting(0.2, witness=0.6)
+    clip_high: float = setting(0.2, witness=0.9)
     mean: Any = "token"
-    takes = ("adv_N",)
-    witness = {
-        "chosen_share": [0.2, 0.0], "cov_low": [-1.0, 0.2], "cov_high": [1.0, 1.3], "clip_low": 0.6, "clip_high": 0.9,
-        "mean": ["token", "sequence"],
-    }  # fmt: skip
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [
+            Term("policy", batch.learn_N, self.mean, additive=False),
+            Term("clip_fraction", batch.learn_N, coef=0.0),
+            Term("singled_out", batch.learn_N, coef=0.0, additive=False),
+        ]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         adv_N, learn_N, r_N = batch.adv_N, batch.learn_N, ratio(stats.logp_N, batch.logp_old_N)
         cov_N = token_covariance(adv_N, stop(stats.logp_N), learn_N)
         clip_N = surrogate.clip_fraction(stop(r_N), adv_N, self.clip_low, self.clip_high)
         candidate_N = learn_N & (cov_N > self.cov_low) & (cov_N < self.cov_high) & (clip_N == 0)
-        luck_N = ctx.uniform("clip_cov", batch.uid_N)
-        out_N = lowest(luck_N, luck_N, candidate_N, singled_out(self.chosen_share, learn_N)).to(r_N.dtype)
+        noise_N = ctx.uniform("clip_cov", batch.uid_N)
+        out_N = lowest(noise_N, noise_N, candidate_N, singled_out(self.chosen_share, learn_N)).to(r_N.dtype)
         value_N = (1.0 - out_N) * surrogate.clipped(r_N, adv_N, self.clip_low, self.clip_high)
-        return [
-            Term("policy", batch.weight_N * value_N, learn_N, self.mean, additive=False),
-            Term("clip_fraction", clip_N, learn_N, "token", coef=0.0),
-            Term("singled_out", out_N, learn_N, "token", coef=0.0, additive=False),
-        ]
+        return {"policy": batch.weight_N * value_N, "clip_fraction": clip_N, "singled_out": out_N}
 
 
 CLIP_COV = DAPO.but(

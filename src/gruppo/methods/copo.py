@@ -30,7 +30,8 @@ from gruppo.methods.grpo import GRPO
 from gruppo.pieces import advantage
 from gruppo.pieces.ratio import ratio
 from gruppo.pieces.surrogate import clip_fraction, clipped
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 from gruppo.stages.update import Passes
 
 
@@ -38,13 +39,12 @@ from gruppo.stages.update import Passes
 class InsideAndBetween(Occupant):
     """Two advantages, of the answer in its group and of the group among groups, and the weight of the first."""
 
-    blend_slope: float = 20.0
-    blend_entropy: float = 1.5
-    eps: float = 1e-6
-    gives = ("adv_N", "adv_global_N", "local_N")
+    blend_slope: float = setting(20.0, witness=1.0)
+    blend_entropy: float = setting(1.5, witness=0.5)
+    eps: float = setting(1e-6, witness=1.0)
+    writes = ("adv_N", "adv_global_N", "local_N")
     ignores = ("shift", "scale")
-    answers = True
-    witness = {"blend_slope": 1.0, "blend_entropy": 0.5, "eps": 1.0}
+    reads = ("answer_E",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups, judged = batch.level("E", "G"), batch.judged_E
@@ -80,17 +80,20 @@ def answer_entropy(batch: Batch) -> Tensor:
 class TwoSurrogates(Occupant):
     """w min(rA, clip(r) A) + (1 − w) min(rĀ, clip(r) Ā)."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.28
+    clip_low: float = setting(0.2, witness=0.05)
+    clip_high: float = setting(0.28, witness=0.05)
     mean: Any = "episode"
-    takes = ("adv_N", "adv_global_N", "local_N")
-    witness = {"clip_low": 0.05, "clip_high": 0.05, "mean": "token"}
+    reads = ("adv_N", "adv_global_N", "local_N")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        r_N, w_N, learn_N = ratio(stats.logp_N, batch.logp_old_N), batch.local_N, batch.learn_N
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        shares = [Term(name, batch.learn_N, coef=0.0) for name in ("local_share", "clip_fraction")]
+        return [Term("policy", batch.learn_N, self.mean), *shares]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        r_N, w_N = ratio(stats.logp_N, batch.logp_old_N), batch.local_N
         inside_N, between_N = (
             clipped(r_N, adv_N, self.clip_low, self.clip_high) for adv_N in (batch.adv_N, batch.adv_global_N)
         )
@@ -98,11 +101,11 @@ class TwoSurrogates(Occupant):
             clip_fraction(r_N.detach(), adv_N, self.clip_low, self.clip_high)
             for adv_N in (batch.adv_N, batch.adv_global_N)
         )
-        return [
-            Term("policy", batch.weight_N * (w_N * inside_N + (1 - w_N) * between_N), learn_N, self.mean),
-            Term("local_share", w_N, learn_N, "token", coef=0.0),
-            Term("clip_fraction", w_N * clip_N + (1 - w_N) * between_clip_N, learn_N, "token", coef=0.0),
-        ]
+        return {
+            "policy": batch.weight_N * (w_N * inside_N + (1 - w_N) * between_N),
+            "local_share": w_N,
+            "clip_fraction": w_N * clip_N + (1 - w_N) * between_clip_N,
+        }
 
 
 COPO = GRPO.but(

@@ -20,7 +20,7 @@ from torch import Tensor
 from gruppo.data import Batch, Key, segment
 from gruppo.data.pairs import ROUNDING
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Need, Occupant, Stats, need
+from gruppo.stages import Context, Need, Occupant, Stats, need, setting
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.select import share_of
 
@@ -30,16 +30,12 @@ class DownSample(Occupant):
     """Keep the `group_share` of each group that varies most, of these the `batch_share`, and of their tokens the
     `token_share` with the largest |A| H; two of the shares move to their `_last` value by the end of the run."""
 
-    group_share: float = 0.5
-    group_share_last: float = 1.0
-    batch_share: float = 0.5
-    token_share: float = 0.2
-    token_share_last: float = 0.5
-    takes = ("adv_N",)
-    current = False
-    witness = {
-        "group_share": 0.9, "group_share_last": 0.0, "batch_share": 0.9, "token_share": 0.8, "token_share_last": 9.0,
-    }  # fmt: skip
+    group_share: float = setting(0.5, witness=0.9)
+    group_share_last: float = setting(1.0, witness=0.0)
+    batch_share: float = setting(0.5, witness=0.9)
+    token_share: float = setting(0.2, witness=0.8)
+    token_share_last: float = setting(0.5, witness=9.0)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("entropy", "old"),)
@@ -50,10 +46,10 @@ class DownSample(Occupant):
 
         learn_N = batch.learn_N
         adv_E = batch.gather(batch.adv_N, "N", "E", "mean", where=learn_N)
-        live_E, luck_E = batch.gather(learn_N, "N", "E", "any"), ctx.uniform("d3s", batch.uid_E)
+        live_E, noise_E = batch.gather(learn_N, "N", "E", "any"), ctx.uniform("d3s", batch.uid_E)
         in_group = now(self.group_share, self.group_share_last)
-        some_E = most_varied(adv_E, batch.level("E", "G"), in_group, luck_E, live_E)
-        some_E = most_varied(adv_E, segment.one_part(adv_E), self.batch_share, luck_E, some_E)
+        some_E = most_varied(adv_E, batch.level("E", "G"), in_group, noise_E, live_E)
+        some_E = most_varied(adv_E, segment.one_part(adv_E), self.batch_share, noise_E, some_E)
         mine_N = learn_N & batch.spread(some_E, "E", "N")
         score_N = torch.where(mine_N, batch.adv_N.abs() * batch.entropy_old_N, -torch.inf)
         best_E = batch.gather(score_N, "N", "E", "max")
@@ -63,15 +59,15 @@ class DownSample(Occupant):
         return keep_N | ~batch.policy_N, torch.ones_like(batch.weight_N)
 
 
-def most_varied(x: Tensor, key: Key, share: float, luck: Tensor, where: Tensor) -> Tensor:
-    """The `share` of each part's rows in `where` whose values have the largest variance; ties by `luck`.
+def most_varied(x: Tensor, key: Key, share: float, noise: Tensor, where: Tensor) -> Tensor:
+    """The `share` of each part's rows in `where` whose values have the largest variance; ties by `noise`.
 
     Such a set has the k largest and the rest from the smallest. Every k of every part is a candidate; Σ x and Σ x² of
     both ends are read from running sums.
     """
     rows = torch.nonzero(where)[:, 0]
     value = torch.round(x[rows].double() / ROUNDING) * ROUNDING  # what differs by rounding is a tie
-    order = torch.argsort(luck[rows], stable=True)
+    order = torch.argsort(noise[rows], stable=True)
     order = order[torch.argsort(value[order], stable=True)]
     order = order[torch.argsort(key.index[rows[order]], stable=True)]
     rows, value, part = rows[order], value[order], key.index[rows[order]]

@@ -11,6 +11,7 @@ Optimization-AI/DisCO, verl/trainer/ppo/core_algos.py: the score is the "logL" o
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,10 @@ from torch import Tensor
 from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces import discriminate
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
 from gruppo.stages.credit import COMPARES
+from gruppo.stages.objective import NOW, OLD
+from gruppo.stages.requires import BINARY_REWARD
 from gruppo.stages.update import Passes
 
 
@@ -27,10 +30,8 @@ from gruppo.stages.update import Passes
 class RightAgainstWrong(Occupant):
     """Credit: which episodes are right. `right_N` is 1 or 0; the objective compares them."""
 
-    gives = ("right_N",)
-    expects = ("binary_reward",)
-    min_samples = 2
-    alone = COMPARES
+    writes = ("right_N",)
+    requires = (COMPARES, BINARY_REWARD)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         best = torch.where(batch.judged_E, batch.reward_E, torch.zeros_like(batch.reward_E))
@@ -39,25 +40,33 @@ class RightAgainstWrong(Occupant):
 
 @dataclass(frozen=True)
 class Discriminate(Occupant):
-    tau: float = 10.0
-    trust_coef: float = 1e3
-    kl_limit: float = 1e-4
-    takes = ("right_N",)
-    witness = {"tau": 0.5, "trust_coef": 10.0, "kl_limit": 0.5}
+    tau: float = setting(10.0, witness=0.5)
+    trust_coef: float = setting(1e3, witness=10.0)
+    kl_limit: float = setting(1e-4, witness=0.5)
+    mean: Any = setting("drawn_group", added=True)
+    reads = ("right_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return discriminating_terms(batch, self.mean)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         groups, score_E, drift_N = batch.level("E", "G"), mean_score(batch, stats), drift(batch, stats)
-        right_E, wrong_E, both_G = compared(batch)
+        right_E, wrong_E, _ = compared(batch)
         up_G = batch.gather(score_E, "E", groups, "mean", where=right_E)
         down_G = discriminate.soft_most(score_E, wrong_E, groups, self.tau)
         price = discriminate.hinge(drift_N, batch.learn_N, self.trust_coef, self.kl_limit)
-        return [
-            Term("separate", up_G - down_G, both_G, "drawn_group", at="G", additive=False),
-            Term("trust", -price * drift_N, batch.learn_N, "token", additive=False),
-        ]
+        return {"separate": up_G - down_G, "trust": -price * drift_N}
+
+
+def discriminating_terms(batch: Batch, mean: str | float) -> list[Term]:
+    """Groups with right and wrong answers, and the trust region of the tokens learned."""
+    return [
+        Term("separate", compared(batch)[2], mean, at="G", additive=False),
+        Term("trust", batch.learn_N, additive=False),
+    ]
 
 
 def mean_score(batch: Batch, stats: Stats) -> Tensor:

@@ -21,50 +21,39 @@ from torch import Tensor
 
 from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Need, Occupant, Stats, Term
-from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW
 
 
 @dataclass(frozen=True)
 class MatchDistribution(Occupant):
-    """The clipped surrogate, less match_coef times the squared distance of p and q over the answers of a group."""
+    """−match_coef times the squared distance of p and q over the answers of a group."""
 
     match_coef: float = 2.0
-    target_temperature: float = 1.0 / 15.0
+    target_temperature: float = setting(1.0 / 15.0, above=0, witness=1.0)
     equal_groups: bool = True
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    mean: Any = "sequence"
-    takes = ("adv_N",)
-    witness = {
-        "match_coef": 0.0, "target_temperature": 1.0, "equal_groups": False, "clip_low": 0.6, "clip_high": 0.9,
-        "mean": ["token", "sequence"],
-    }  # fmt: skip
-
-    def __post_init__(self) -> None:
-        if not self.target_temperature > 0:
-            raise ValueError(
-                f"target_temperature={self.target_temperature}: rewards cannot be divided by it. Use a number above 0."
-            )
+    mean: Any = "group"
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return ClippedSurrogate().needs(ctx)
+        return (NOW,)
 
-    def distance_E(self, batch: Batch, stats: Stats, live_E: Tensor) -> Tensor:
-        """(p_i − q_i)²."""
-        score_E = batch.gather(batch.weight_N * stats.logp_N, "N", "E", "mean", where=batch.learn_N)
-        p_E = _shares(batch, batch.reward_E / self.target_temperature, live_E)
-        return (p_E - _shares(batch, score_E, live_E)) ** 2
-
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        live_E = batch.gather(batch.learn_N, "N", "E", "any") & batch.judged_E
-        over_E = live_E
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        over_E = learned_E(batch)
         if not self.equal_groups:
             varied_G = batch.gather(batch.reward_E, "E", "G", "std", where=batch.judged_E) > 0
-            over_E = live_E & batch.spread(varied_G, "G", "E")
-        surrogate = ClippedSurrogate(self.clip_low, self.clip_high, mean=self.mean)(ctx, batch, stats)
-        value_E = -self.distance_E(batch, stats, live_E)
-        return [*surrogate, Term("match", value_E, over_E, "group", coef=self.match_coef, at="E", additive=False)]
+            over_E = over_E & batch.spread(varied_G, "G", "E")
+        return [Term("match", over_E, self.mean, coef=self.match_coef, at="E", additive=False)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        live_E = learned_E(batch)
+        score_E = batch.gather(batch.weight_N * stats.logp_N, "N", "E", "mean", where=batch.learn_N)
+        p_E = _shares(batch, batch.reward_E / self.target_temperature, live_E)
+        return {"match": -((p_E - _shares(batch, score_E, live_E)) ** 2)}
+
+
+def learned_E(batch: Batch) -> Tensor:
+    """Judged answers with a token to learn."""
+    return batch.gather(batch.learn_N, "N", "E", "any") & batch.judged_E
 
 
 def _shares(batch: Batch, x_E: Tensor, where: Tensor) -> Tensor:
@@ -77,7 +66,8 @@ def _shares(batch: Batch, x_E: Tensor, where: Tensor) -> Tensor:
 DMPO = GRPO.but(
     name="dmpo",
     paper="arXiv:2605.19461",
-    objective=MatchDistribution(),
+    objective=(*GRPO.objective, MatchDistribution()),
     penalties=(),
+    version=2,  # 1 had both terms in one objective
     breaks={"equal_rewards": "Answers of equal reward are drawn to equal probability."},
 )

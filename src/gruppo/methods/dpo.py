@@ -11,27 +11,27 @@ its eos included; β = 0.1. The paper's learning rate is 1e-6; the tiny policy t
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from gruppo.data import Batch
 from gruppo.methods.reinforce import REINFORCE
 from gruppo.pieces.preference import bradley_terry
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, need, setting
 from gruppo.stages.objective import NOW
 from gruppo.stages.recorded import Recorded
-from gruppo.stages.relations import PairUp, answered_E, summed, told
+from gruppo.stages.relations import PairUp, answered_E, pair_terms, pair_values, summed
 
 
 @dataclass(frozen=True)
 class DirectPreference(Occupant):
     """log σ(r_w − r_l), r = β Σ_t (log π − log π_ref)."""
 
-    beta: float = 0.1
-    smoothing: float = 0.0
-    takes = ("win_P", "lose_P")
-    handles = frozenset({"expert"})
-    witness = {"beta": 0.5, "smoothing": 0.1}
+    beta: float = setting(0.1, witness=0.5)
+    smoothing: float = setting(0.0, witness=0.1)
+    mean: Any = setting("token", added=True)
+    reads = ("win_P", "lose_P", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, need("logp", "ref"))
@@ -39,10 +39,13 @@ class DirectPreference(Occupant):
     def implicit_E(self, batch: Batch, stats: Stats) -> Tensor:
         return self.beta * summed(batch, stats.logp_N - batch.logp_ref_N)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        reward_E, live_P = self.implicit_E(batch, stats), batch.pairs.both(answered_E(batch))
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return pair_terms(batch.pairs.both(answered_E(batch)), self.mean)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        reward_E = self.implicit_E(batch, stats)
         value_P = bradley_terry(batch.pairs.gap(reward_E), self.smoothing)
-        return [Term("preference", value_P, live_P, at="P", additive=False), *told(batch, reward_E, live_P)]
+        return pair_values(batch, value_P, reward_E)
 
 
 DPO = REINFORCE.but(

@@ -12,37 +12,15 @@ for C unless told. Here C is the run's max_tokens, or budget_tokens, whatever th
 (verl: A = R).
 """
 
-from dataclasses import dataclass
-
-from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Need, Occupant, Stats, Term
 from gruppo.stages.credit import GroupCentred
 from gruppo.stages.objective import ClippedSurrogate
-
-
-@dataclass(frozen=True)
-class OverConstant(Occupant):
-    """The clipped surrogate, summed over an answer and divided by a constant instead of the answer's length."""
-
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    budget_tokens: int = 0
-    takes = ("adv_N",)
-    witness = {"clip_low": 0.6, "clip_high": 0.9, "budget_tokens": 5}
-
-    def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return ClippedSurrogate().needs(ctx)
-
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        longest = self.budget_tokens or ctx.sampling.max_tokens
-        return ClippedSurrogate(self.clip_low, self.clip_high, mean=f"episode_sum/{longest}")(ctx, batch, stats)
-
 
 DR_GRPO = GRPO.but(
     name="dr_grpo",
     paper="arXiv:2503.20783",
     credit=GroupCentred(),
-    objective=OverConstant(clip_low=0.2, clip_high=0.2),
+    objective=ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="episode_sum/max_tokens"),
     penalties=(),
+    version=2,  # 1 had an objective of its own around the clipped surrogate
 )

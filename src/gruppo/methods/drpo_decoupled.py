@@ -14,14 +14,16 @@ Z/sg(Z) for the log-mean-exp: the same gradient, another value. Other methods ca
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gruppo.data import Batch
-from gruppo.methods.disco import DISCO, compared, drift, mean_score
+from gruppo.methods.disco import DISCO, compared, discriminating_terms, drift, mean_score
 from gruppo.pieces import discriminate
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 from gruppo.stages.update import Passes
 
 
@@ -29,29 +31,16 @@ from gruppo.stages.update import Passes
 class Decoupled(Occupant):
     """DisCO's objective, whose right answers are weighed by exp((1 − length/budget) / length_temperature)."""
 
-    length_temperature: float = 0.1
-    budget_tokens: int = 0
-    tau: float = 10.0
-    trust_coef: float = 1e3
-    kl_limit: float = 1e-4
-    takes = ("right_N",)
-    witness = {
-        "length_temperature": 1.0, "budget_tokens": 30, "tau": 0.5, "trust_coef": 10.0, "kl_limit": 0.5
-    }  # fmt: skip
-
-    def __post_init__(self) -> None:
-        if not self.length_temperature > 0:
-            raise ValueError(
-                f"length_temperature={self.length_temperature}: lengths cannot be divided by it. Use a number above 0; "
-                "a large one, such as 1e9, is DisCO."
-            )
-        if self.budget_tokens < 0:
-            raise ValueError(
-                f"budget_tokens={self.budget_tokens}: long answers would be worth more. Use 1 or more; 0 is max_tokens."
-            )
+    length_temperature: float = setting(0.1, above=0, witness=1.0)  # a large one, such as 1e9, is DisCO
+    budget_tokens: int = setting(0, low=0, witness=30)  # 0: the run's max_tokens
+    tau: float = setting(10.0, witness=0.5)
+    trust_coef: float = setting(1e3, witness=10.0)
+    kl_limit: float = setting(1e-4, witness=0.5)
+    mean: Any = setting("drawn_group", added=True)
+    reads = ("right_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
     def shares_E(self, ctx: Context, batch: Batch, right_E: Tensor) -> Tensor:
         """ω: the weights of the right answers, 1 together in each group; 0 for others."""
@@ -62,16 +51,16 @@ class Decoupled(Occupant):
         gap_E = torch.where(right_E, short_E - total_E, torch.zeros_like(short_E))
         return torch.where(right_E, torch.exp(gap_E), torch.zeros_like(short_E))
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return discriminating_terms(batch, self.mean)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         groups, score_E, drift_N = batch.level("E", "G"), mean_score(batch, stats), drift(batch, stats)
-        right_E, wrong_E, both_G = compared(batch)
+        right_E, wrong_E, _ = compared(batch)
         up_G = batch.gather(self.shares_E(ctx, batch, right_E) * score_E, "E", groups, "sum", where=right_E)
         down_G = discriminate.soft_most(score_E, wrong_E, groups, self.tau)
         price = discriminate.hinge(drift_N, batch.learn_N, self.trust_coef, self.kl_limit)
-        return [
-            Term("separate", up_G - down_G, both_G, "drawn_group", at="G", additive=False),
-            Term("trust", -price * drift_N, batch.learn_N, "token", additive=False),
-        ]
+        return {"separate": up_G - down_G, "trust": -price * drift_N}
 
 
 DRPO_DECOUPLED = DISCO.but(

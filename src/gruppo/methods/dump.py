@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gruppo.data import Use, name_hash, permutation
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Ask, Context, Memory, Occupant, StepRecord
+from gruppo.stages import Ask, Context, Memory, Occupant, StepRecord, setting
 from gruppo.stages.curriculum import asked, weighted
 from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.tables import Table
@@ -35,26 +35,18 @@ MEMORY = "domains"  # {domain: {"size": the last |A|, "samples": n_j, "asked": p
 class DomainUcb(Occupant):
     """Domains by softmax(UCB / domain_temperature) of their mean |A| over the last `window` samples."""
 
-    window: int = 300
-    domain_temperature: float = 0.1
-    takes = ("adv_N",)
-    witness = {"window": 2, "domain_temperature": 100.0}
-
-    def __post_init__(self) -> None:
-        if self.window < 1 or not self.domain_temperature > 0:
-            raise ValueError(
-                f"window={self.window}, domain_temperature={self.domain_temperature}: domains could not be weighed. "
-                "Use a window of 1 or more, and a temperature above 0."
-            )
+    window: int = setting(300, low=1, witness=2)
+    domain_temperature: float = setting(0.1, above=0, witness=100.0)
+    reads = ("adv_N",)
 
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
         known, domains = ctx.memory.get(MEMORY, {}), domains_of(tasks)
         chosen = weighted(ctx, self.weights(known, list(domains)), ctx.prompts, "domain", replace=True)
-        places: list[int] = []
+        chosen_T: list[int] = []
         for j, (name, mine) in enumerate(domains.items()):
             first = known[name]["asked"] if name in known else 0
-            places += _in_turn(ctx, name, mine, first, chosen.count(j))
-        return asked(ctx, tasks, places)
+            chosen_T += _in_turn(ctx, name, mine, first, chosen.count(j))
+        return asked(ctx, tasks, chosen_T)
 
     def weights(self, known: Mapping[str, Any], names: Sequence[str]) -> Tensor:
         """The chance of each domain."""
@@ -89,7 +81,7 @@ def _sizes(record: StepRecord) -> Table:
 
 
 def _in_turn(ctx: Context, name: str, mine: Sequence[int], first: int, n: int) -> list[int]:
-    """The next n places of a domain, each once in a keyed order, then in another; a draw again is out of turn."""
+    """The next n indices of a domain, each once in a keyed order, then in another; a draw again is out of turn."""
     if ctx.round > 0:
         first = int(ctx.uniform("again", ctx.round, name) * len(mine))
     turns = range(first, first + n)

@@ -22,7 +22,8 @@ import numpy as np
 
 from gruppo.data import Episode
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Occupant
+from gruppo.stages import Context, Occupant, setting
+from gruppo.stages.requires import Samples
 from gruppo.stages.reward import codes
 
 ROUNDING = 1e-9
@@ -36,15 +37,13 @@ class AgreeingAnswers(Occupant):
     `answer_entropy_high`.
     """
 
-    answer_entropy_high: float = 1.0
-    answer_entropy_low: float = 0.0
-    whole = True
-    answers = True
+    answer_entropy_high: float = setting(1.0, witness=0.5)
+    answer_entropy_low: float = setting(0.0, witness=0.9)
+    of_groups = True
     replaces = ("task",)
-    conflicts = ("redraw_equal_groups",)  # it looks at the labels
-    min_samples = 3
-    alone = "Of two answers both agree or both differ, so they are always worth the same."
-    witness = {"answer_entropy_high": 0.5, "answer_entropy_low": 0.9}
+    reads = ("answer_E",)
+    refuses = ("redraw_equal_groups",)  # it looks at the labels
+    requires = (Samples(3, "Of two answers both agree or both differ, so they are always worth the same."),)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         group_E, answer_E = codes([e.group for e in episodes]), codes([(e.group, e.answer) for e in episodes])

@@ -26,7 +26,7 @@ from torch import Tensor
 from gruppo.data import Batch, Episode, Key, centre, segment
 from gruppo.data.pairs import ROUNDING
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Need, Occupant, Sched, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Sched, Stats, Term, Values, need, setting
 from gruppo.stages.credit import COMPARES, to_tokens
 
 
@@ -50,10 +50,9 @@ def rank_quantiles(x: Tensor, key: Key, *, where: Tensor) -> Tensor:
 class RankQuantiles(Occupant):
     """A_i = the standard normal quantile of the answer's rank in its group."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
     ignores = ("shift", "scale")
-    min_samples = 2
-    alone = COMPARES
+    requires = (COMPARES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         return to_tokens(batch, rank_quantiles(batch.reward_E, batch.level("E", "G"), where=batch.judged_E))
@@ -64,18 +63,16 @@ class TrapezoidLength(Occupant):
     """Component `length`: 1 for lengths from `full_from` to `full_to`, straight lines to 0 at `zero_below` and
     `zero_above`, and 0 beyond; all in shares of the run's max_tokens. The defaults are ours."""
 
-    zero_below: float = 0.0
-    full_from: float = 0.125
-    full_to: float = 0.5
-    zero_above: float = 1.0
-    witness = {"zero_below": -1.0, "full_from": 0.6, "full_to": 0.9, "zero_above": 2.0}
+    zero_below: float = setting(0.0, witness=-1.0)
+    full_from: float = setting(0.125, witness=0.6)
+    full_to: float = setting(0.5, witness=0.9)
+    zero_above: float = setting(1.0, witness=2.0)
 
-    def __post_init__(self) -> None:
-        if not self.zero_below < self.full_from or not self.full_to < self.zero_above:
-            raise ValueError(
-                f"zero_below={self.zero_below}, full_from={self.full_from}, full_to={self.full_to}, zero_above="
-                f"{self.zero_above}: it does not rise and fall. Use zero_below < full_from, full_to < zero_above."
-            )
+    def wrong(self) -> str:
+        return "" if self.zero_below < self.full_from and self.full_to < self.zero_above else (
+            f"zero_below={self.zero_below}, full_from={self.full_from}, full_to={self.full_to}, zero_above="
+            f"{self.zero_above}: it does not rise and fall. Use zero_below < full_from, full_to < zero_above."
+        )  # fmt: skip
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         share = np.array([e.tokens for e in episodes], np.float64) / ctx.sampling.max_tokens
@@ -93,24 +90,25 @@ class EntropyBand(Occupant):
     entropy_low: float = 0.1
     entropy_high: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not self.entropy_low < self.entropy_high:
-            raise ValueError(
-                f"entropy_low={self.entropy_low}, entropy_high={self.entropy_high}: the band is empty, and the two "
-                "penalties cancel. Use entropy_low < entropy_high."
-            )
+    def wrong(self) -> str:
+        return "" if self.entropy_low < self.entropy_high else (
+            f"entropy_low={self.entropy_low}, entropy_high={self.entropy_high}: the band is empty, and the two "
+            "penalties cancel. Use entropy_low < entropy_high."
+        )  # fmt: skip
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("entropy", when="step"),)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        some_E = batch.gather(batch.policy_N, "N", "E", "any")
+        return [Term("entropy_band", some_E, coef=ctx.at(self.band_coef), at="E", additive=False)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         mine_N = batch.policy_N
         total = torch.where(mine_N, stats.entropy_N, torch.zeros_like(stats.entropy_N)).sum()
         mean = total / mine_N.sum().clamp(min=1)
         outside = torch.relu(self.entropy_low - mean) + torch.relu(mean - self.entropy_high)
-        some_E = batch.gather(mine_N, "N", "E", "any")
-        value_E = -outside.expand(len(some_E))
-        return [Term("entropy_band", value_E, some_E, coef=ctx.at(self.band_coef), at="E", additive=False)]
+        return {"entropy_band": -outside.expand(batch.size("E"))}
 
 
 G2RPO = GRPO.but(

@@ -16,7 +16,7 @@ advice, to pay an easy reward only where the hard one was earned, is a matter of
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from gruppo.data import Batch, segment
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces import advantage
-from gruppo.stages import Context, Occupant
+from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import COMPARES, judged_N, to_tokens
 from gruppo.stages.names import nearest
 
@@ -34,21 +34,18 @@ from gruppo.stages.names import nearest
 class DecoupledNormalised(Occupant):
     """Each component's z-score of the group, times its weight (1 unless told), added up and whitened over the step."""
 
-    weights: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    weights: Mapping[str, float] = setting({}, witness={"style": 0.25})
     over: Literal["episode", "token"] = "episode"
-    eps: float = 1e-4
-    gives = ("adv_N",)
+    eps: float = setting(1e-4, witness=1.0)
+    writes = ("adv_N",)
     ignores = ("shift", "scale")
-    min_samples = 2
-    alone = COMPARES
-    witness = {"weights": {"style": 0.25}, "over": "token", "eps": 1.0}
+    requires = (COMPARES,)
 
-    def __post_init__(self) -> None:
-        for name, weight in self.weights.items():
-            if not isinstance(weight, float | int):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(f"weights.{name}={weight!r} is no number, so nothing can be weighed. Give one.")
+    def wrong(self) -> str:
+        strange = {k: w for k, w in self.weights.items() if not isinstance(w, float | int)}  # pyright: ignore[reportUnnecessaryIsInstance]
+        return "" if not strange else f"weights={strange!r} has no number, so nothing can be weighed. Give numbers."
 
-    def refuses(self, batch: Batch) -> str:
+    def unfit(self, batch: Batch) -> str:
         strange = [name for name in self.weights if name not in batch.components]
         return "" if not strange else (
             f"weights has {strange[0]!r}, which is no component of the reward{nearest(strange[0], batch.components)}, "

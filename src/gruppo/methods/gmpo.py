@@ -13,12 +13,14 @@ Four updates a batch: with a single one every ratio is 1 and this is GRPO.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces import surrogate
 from gruppo.pieces.ratio import geometric_by_token, log_ratio
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 from gruppo.stages.update import Passes
 
 
@@ -26,23 +28,23 @@ from gruppo.stages.update import Passes
 class GeometricMean(Occupant):
     """A times the geometric mean of a sequence's ratios, each clipped to (e^−log_clip_low, e^log_clip_high)."""
 
-    log_clip_low: float = 0.4
-    log_clip_high: float = 0.4
-    takes = ("adv_N",)
-    witness = {"log_clip_low": 0.05, "log_clip_high": 0.05}
+    log_clip_low: float = setting(0.4, witness=0.05)
+    log_clip_high: float = setting(0.4, witness=0.05)
+    mean: Any = setting("sequence", added=True)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, self.mean), Term("clip_fraction", batch.learn_N, coef=0.0)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         adv_N, learn_N = batch.adv_N, batch.learn_N
         log_N = log_ratio(stats.logp_N, batch.logp_old_N)
         kept_N = surrogate.clipped_log(log_N, adv_N, self.log_clip_low, self.log_clip_high)
         ratio_N = geometric_by_token(kept_N, batch.level("N", "S"), learn_N)
-        return [
-            Term("policy", batch.weight_N * ratio_N * adv_N, learn_N, "sequence"),
-            Term("clip_fraction", (kept_N != log_N).to(log_N.dtype), learn_N, "token", coef=0.0),
-        ]
+        return {"policy": batch.weight_N * ratio_N * adv_N, "clip_fraction": (kept_N != log_N).to(log_N.dtype)}
 
 
 GMPO = GRPO.but(

@@ -29,10 +29,9 @@ from gruppo.stages.objective import PolicyGradient
 class CentredPerUseful(Occupant):
     """A_i = α (R_i − mean of the group), α = answers / answers in groups whose rewards differ."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
     ignores = ("shift",)
-    min_samples = 2
-    alone = COMPARES
+    requires = (COMPARES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups, judged = batch.level("E", "G"), batch.judged_E

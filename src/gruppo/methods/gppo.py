@@ -19,33 +19,33 @@ from gruppo.data import Batch
 from gruppo.methods.dapo import DAPO
 from gruppo.pieces import surrogate
 from gruppo.pieces.ratio import ratio
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 
 
 @dataclass(frozen=True)
 class GradientPreserving(Occupant):
     """PPO's clipped objective, whose clipped tokens keep the gradient of the bound that they met."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    clip_dual: float = 10.0
+    clip_low: float = setting(0.2, witness=0.6)
+    clip_high: float = setting(0.28, witness=0.9)
+    clip_dual: float = setting(10.0, witness=1.5)
     mean: Any = "token"
-    takes = ("adv_N",)
-    witness = {"clip_low": 0.6, "clip_high": 0.9, "clip_dual": 1.5, "mean": ["token", "sequence"]}
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, self.mean), Term("gradient_bounded", batch.learn_N, coef=0.0)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         adv_N, r_N = batch.adv_N, ratio(stats.logp_N, batch.logp_old_N)
         value_N = surrogate.preserving(r_N, adv_N, self.clip_low, self.clip_high)
         if self.clip_dual:
             value_N = surrogate.dual_clipped(value_N, adv_N, self.clip_dual)
         bounded_N = surrogate.clip_fraction(r_N.detach(), adv_N, self.clip_low, self.clip_high)
-        return [
-            Term("policy", batch.weight_N * value_N, batch.learn_N, self.mean),
-            Term("gradient_bounded", bounded_N, batch.learn_N, "token", coef=0.0),
-        ]
+        return {"policy": batch.weight_N * value_N, "gradient_bounded": bounded_N}
 
 
 GPPO = DAPO.but(

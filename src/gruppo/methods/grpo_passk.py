@@ -15,7 +15,6 @@ for rewards of 0 and 1, and it also pushes wrong answers down.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,26 +22,19 @@ from torch import Tensor
 from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces import advantage
-from gruppo.stages import Context, Need, Occupant, Stats, Term
+from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import COMPARES, to_tokens
-from gruppo.stages.objective import ClippedSurrogate
 
 
 @dataclass(frozen=True)
 class BestOfK(Occupant):
     """A_i = what the answer adds to the best of k of its group, on average, over (std + eps)."""
 
-    k: int = 2
-    eps: float = 1e-6
-    gives = ("adv_N",)
+    k: int = setting(2, low=2, witness=4)  # an answer is compared with k − 1 others
+    eps: float = setting(1e-6, witness=1.0)
+    writes = ("adv_N",)
     ignores = ("shift", "scale")
-    min_samples = 2
-    alone = COMPARES
-    witness = {"k": 4, "eps": 1.0}
-
-    def __post_init__(self) -> None:
-        if self.k < 2:
-            raise ValueError(f"k={self.k}: an answer is compared with k - 1 others. Use 2 or more, or method=grpo.")
+    requires = (COMPARES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups, judged = batch.level("E", "G"), batch.judged_E
@@ -51,25 +43,10 @@ class BestOfK(Occupant):
         return to_tokens(batch, torch.where(lead_E > 0, lead_E / (std_E + self.eps), torch.zeros_like(lead_E)))
 
 
-@dataclass(frozen=True)
-class UpperClipped(Occupant):
-    """min(r, 1 + clip_high) A: the clipped surrogate of advantages that are never below 0."""
-
-    clip_high: float = 0.2
-    mean: Any = "sequence"
-    takes = ("adv_N",)
-    witness = {"clip_high": 0.9, "mean": ["token", "sequence"]}
-
-    def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return ClippedSurrogate().needs(ctx)
-
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        return ClippedSurrogate(clip_high=self.clip_high, mean=self.mean)(ctx, batch, stats)
-
-
 GRPO_PASSK = GRPO.but(
     name="grpo_passk",
     paper="arXiv:2503.19595",
     credit=BestOfK(k=2),
-    objective=UpperClipped(clip_high=0.2, mean="sequence"),
+    version=2,  # 1 had an objective of its own, without the lower clip
+    breaks={"fields_matter": "Advantages are never below 0, so the lower clip of GRPO's objective cannot bind."},
 )

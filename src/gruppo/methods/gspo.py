@@ -13,12 +13,14 @@ is most of what follows a batch's first update, and 14 % over 60 steps; it learn
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces import surrogate
 from gruppo.pieces.ratio import geometric_by_token, log_ratio
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 from gruppo.stages.update import Passes
 
 
@@ -26,23 +28,23 @@ from gruppo.stages.update import Passes
 class SequenceClipped(Occupant):
     """min(s A, clip(s, 1 − clip_low, 1 + clip_high) A), s the geometric mean of a sequence's ratios π/π_old."""
 
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
-    takes = ("adv_N",)
-    witness = {"clip_low": 0.6, "clip_high": 0.9}
+    clip_low: float = setting(3e-4, witness=0.6)
+    clip_high: float = setting(4e-4, witness=0.9)
+    mean: Any = setting("sequence", added=True)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, self.mean), Term("clip_fraction", batch.learn_N, coef=0.0)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         adv_N, learn_N = batch.adv_N, batch.learn_N
         s_N = geometric_by_token(log_ratio(stats.logp_N, batch.logp_old_N), batch.level("N", "S"), learn_N)
         value_N = surrogate.clipped(s_N, adv_N, self.clip_low, self.clip_high)
         clip_N = surrogate.clip_fraction(s_N.detach(), adv_N, self.clip_low, self.clip_high)
-        return [
-            Term("policy", batch.weight_N * value_N, learn_N, "sequence"),
-            Term("clip_fraction", clip_N, learn_N, "token", coef=0.0),
-        ]
+        return {"policy": batch.weight_N * value_N, "clip_fraction": clip_N}
 
 
 GSPO = GRPO.but(

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from gruppo.data import Episode, Source, Use, gather, name_hash
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Memory, Occupant, StepRecord
+from gruppo.stages import Context, Memory, Occupant, StepRecord, setting
+from gruppo.stages.requires import RecurringTasks
 from gruppo.stages.tables import Table, by_key
 
 SHORTEST = "shortest"  # tokens of the shortest right answer, by task
@@ -32,10 +33,9 @@ SHORTEST = "shortest"  # tokens of the shortest right answer, by task
 class ShorterThanBefore(Occupant):
     """Component `length`: the cosine of an answer's length against the shortest right answer to its task so far."""
 
-    length_coef: float = 1.0
-    least: float = -0.7
-    remembers = True
-    witness = {"length_coef": 0.3, "least": -0.1}
+    length_coef: float = setting(1.0, witness=0.3)
+    least: float = setting(-0.7, witness=-0.1)
+    requires = (RecurringTasks(),)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         key_E, length_E, right_E = _columns(episodes)

@@ -20,9 +20,10 @@ from math import isfinite
 
 from gruppo.data import Episode, Use
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Ask, Context, Occupant, Prompt
-from gruppo.stages.prompting import known_fields, worded
-from gruppo.stages.rollout import Group, anew, asks_of
+from gruppo.stages import Ask, Context, Occupant, Prompt, setting
+from gruppo.stages.prompting import missing_fields, worded
+from gruppo.stages.requires import InRoom
+from gruppo.stages.rollout import again, asks_of
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,11 @@ class Refine(Occupant):
     draft_tokens  how much of a draft is shown, so that it fits the context; 0: all
     """
 
-    template: str = "{draft}\n{prompt}"
-    draft_tokens: int = 0
-    witness = {"template": "{prompt}\n{draft}\n", "draft_tokens": 1}
+    template: str = setting("{draft}\n{prompt}", witness="{prompt}\n{draft}\n")
+    draft_tokens: int = setting(0, low=0, witness=1)
 
-    def __post_init__(self) -> None:
-        known_fields(self.template, "prompt", "draft")
+    def wrong(self) -> str:
+        return missing_fields(self.template, "prompt", "draft")
 
     def __call__(self, ctx: Context, ask: Ask, prompts: list[Prompt]) -> list[Prompt]:
         if "draft" not in ask.how:
@@ -53,26 +53,21 @@ class Refine(Occupant):
 class DraftThenRefine(Occupant):
     """`drafts` answers to every prompt, of use `none`; then `samples` answers that see the best of them."""
 
-    drafts: int = 4
-    beside = {"prompting": ("refine",)}
-    witness = {"drafts": 1}
-
-    def __post_init__(self) -> None:
-        if self.drafts < 0:
-            raise ValueError(f"drafts={self.drafts}: that many answers cannot be drawn. Use 1 or more; 0 is GRPO.")
+    drafts: int = setting(4, low=0, witness=1)  # 0 is GRPO
+    requires = (InRoom("prompting", ("refine",)),)
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         if not self.drafts:
-            return await Group()(ctx, prompts)
+            return await ctx.play(prompts)
         asks = asks_of(prompts)
-        drafted = await ctx.draw([anew(a, "draft", self.drafts, {}) for a in asks])
+        drafted = await ctx.draw([again(a, "draft", self.drafts, {}) for a in asks])
         best: dict[str, Episode] = {}
         for d in drafted:
             d.use = Use.NONE
             if isfinite(d.total) and (d.group not in best or d.total > best[d.group].total):
                 best[d.group] = d
         seen = {g: {"draft": d.text.strip()} for g, d in best.items()}
-        return [*drafted, *await ctx.draw([anew(a, "refine", a.samples, seen.get(a.group, {})) for a in asks])]
+        return [*drafted, *await ctx.draw([again(a, "refine", a.samples, seen.get(a.group, {})) for a in asks])]
 
 
 IGRPO = GRPO.but(

@@ -9,24 +9,24 @@ confirmed it. The paper calls β τ.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from gruppo.data import Batch
 from gruppo.methods.dpo import DPO
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, need, setting
 from gruppo.stages.objective import NOW
-from gruppo.stages.relations import answered_E, averaged, told
+from gruppo.stages.relations import answered_E, averaged, pair_terms, pair_values
 
 
 @dataclass(frozen=True)
 class IdentityPreference(Occupant):
     """−(h − 1/(2β))², h the gap of the mean log-ratios."""
 
-    beta: float = 0.1
-    takes = ("win_P", "lose_P")
-    handles = frozenset({"expert"})
-    witness = {"beta": 0.5}
+    beta: float = setting(0.1, witness=0.5)
+    mean: Any = setting("token", added=True)
+    reads = ("win_P", "lose_P", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, need("logp", "ref"))
@@ -34,10 +34,13 @@ class IdentityPreference(Occupant):
     def implicit_E(self, batch: Batch, stats: Stats) -> Tensor:
         return averaged(batch, stats.logp_N - batch.logp_ref_N)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        reward_E, live_P = self.implicit_E(batch, stats), batch.pairs.both(answered_E(batch))
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return pair_terms(batch.pairs.both(answered_E(batch)), self.mean)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        reward_E = self.implicit_E(batch, stats)
         value_P = -((batch.pairs.gap(reward_E) - 1.0 / (2.0 * self.beta)) ** 2)
-        return [Term("preference", value_P, live_P, at="P", additive=False), *told(batch, reward_E, live_P)]
+        return pair_values(batch, value_P, reward_E)
 
 
 IPO = DPO.but(name="ipo", paper="arXiv:2310.12036", objective=IdentityPreference(beta=0.1))

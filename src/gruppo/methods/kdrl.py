@@ -13,17 +13,16 @@ log-probabilities are taken at the sampler's temperature; the paper's is 1.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal
 
 import torch
 
 from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Need, Occupant, Role, Sched, Stats, Term, need
-from gruppo.stages.check import PREDICATES
-from gruppo.stages.names import nearest
-from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages import Context, Need, Occupant, Role, Sched, Stats, Term, Values, need, setting
+from gruppo.stages.objective import NOW, ClippedSurrogate
 from gruppo.stages.penalties import ESTIMATORS
+from gruppo.stages.requires import BINARY_REWARD
 
 Mask = Literal["nothing", "right_answers", "solved_groups"]
 Estimator = Literal["k1", "k2", "k3"]
@@ -37,33 +36,27 @@ class TeacherKL(Occupant):
     estimator  k1, k2 or k3, as in reference_kl
     """
 
-    teacher_coef: Sched = 0.002
+    teacher_coef: Sched = setting(0.002, witness=0.5)
     mask: Mask = "nothing"
     estimator: Estimator = "k2"
-    witness = {"teacher_coef": 0.5, "mask": "right_answers", "estimator": ["k1", "k3"]}
+    mean: Any = setting("token", added=True)
 
-    def __post_init__(self) -> None:
-        for name, known in (("mask", get_args(Mask)), ("estimator", get_args(Estimator))):
-            value = getattr(self, name)
-            if value not in known:
-                raise ValueError(
-                    f"{name}={value!r} is not known here{nearest(value, known)}. Use one of {', '.join(known)}."
-                )
-
-    def refuses(self, batch: Batch) -> str:
-        return "" if self.mask == "nothing" else PREDICATES["binary_reward"](batch)
+    def unfit(self, batch: Batch) -> str:
+        return "" if self.mask == "nothing" else BINARY_REWARD.at_first_batch(batch)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "teacher"))
+        return (NOW, need("logp", "teacher"))
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("kl_teacher", batch.policy_N, self.mean, coef=ctx.at(self.teacher_coef))]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         kl_N = ESTIMATORS[self.estimator](stats.logp_N, batch.logp_teacher_N)
         right_E = batch.judged_E & (batch.reward_E > 0)
         if self.mask == "solved_groups":
             right_E = batch.spread(batch.gather(right_E, "E", "G", "any"), "G", "E")
         done_N = batch.spread(right_E, "E", "N") & (self.mask != "nothing")
-        value_N = torch.where(done_N, torch.zeros_like(kl_N), -kl_N)
-        return [Term("kl_teacher", value_N, batch.policy_N, "token", coef=ctx.at(self.teacher_coef))]
+        return {"kl_teacher": torch.where(done_N, torch.zeros_like(kl_N), -kl_N)}
 
 
 KDRL = GRPO.but(

@@ -22,33 +22,36 @@ from gruppo.methods.dapo import DAPO
 from gruppo.pieces.covariance import lowest, singled_out, token_covariance
 from gruppo.pieces.ratio import ratio
 from gruppo.pieces.stop import stop
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 
 
 @dataclass(frozen=True)
 class KlCovariance(Occupant):
     """r A; the `chosen_share` of tokens with the largest covariance pay trust_coef |log π − log π_old|."""
 
-    chosen_share: float = 2e-3
-    trust_coef: float = 1.0
+    chosen_share: float = setting(2e-3, witness=[0.2, 0.0])
+    trust_coef: float = setting(1.0, witness=3.0)
     mean: Any = "token"
-    takes = ("adv_N",)
-    witness = {"chosen_share": [0.2, 0.0], "trust_coef": 3.0, "mean": ["token", "sequence"]}
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [
+            Term("policy", batch.learn_N, self.mean, additive=False),
+            Term("singled_out", batch.learn_N, coef=0.0, additive=False),
+        ]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         learn_N, gap_N = batch.learn_N, stats.logp_N - batch.logp_old_N
         cov_N = token_covariance(batch.adv_N, stop(stats.logp_N), learn_N)
         count = singled_out(self.chosen_share, learn_N)
         held_N = lowest(-cov_N, batch.uid_N.to(cov_N.dtype), learn_N, count)
         value_N = ratio(stats.logp_N, batch.logp_old_N) * batch.adv_N
         value_N = value_N - self.trust_coef * torch.where(held_N, gap_N.abs(), torch.zeros_like(gap_N))
-        return [
-            Term("policy", batch.weight_N * value_N, learn_N, self.mean, additive=False),
-            Term("singled_out", held_N.to(gap_N.dtype), learn_N, "token", coef=0.0, additive=False),
-        ]
+        return {"policy": batch.weight_N * value_N, "singled_out": held_N.to(gap_N.dtype)}
 
 
 KL_COV = DAPO.but(name="kl_cov", paper="arXiv:2505.22617", reward=(), objective=KlCovariance())

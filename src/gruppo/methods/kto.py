@@ -14,6 +14,7 @@ Where a group has one reward only, an answer is good from `threshold` on.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from gruppo.data import Batch, Use
 from gruppo.methods.dpo import DPO
 from gruppo.pieces.stop import stop
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, need, setting
 from gruppo.stages.objective import NOW
 from gruppo.stages.relations import answered_E, summed
 
@@ -30,9 +31,8 @@ from gruppo.stages.relations import answered_E, summed
 class GoodOrBad(Occupant):
     """Credit: `label_E` is 1 for good answers, −1 for bad ones; `other_E` says that another prompt was there."""
 
-    threshold: float = 0.5
-    gives = ("label_E", "other_E")
-    witness = {"threshold": 2.0}
+    threshold: float = setting(0.5, witness=2.0)
+    writes = ("label_E", "other_E")
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups, judged_E = batch.level("E", "G"), batch.judged_E
@@ -51,12 +51,11 @@ class GoodOrBad(Occupant):
 class ProspectUtility(Occupant):
     """λ_D σ(β (ρ − z)) of good answers, λ_U σ(β (z − ρ)) of bad ones."""
 
-    beta: float = 0.1
-    good_coef: float = 1.0
-    bad_coef: float = 1.0
-    takes = ("label_E", "other_E")
-    handles = frozenset({"expert"})
-    witness = {"beta": 0.5, "good_coef": 2.0, "bad_coef": 2.0}
+    beta: float = setting(0.1, witness=0.5)
+    good_coef: float = setting(1.0, witness=2.0)
+    bad_coef: float = setting(1.0, witness=2.0)
+    mean: Any = setting("token", added=True)
+    reads = ("label_E", "other_E", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         now, ref = (need("logp", when="step", view="mismatched"), need("logp", "ref", view="mismatched"))
@@ -72,17 +71,21 @@ class ProspectUtility(Occupant):
         total = torch.where(counted_E, drift_E, torch.zeros_like(drift_E)).sum()
         return stop(torch.relu(total / counted_E.sum().clamp(min=1)))
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        live_E = answered_E(batch) & (batch.label_E != 0)
+        return [
+            Term("utility", live_E, self.mean, at="E", additive=False),
+            Term("reference_point", live_E, coef=0.0, at="E", additive=False),
+        ]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         reward_E, z = self.implicit_E(batch, stats), self.reference_point(batch, stats)
-        good_E, live_E = batch.label_E > 0, answered_E(batch) & (batch.label_E != 0)
+        good_E = batch.label_E > 0
         gap_E = reward_E - self.beta * z
         value_E = torch.where(
             good_E, self.good_coef * (torch.sigmoid(gap_E) - 1.0), self.bad_coef * (torch.sigmoid(-gap_E) - 1.0)
         )
-        return [
-            Term("utility", value_E, live_E, at="E", additive=False),
-            Term("reference_point", z.expand(len(value_E)), live_E, coef=0.0, at="E", additive=False),
-        ]
+        return {"utility": value_E, "reference_point": z.expand(len(value_E))}
 
 
 KTO = DPO.but(

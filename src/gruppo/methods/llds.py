@@ -15,16 +15,15 @@ slope of max(d, 0) is 1 however small d is.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal
 
 import torch
 
 from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces.stop import stop
-from gruppo.stages import Context, Need, Occupant, Sched, Stats, Term, need
-from gruppo.stages.names import nearest
-from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages import Context, Need, Occupant, Sched, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD, ClippedSurrogate
 from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.update import Passes
 
@@ -36,30 +35,24 @@ ROUNDED = 1e-5
 class HoldLikelihood(Occupant):
     """−hold_coef · max(log π_old − log π, 0) on tokens with A ≥ 0 whose turn, or whole answer, became less likely."""
 
-    hold_coef: Sched = 0.2
+    hold_coef: Sched = setting(0.2, witness=0.9)
     gate: Gate = "turn"
-    takes = ("adv_N",)
-    witness = {"hold_coef": 0.9, "gate": "answer"}
-
-    def __post_init__(self) -> None:
-        if self.gate not in get_args(Gate):
-            raise ValueError(
-                f"gate={self.gate!r}: likelihood is not watched by that{nearest(self.gate, get_args(Gate))}. Use turn "
-                "or answer."
-            )
+    mean: Any = setting("token", added=True)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        inside = self.gate == "turn"  # a turn lies in one sequence, an answer may have several
+        return [Term("hold", batch.policy_N, self.mean, coef=ctx.at(self.hold_coef), additive=inside)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         level = "K" if self.gate == "turn" else "E"
-        fall_N, mine_N = batch.logp_old_N - stats.logp_N, batch.policy_N
-        hold_N = mine_N & (batch.adv_N >= 0)
+        fall_N, hold_N = batch.logp_old_N - stats.logp_N, batch.policy_N & (batch.adv_N >= 0)
         fell_X = batch.gather(stop(fall_N), "N", level, "sum", where=hold_N) > 0
         held_N = hold_N & batch.spread(fell_X, level, "N") & (stop(fall_N) > ROUNDED)
-        value_N = torch.where(held_N, -fall_N, torch.zeros_like(fall_N))
-        inside = self.gate == "turn"  # a turn lies in one sequence, an answer may have several
-        return [Term("hold", value_N, mine_N, "token", coef=ctx.at(self.hold_coef), additive=inside)]
+        return {"hold": torch.where(held_N, -fall_N, torch.zeros_like(fall_N))}
 
 
 LLDS = GRPO.but(

@@ -23,36 +23,29 @@ from torch import Tensor
 from gruppo.data import Episode, Key, Source, Use, gather
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces.diversity import self_bleu
-from gruppo.stages import Ask, Context, Memory, Occupant, StepRecord
+from gruppo.stages import Ask, Context, Memory, Occupant, StepRecord, setting
 from gruppo.stages.curriculum import asked, in_turn, weighted
+from gruppo.stages.requires import RecurringTasks
 from gruppo.stages.tables import Table, by_key
 
-MEMORY = "variance"  # by place of a task: `score` of its last answers, and its `weight`
+MEMORY = "variance"  # by index of a task: `score` of its last answers, and its `weight`
 
 
 @dataclass(frozen=True)
 class VarianceAware(Occupant):
     """A share of the prompts by the variance and the diversity of their last answers, the others in turn."""
 
-    weighted_share: float = 0.5
-    outcome_coef: float = 0.8
-    diversity_coef: float = 0.2
-    refresh_every: int = 35
-    remembers = True
-    witness = {"weighted_share": 1.0, "outcome_coef": 0.0, "diversity_coef": 3.0, "refresh_every": 1}
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.weighted_share <= 1 or self.refresh_every < 1:
-            raise ValueError(
-                f"weighted_share={self.weighted_share}, refresh_every={self.refresh_every}: it is a share of the "
-                "prompts, and a number of steps. Use 0 to 1, and 1 or more."
-            )
+    weighted_share: float = setting(0.5, low=0, high=1, witness=1.0)
+    outcome_coef: float = setting(0.8, witness=0.0)
+    diversity_coef: float = setting(0.2, witness=3.0)
+    refresh_every: int = setting(35, low=1, witness=1)
+    requires = (RecurringTasks(),)
 
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
         chosen = int(self.weighted_share * ctx.prompts + 1e-9)
         weight_T = self.weights(Table.of(ctx.memory, MEMORY), len(tasks))
-        places = weighted(ctx, weight_T, chosen, "variance", replace=True)
-        return asked(ctx, tasks, places + in_turn(ctx, len(tasks), ctx.prompts - chosen))
+        indices = weighted(ctx, weight_T, chosen, "variance", replace=True)
+        return asked(ctx, tasks, indices + in_turn(ctx, len(tasks), ctx.prompts - chosen))
 
     def weights(self, table: Table, size: int) -> Tensor:
         """The weight of every task: of one that was never weighed, the mean."""
@@ -60,8 +53,8 @@ class VarianceAware(Occupant):
         return torch.where(weight_T.isnan(), weight_T.nanmean().nan_to_num(), weight_T)
 
     def observe(self, record: StepRecord, memory: Memory) -> None:
-        drawn = [e for e in record.drawn if e.status.judged and e.use <= Use.BASELINE and e.place >= 0]
-        keys, tasks = by_key(torch.tensor([e.place for e in drawn], dtype=torch.int64))
+        drawn = [e for e in record.drawn if e.status.judged and e.use <= Use.BASELINE and e.index >= 0]
+        keys, tasks = by_key(torch.tensor([e.index for e in drawn], dtype=torch.int64))
         table = Table.of(memory, MEMORY).put(keys, score=self.scores(drawn, tasks))
         if record.step % self.refresh_every == 0 and len(table):
             score = table.columns["score"]

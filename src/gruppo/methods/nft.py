@@ -14,7 +14,7 @@ epoch of sixteen minibatches (four here), no KL. Rewards of 0 and 1 here, −1 a
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,9 +22,10 @@ from torch import Tensor
 from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces.stop import stop
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
 from gruppo.stages.credit import COMPARES
-from gruppo.stages.names import nearest
+from gruppo.stages.objective import NOW, OLD
+from gruppo.stages.requires import BINARY_REWARD
 from gruppo.stages.select import RedrawEqualGroups
 from gruppo.stages.update import Passes
 
@@ -35,10 +36,8 @@ PromptWeight = Literal["centred", "normalised"]
 class RightRate(Occupant):
     """Credit: `right_N` is 1 in right answers, `rate_N` the share of right answers of the prompt."""
 
-    gives = ("right_N", "rate_N")
-    expects = ("binary_reward",)
-    min_samples = 2
-    alone = COMPARES
+    writes = ("right_N", "rate_N")
+    requires = (COMPARES, BINARY_REWARD)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         right_E = (torch.where(batch.judged_E, batch.reward_E, 0.0) > 0).to(batch.reward_E.dtype)
@@ -54,39 +53,27 @@ class NegativeAware(Occupant):
     prompt_weight  centred: 1 − r_q, as Dr.GRPO weighs prompts; normalised: √((1 − r_q)/r_q), as GRPO does
     """
 
-    bad_coef: float = 1.0
-    floor: float = 1.0
+    bad_coef: float = setting(1.0, witness=0.0)
+    floor: float = setting(1.0, above=0, witness=0.1)
     prompt_weight: PromptWeight = "centred"
     mean: Any = "episode_sum/1000"
-    takes = ("right_N", "rate_N")
-    witness = {
-        "bad_coef": 0.0, "floor": 0.1, "prompt_weight": ["centred", "normalised"],
-        "mean": ["token", "episode_sum/1000"],
-    }  # fmt: skip
-
-    def __post_init__(self) -> None:
-        known = get_args(PromptWeight)
-        if self.prompt_weight not in known:
-            raise ValueError(
-                f"prompt_weight={self.prompt_weight!r}: prompts are not weighed so"
-                f"{nearest(self.prompt_weight, known)}. Use {' or '.join(known)}."
-            )
-        if not self.floor > 0:
-            raise ValueError(f"floor={self.floor}: the logarithm of 0 has no number. Use a floor above 0, such as 1.")
+    reads = ("right_N", "rate_N")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        known_N = batch.learn_N & batch.spread(batch.judged_E, "E", "N")  # one apart is neither right nor wrong
+        return [Term("policy", known_N & (batch.rate_N > 0) & (batch.rate_N < 1), self.mean)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         rate_N = batch.rate_N.clamp(0.02, 0.98)
         log_N = torch.clamp(stats.logp_N - batch.logp_old_N, -20.0, 10.0)
         left_N = (1.0 - rate_N * torch.exp(log_N)) / (1.0 - rate_N)
         held_N = left_N + stop(left_N.clamp(min=self.floor) - left_N)  # the value of the floor, the gradient of left
         value_N = torch.where(batch.right_N > 0, log_N, self.bad_coef * torch.log(held_N))
         weight_N = 1.0 - rate_N if self.prompt_weight == "centred" else torch.sqrt((1.0 - rate_N) / rate_N)
-        known_N = batch.learn_N & batch.spread(batch.judged_E, "E", "N")  # one apart is neither right nor wrong
-        mixed_N = known_N & (batch.rate_N > 0) & (batch.rate_N < 1)
-        return [Term("policy", batch.weight_N * weight_N * value_N, mixed_N, self.mean)]
+        return {"policy": batch.weight_N * weight_N * value_N}
 
 
 NFT = GRPO.but(

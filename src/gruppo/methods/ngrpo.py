@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gruppo.data import Batch, Episode, Use, segment
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Ask, Context, Occupant, Prompt
+from gruppo.stages import Ask, Context, Occupant, Prompt, setting
 from gruppo.stages.credit import to_tokens
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.update import Passes
@@ -30,15 +30,10 @@ from gruppo.stages.update import Passes
 class VirtualBest(Occupant):
     """A_i = (R_i − mean) / (std + eps) inside the group and `copies` virtual answers of reward `top_reward`."""
 
-    top_reward: float = 1.0
-    copies: int = 1
-    eps: float = 1e-6
-    gives = ("adv_N",)
-    witness = {"top_reward": 2.0, "copies": 3, "eps": 1.0}
-
-    def __post_init__(self) -> None:
-        if self.copies < 0:
-            raise ValueError(f"copies={self.copies}: there cannot be fewer than none. Use 0 or more; 0 is GRPO.")
+    top_reward: float = setting(1.0, witness=2.0)
+    copies: int = setting(1, low=0, witness=3)  # 0 is GRPO
+    eps: float = setting(1e-6, witness=1.0)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups, judged = batch.level("E", "G"), batch.judged_E
@@ -58,8 +53,7 @@ class VirtualBest(Occupant):
 class DropSolvedGroups(Occupant):
     """Drop groups in which every answer has a task reward of `top_reward` or more; nothing is drawn in their place."""
 
-    top_reward: float = 1.0
-    witness = {"top_reward": 0.0}
+    top_reward: float = setting(1.0, witness=0.0)
 
     def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
         lowest: dict[str, float] = {}

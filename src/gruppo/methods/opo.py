@@ -26,10 +26,9 @@ from gruppo.stages.credit import COMPARES, judged_N, to_tokens
 class LengthWeighted(Occupant):
     """A_i = R_i − mean of the group's rewards, each weighed by the tokens that the policy wrote for it."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
     ignores = ("shift",)
-    min_samples = 2
-    alone = COMPARES
+    requires = (COMPARES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         length_E = batch.gather(judged_N(batch), "N", "E", "sum").to(batch.reward_E.dtype)

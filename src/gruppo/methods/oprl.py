@@ -18,6 +18,7 @@ policy and 1e-6 for φ, here the run's unless cast.prm.lr is set; gradients of b
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,10 +28,10 @@ from gruppo.data.pairs import inside
 from gruppo.methods.rloo import RLOO
 from gruppo.pieces import advantage
 from gruppo.pieces.preference import bradley_terry
-from gruppo.stages import Context, Need, Occupant, Role, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Role, Stats, Term, Values, need, setting
 from gruppo.stages.credit import COMPARES, judged_N
-from gruppo.stages.objective import ClippedSurrogate
-from gruppo.stages.relations import told
+from gruppo.stages.objective import OLD, ClippedSurrogate
+from gruppo.stages.relations import pair_terms, pair_values
 from gruppo.stages.rollout import Group
 from gruppo.stages.update import Passes
 
@@ -42,16 +43,14 @@ class EpisodeAndSteps(Occupant):
     Also gives the pairs that the second model learns from, with the `beta` that its log-ratios are scaled by.
     """
 
-    beta: float = 0.05
-    step_coef: float = 1.0
-    gives = ("adv_N", "win_P", "lose_P", "margin_P", "beta_E")
+    beta: float = setting(0.05, witness=0.5)
+    step_coef: float = setting(1.0, witness=5.0)
+    writes = ("adv_N", "win_P", "lose_P", "margin_P", "beta_E")
     ignores = ("shift",)
-    min_samples = 2
-    alone = COMPARES
-    witness = {"beta": 0.5, "step_coef": 5.0}
+    requires = (COMPARES,)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", "old"), need("logp", "prm"))
+        return (OLD, need("logp", "prm"))
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         mine_N, groups = judged_N(batch), batch.level("E", "G")
@@ -67,17 +66,24 @@ class EpisodeAndSteps(Occupant):
 class PairLikelihood(Occupant):
     """log σ(S_w − S_l), S = β Σ_t (log π_φ − log π_old) over the policy's tokens: the second model's objective."""
 
-    takes = ("win_P", "lose_P", "beta_E")
+    mean: Any = setting("token", added=True)
+    reads = ("win_P", "lose_P", "beta_E")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", "prm", when="step"), need("logp", "old"))
+        return (need("logp", "prm", when="step"), OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        wrote_N = (batch.source_N == Source.POLICY) & batch.spread(batch.learn_E, "E", "N")
-        sum_E = batch.beta_E * batch.gather(stats.logp_N - batch.logp_old_N, "N", "E", "sum", where=wrote_N)
-        live_P = batch.pairs.both(batch.gather(wrote_N, "N", "E", "any"))
-        value_P = bradley_terry(batch.pairs.gap(sum_E))
-        return [Term("preference", value_P, live_P, at="P", additive=False), *told(batch, sum_E, live_P)]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return pair_terms(batch.pairs.both(batch.gather(wrote_N(batch), "N", "E", "any")), self.mean)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        gap_N = stats.logp_N - batch.logp_old_N
+        sum_E = batch.beta_E * batch.gather(gap_N, "N", "E", "sum", where=wrote_N(batch))
+        return pair_values(batch, bradley_terry(batch.pairs.gap(sum_E)), sum_E)
+
+
+def wrote_N(batch: Batch) -> Tensor:
+    """What the policy wrote in answers to learn from, also if selection dropped it."""
+    return (batch.source_N == Source.POLICY) & batch.spread(batch.learn_E, "E", "N")
 
 
 OPRL = RLOO.but(

@@ -11,6 +11,7 @@ as well. The implicit reward is a(y).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,20 +19,19 @@ from torch import Tensor
 from gruppo.data import Batch
 from gruppo.methods.dpo import DPO
 from gruppo.pieces.preference import bradley_terry, log_odds
-from gruppo.stages import Context, Need, Occupant, Stats, Term
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
 from gruppo.stages.objective import NOW
 from gruppo.stages.recorded import answer_N
-from gruppo.stages.relations import answered_E, averaged, told
+from gruppo.stages.relations import answered_E, averaged, pair_terms, pair_values
 
 
 @dataclass(frozen=True)
 class OddsRatio(Occupant):
     """Likelihood of chosen answers, and odds_coef log σ of the log odds ratio."""
 
-    odds_coef: float = 0.1
-    takes = ("win_P", "lose_P")
-    handles = frozenset({"expert"})
-    witness = {"odds_coef": 1.0}
+    odds_coef: float = setting(0.1, witness=1.0)
+    mean: Any = setting("token", added=True)
+    reads = ("win_P", "lose_P", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
@@ -39,17 +39,16 @@ class OddsRatio(Occupant):
     def implicit_E(self, batch: Batch, stats: Stats) -> Tensor:
         return averaged(batch, stats.logp_N)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        pairs, mean_E = batch.pairs, self.implicit_E(batch, stats)
-        live_P = pairs.both(answered_E(batch))
-        chosen_E = torch.zeros_like(mean_E, dtype=torch.bool).index_fill(0, pairs.win_P[live_P], True)
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        live_P = batch.pairs.both(answered_E(batch))
+        chosen_E = torch.zeros_like(batch.judged_E).index_fill(0, batch.pairs.win_P[live_P], True)
         chosen_N = batch.spread(chosen_E, "E", "N") & answer_N(batch)
-        value_P = bradley_terry(pairs.gap(log_odds(mean_E)))
-        return [
-            Term("likelihood", batch.weight_N * stats.logp_N, chosen_N),
-            Term("preference", value_P, live_P, coef=self.odds_coef, at="P", additive=False),
-            *told(batch, mean_E, live_P),
-        ]
+        return [Term("likelihood", chosen_N, self.mean), *pair_terms(live_P, coef=self.odds_coef)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        mean_E = self.implicit_E(batch, stats)
+        value_P = bradley_terry(batch.pairs.gap(log_odds(mean_E)))
+        return {"likelihood": batch.weight_N * stats.logp_N, **pair_values(batch, value_P, mean_E)}
 
 
 ORPO = DPO.but(name="orpo", paper="arXiv:2403.07691", objective=OddsRatio(odds_coef=0.1))

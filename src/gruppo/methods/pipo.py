@@ -25,8 +25,9 @@ import torch
 
 from gruppo.data import Batch, Episode
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Memory, Occupant, StepRecord
-from gruppo.stages.replay import recalled
+from gruppo.stages import Context, Memory, Occupant, StepRecord, setting
+from gruppo.stages.replay import as_learned
+from gruppo.stages.requires import InRoom
 from gruppo.stages.update import Passes
 
 
@@ -51,25 +52,20 @@ def attributed(batch: Batch, factor: float) -> Batch:
 class LookBack(Occupant):
     """Take the last step further, or back, by how much the rewards rose since; then the passes over the batch."""
 
-    window: int = 8
-    undo: float = 0.1
-    limit: float = 3.0
-    lr_scale: float = 1.0  # of the step back, times the policy's
-    epochs: int = 1
-    minibatches: int = 1
-    takes = ("adv_N",)
-    beside = {"replay": ("last_batch",)}
-    witness = {"window": 3, "undo": [0.9, 0.5], "limit": 0.01, "lr_scale": 0.1, "epochs": 2, "minibatches": 2}
-
-    def __post_init__(self) -> None:
-        if self.window < 2:
-            raise ValueError(f"window={self.window}: the spread of fewer than two means is not known. Use 2 or more.")
+    window: int = setting(8, low=2, witness=3)
+    undo: float = setting(0.1, witness=[0.9, 0.5])
+    limit: float = setting(3.0, witness=0.01)
+    lr_scale: float = setting(1.0, witness=0.1)  # of the step back, times the policy's
+    epochs: int = setting(1, witness=2)
+    minibatches: int = setting(1, witness=2)
+    reads = ("adv_N",)
+    requires = (InRoom("replay", ("last_batch",)),)
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
         past, now = ctx.memory.get("batch_means", []), _mean(batch)
         if len(past) >= self.window and ctx.replay and now is not None:
             factor = improvement(now, past[-self.window :], self.undo, self.limit)
-            before = attributed(recalled(ctx, ctx.replay), factor)
+            before = attributed(as_learned(ctx, ctx.replay), factor)
             learner.step("policy", before, lr=self.lr_scale * learner.lr("policy"), penalties=False)
         Passes(self.epochs, self.minibatches)(ctx, learner, batch)
 
@@ -86,9 +82,9 @@ def _mean(batch: Batch) -> float | None:
 
 @dataclass(frozen=True)
 class LastBatch(Occupant):
-    """Remembers the batch of the step before, for the update; none of it comes back into a batch."""
+    """Recalls the batch of the step before, for the update; it does not join a batch again."""
 
-    stores = True
+    joins = False
     proximal = "stored"
     credited = "stored"
 
@@ -96,7 +92,7 @@ class LastBatch(Occupant):
         return list(episodes)
 
     def get(self, ctx: Context, store: Sequence[Episode]) -> list[Episode]:
-        return []
+        return list(store)
 
 
 PIPO = GRPO.but(

@@ -25,9 +25,10 @@ from torch import Tensor
 from gruppo.data import Batch, key_hash
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces import advantage, probe
-from gruppo.stages import Context, Memory, Need, Occupant, StepRecord, need
+from gruppo.stages import Context, Memory, Need, Occupant, StepRecord, need, setting
 from gruppo.stages.credit import COMPARES, judged_N, to_tokens
 from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.requires import BINARY_REWARD
 from gruppo.stages.update import Passes
 
 
@@ -39,23 +40,13 @@ class StateProbe(Occupant):
     ridge   of the regression; window: over how many steps; examples: answers of a step that it learns from, at most
     """
 
-    depth: float = 0.6
-    last: int = 10
-    ridge: float = 0.01
-    window: int = 5
-    examples: int = 1024
-    gives = ("adv_N",)
-    expects = ("binary_reward",)
-    min_samples = 2
-    alone = COMPARES
-    witness = {"depth": 0.0, "last": 1, "ridge": 10.0, "window": 1, "examples": 4}
-
-    def __post_init__(self) -> None:
-        if not (self.ridge > 0 and self.window > 0 and self.examples > 1 and self.last > 0):
-            raise ValueError(
-                f"ridge={self.ridge}, window={self.window}, examples={self.examples}, last={self.last}: there would be "
-                "no regression. Use numbers above 0, and two examples or more."
-            )
+    depth: float = setting(0.6, low=0, high=1)
+    last: int = setting(10, low=1, witness=1)
+    ridge: float = setting(0.01, above=0, witness=10.0)
+    window: int = setting(5, low=1, witness=1)
+    examples: int = setting(1024, low=2, witness=4)
+    writes = ("adv_N",)
+    requires = (COMPARES, BINARY_REWARD)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         answer, prompt = (need("pool", "old", at="S", depth=self.depth, last=self.last, prompt=p) for p in (0.0, 1.0))
@@ -82,8 +73,8 @@ class StateProbe(Occupant):
         if batch is None or int(paired(batch).sum()) < 2:
             return
         rows = torch.nonzero(paired(batch))[:, 0]
-        luck = key_hash("poise", record.step, batch.uid_E[rows])
-        rows = rows[torch.argsort(torch.as_tensor(luck))][: self.examples]  # any of them, in whatever order they came
+        noise = key_hash("poise", record.step, batch.uid_E[rows])
+        rows = rows[torch.argsort(torch.as_tensor(noise))][: self.examples]  # any of them, in whatever order they came
         now = {"x": self.features(batch)[rows].cpu(), "y": others(batch, batch.reward_E)[rows].cpu()}
         memory["examples"] = [*memory.get("examples", []), now][-self.window :]
         x_XF, y_X = (torch.cat([m[k] for m in memory["examples"]]) for k in "xy")

@@ -15,12 +15,14 @@ hard and noise on frames that are too easy, is another room's, and not here. Fou
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from gruppo.data import Batch, segment
+from gruppo.methods.dmpo import learned_E
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces.ratio import log_ratio
-from gruppo.stages import Context, Need, Occupant, Stats, Term
-from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 from gruppo.stages.update import Passes
 
 
@@ -28,22 +30,26 @@ from gruppo.stages.update import Passes
 class Regression(Occupant):
     """−(A_i − (ρ_i − mean ρ) / (std ρ + eps))² over the answers of a group, ρ the log-ratio of a whole answer."""
 
-    eps: float = 0.01
-    takes = ("adv_N",)
-    witness = {"eps": 1.0}
+    eps: float = setting(0.01, witness=1.0)
+    mean: Any = setting("group", added=True)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return ClippedSurrogate().needs(ctx)
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        several_G = batch.gather(learned_E(batch), "E", "G", "count", where=learned_E(batch)) > 1
+        over_E = learned_E(batch) & batch.spread(several_G, "G", "E")
+        return [Term("regression", over_E, self.mean, at="E", additive=False)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         learn_N, groups = batch.learn_N, batch.level("E", "G")
-        live_E = batch.gather(learn_N, "N", "E", "any") & batch.judged_E
         gap_N = batch.weight_N * log_ratio(stats.logp_N, batch.logp_old_N)
         rho_E = batch.gather(gap_N, "N", "E", "sum", where=learn_N)
         adv_E = batch.gather(batch.adv_N, "N", "E", "mean", where=learn_N)
-        centred_E, std_G, count_G = segment.deviations(rho_E, groups, where=live_E, ddof=1)
+        centred_E, std_G, _ = segment.deviations(rho_E, groups, where=learned_E(batch), ddof=1)
         error_E = adv_E - centred_E / groups.spread(std_G + self.eps)
-        return [Term("regression", -(error_E**2), live_E & groups.spread(count_G > 1), "group", at="E", additive=False)]
+        return {"regression": -(error_E**2)}
 
 
 REG_GRPO = GRPO.but(

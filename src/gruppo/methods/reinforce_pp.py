@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gruppo.data import Batch
 from gruppo.methods.reinforce import REINFORCE
-from gruppo.stages import Context, Need, Occupant, need
+from gruppo.stages import Context, Need, Occupant, need, setting
 from gruppo.stages.credit import judged_in_time, return_to_go, whitened
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.update import Passes
@@ -28,11 +28,10 @@ from gruppo.stages.update import Passes
 class WhitenedReturn(Occupant):
     """The return from each token on, less kl_coef (log π_old − log π_ref) at each, whitened over the batch."""
 
-    gamma: float = 1.0
-    kl_coef: float = 0.0
-    gives = ("adv_N",)
+    gamma: float = setting(1.0, low=0, high=1)
+    kl_coef: float = setting(0.0, low=0, witness=0.5)
+    writes = ("adv_N",)
     ignores = ("shift", "scale")  # at gamma = 1: a discount leaves less of a shift to early tokens
-    witness = {"gamma": 0.5, "kl_coef": 0.5}
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("logp", "old"), need("logp", "ref")) if self.kl_coef else ()

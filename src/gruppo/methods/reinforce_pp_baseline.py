@@ -28,10 +28,9 @@ from gruppo.stages.penalties import ReferenceKL
 class WhitenedCentred(Occupant):
     """R_i − mean of the group at every token of an answer, whitened over the tokens of the batch."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
     ignores = ("shift", "scale")
-    min_samples = 2
-    alone = COMPARES
+    requires = (COMPARES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         mine = judged_in_time(batch)

@@ -23,6 +23,7 @@ from gruppo.data import Batch, Episode, Use
 from gruppo.methods.reinforce import REINFORCE
 from gruppo.stages import Context, Occupant, Prompt
 from gruppo.stages.credit import judged_in_time, return_to_go
+from gruppo.stages.requires import BASELINE_EPISODES
 from gruppo.stages.rollout import Group
 
 
@@ -47,9 +48,9 @@ def greedy(prompt: Prompt) -> Prompt:
 class AgainstGreedy(Occupant):
     """A_t = the return from t on, less the reward of the group's baseline episode; 0 where none was judged."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
     ignores = ("shift",)
-    expects = ("baseline_episodes",)
+    requires = (BASELINE_EPISODES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         mine = judged_in_time(batch)

@@ -17,6 +17,7 @@ one has a sample less.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -24,11 +25,11 @@ from gruppo.data import Batch, Episode, Use
 from gruppo.methods.dr_grpo import DR_GRPO
 from gruppo.pieces.ratio import ratio
 from gruppo.pieces.stop import stop
-from gruppo.stages import Context, Need, Occupant, Prompt, Stats, Term
-from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages import Context, Need, Occupant, Prompt, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 from gruppo.stages.penalties import EntropyBonus
 from gruppo.stages.recorded import RightExperts, expert, expert_N
-from gruppo.stages.rollout import Group
+from gruppo.stages.requires import Samples
 from gruppo.stages.update import Passes
 
 
@@ -36,14 +37,12 @@ from gruppo.stages.update import Passes
 class ExpertInGroup(Occupant):
     """One sample less of every prompt, and an expert's answer in its place: a member of the group like the others."""
 
-    makes = frozenset({"expert"})
-    brings = 1
-    min_samples = 2
-    alone = "The expert takes the place of one sample, so a single sample leaves nothing to compare it with."
+    writes = ("expert",)
+    requires = (Samples(2, "The expert replaces one sample, so a single sample leaves nothing to compare it with."),)
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
-        fewer = [replace(p, samples=p.samples - self.brings) for p in prompts]
-        drawn = await Group()(ctx, fewer)
+        fewer = [replace(p, samples=p.samples - 1) for p in prompts]
+        drawn = await ctx.play(fewer)
         return [*drawn, *(expert(ctx, p, i, Use.LEARN) for i, p in enumerate(fewer))]
 
 
@@ -51,21 +50,21 @@ class ExpertInGroup(Occupant):
 class MixedImportance(Occupant):
     """r A on the policy's tokens, w A (1 − sg π)^explore on the experts', summed and divided by a constant."""
 
-    explore: float = 0.5
-    budget_tokens: int = 0
-    takes = ("adv_N",)
-    handles = frozenset({"expert"})
-    witness = {"explore": 3.0, "budget_tokens": 5}
+    explore: float = setting(0.5, witness=3.0)
+    mean: Any = "episode_sum/max_tokens"
+    reads = ("adv_N", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return ClippedSurrogate().needs(ctx)
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N | expert_N(batch), self.mean)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         old_N, now_N, theirs_N = batch.logp_old_N.exp(), stats.logp_N.exp(), expert_N(batch)
         mixed_N = 2 * now_N / (old_N + 0.5 * (old_N + 1)) * (1 - stop(now_N)).clamp(min=0) ** self.explore
         value_N = batch.adv_N * torch.where(theirs_N, mixed_N, ratio(stats.logp_N, batch.logp_old_N))
-        longest = self.budget_tokens or ctx.sampling.max_tokens
-        return [Term("policy", batch.weight_N * value_N, batch.learn_N | theirs_N, f"episode_sum/{longest}")]
+        return {"policy": batch.weight_N * value_N}
 
 
 RL_PLUS = DR_GRPO.but(
@@ -77,4 +76,5 @@ RL_PLUS = DR_GRPO.but(
     penalties=EntropyBonus(entropy_coef=0.001),
     update=Passes(epochs=1, minibatches=2),
     together=("rollout", "objective"),
+    version=2,  # 1 had budget_tokens for the constant of its mean
 )

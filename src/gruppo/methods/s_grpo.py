@@ -15,19 +15,17 @@ exit, not by the right ones: `by`. Confidence: secondary. Not "Stable GRPO" (arX
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 
 from gruppo.data import Episode, Note, key_hash
-from gruppo.engines import Request, complete
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Occupant, Prompt, Sampling
+from gruppo.stages import Context, Occupant, Prompt, Sampling, note, setting
 from gruppo.stages.credit import GroupCentred
-from gruppo.stages.names import nearest
-from gruppo.stages.occupant import Noted
-from gruppo.stages.rollout import Group, continued, request_after, sampling_for
+from gruppo.stages.play import Fork, sampling_for
+from gruppo.stages.requires import Samples
 
 By = Literal["right", "exit"]
 
@@ -39,31 +37,26 @@ class SerialGroup(Occupant):
     All of an exit is within the run's max_tokens.
     """
 
-    inducer: str = "\n"
-    answer_tokens: int = 16
-    makes = handles = frozenset({"injected"})  # its rule for them: context, never learned
-    gives = ("note_exit_E",)
-    min_samples = 2
-    alone = "It compares a path with early exits from it."
-    witness = {"inducer": "=", "answer_tokens": 1}
+    inducer: str = setting("\n", witness="=")
+    answer_tokens: int = setting(16, low=1, witness=1)
+    writes = ("note_exit_E", "injected")
+    reads = ("injected",)  # its rule for them: context, never learned
+    requires = (Samples(2, "It compares a path with early exits from it."),)
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
-        paths = await Group()(ctx, [replace(p, samples=1) for p in prompts])
+        paths = await ctx.play([replace(p, samples=1) for p in prompts])
         given = ctx.tokenizer.encode(self.inducer)
-        asked: list[tuple[Episode, int, Request]] = []
+        forks: list[Fork] = []
         for prompt, path in zip(prompts, paths, strict=True):
             path.notes["exit"] = exit_at(len(path.sequences[0].ids))
             how, start = sampling_for(ctx, prompt.ask), path.sequences[0].prompt_len
             room = self.room(how, given)
             for at in cuts(ctx, path, prompt.samples - 1, room):
-                prefix, key = np.concatenate([path.sequences[0].ids[:at], given]), key_hash(path.uid, "exit", at)
                 brief = replace(how, max_tokens=min(self.answer_tokens, room - (at - start)))
-                asked.append((path, at, request_after(ctx, prefix, key, brief)))
-        done = await complete(ctx.engine, [request for *_, request in asked])
-        exits = [
-            continued(ctx, path, at, request, answer, notes=path.notes | {"exit": exit_at(at)})
-            for (path, at, request), answer in zip(asked, done, strict=True)
-        ]
+                forks.append(Fork(path, at, int(key_hash(path.uid, "exit", at)), brief, given))
+        exits = await ctx.play(forks)
+        for fork, episode in zip(forks, exits, strict=True):
+            episode.notes["exit"] = exit_at(fork.at)
         return [*paths, *exits]
 
     def room(self, how: Sampling, given: np.ndarray) -> int:
@@ -82,11 +75,11 @@ def exit_at(position: int) -> Note:
 
 
 def cuts(ctx: Context, path: Episode, count: int, room: int) -> list[int]:
-    """So many different places in the path, after its first token and before its last; all, if there are fewer."""
+    """So many different positions in the path, after its first token and before its last; all, if there are fewer."""
     s = path.sequences[0]
-    places = torch.arange(s.prompt_len + 1, min(len(s.ids), s.prompt_len + room))
-    luck = ctx.uniform("exit", path.uid, places)
-    return sorted(places[torch.argsort(luck)[:count]].tolist())
+    positions = torch.arange(s.prompt_len + 1, min(len(s.ids), s.prompt_len + room))
+    noise = ctx.uniform("exit", path.uid, positions)
+    return sorted(positions[torch.argsort(noise)[:count]].tolist())
 
 
 @dataclass(frozen=True)
@@ -97,15 +90,9 @@ class FirstRight(Occupant):
     """
 
     by: By = "right"
-    whole = True
+    of_groups = True
     replaces = ("task",)
-    notes = {"exit": Noted("E")}
-    witness = {"by": "exit"}
-
-    def __post_init__(self) -> None:
-        if self.by not in get_args(By):
-            known = get_args(By)
-            raise ValueError(f"by={self.by!r}: exits have no such order{nearest(self.by, known)}. Use right or exit.")
+    reads = (note("exit"),)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> dict[str, list[float]]:
         worth, seen = dict[int, float](), dict.fromkeys((e.group for e in episodes), 0)

@@ -17,7 +17,8 @@ from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces import surrogate
 from gruppo.pieces.ratio import ratio
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
+from gruppo.stages.objective import NOW, OLD
 from gruppo.stages.update import Passes
 
 
@@ -25,26 +26,21 @@ from gruppo.stages.update import Passes
 class SoftGate(Occupant):
     """4/τ · σ(τ (r − 1)) A, r = π/π_old, τ = tau_pos where A > 0, else tau_neg."""
 
-    tau_pos: float = 1.0
-    tau_neg: float = 1.05
+    tau_pos: float = setting(1.0, above=0, witness=3.0)
+    tau_neg: float = setting(1.05, above=0, witness=3.0)
     mean: Any = "sequence"
-    takes = ("adv_N",)
-    witness = {"tau_pos": 3.0, "tau_neg": 3.0, "mean": ["token", "sequence"]}
-
-    def __post_init__(self) -> None:
-        if not (self.tau_pos > 0 and self.tau_neg > 0):
-            raise ValueError(
-                f"tau_pos={self.tau_pos}, tau_neg={self.tau_neg}: the gate divides by them. Use numbers above 0; "
-                "small ones open the gate."
-            )
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"), need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, self.mean)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         r_N = ratio(stats.logp_N, batch.logp_old_N)
         value_N = surrogate.soft_gated(r_N, batch.adv_N, self.tau_pos, self.tau_neg)
-        return [Term("policy", batch.weight_N * value_N, batch.learn_N, self.mean)]
+        return {"policy": batch.weight_N * value_N}
 
 
 SAPO = GRPO.but(

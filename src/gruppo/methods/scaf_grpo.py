@@ -20,9 +20,10 @@ from math import ceil
 
 from gruppo.data import Episode, Use
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Occupant, Prompt
+from gruppo.stages import Context, Occupant, Prompt, setting
 from gruppo.stages.prompting import Hint
-from gruppo.stages.rollout import Group, anew, asks_of
+from gruppo.stages.requires import InRoom
+from gruppo.stages.rollout import again, asks_of
 
 
 @dataclass(frozen=True)
@@ -33,24 +34,23 @@ class HelpFailedGroups(Occupant):
     exempt_share  of the run that goes by without help
     """
 
-    levels: int = 12
-    exempt_share: float = 0.15
-    beside = {"prompting": ("hint", "hint_in_message")}
-    witness = {"levels": 1, "exempt_share": 0.05}
+    levels: int = setting(12, low=0, witness=1)
+    exempt_share: float = setting(0.15, witness=0.05)
+    requires = (InRoom("prompting", ("hint", "hint_in_message")),)
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
-        episodes = await Group()(ctx, prompts)
+        episodes = await ctx.play(prompts)
         if ctx.progress < self.exempt_share or not self.levels:
             return episodes
         wrong: dict[str, list[Episode]] = {}
         solved: set[str] = set()
-        for e in ctx.reward(episodes):
+        for e in episodes:
             if e.status.judged and e.reward["task"] > 0:
                 solved.add(e.group)
             elif e.status.judged:
                 wrong.setdefault(e.group, []).append(e)
         asks = [
-            anew(a, f"hint {n}", 1, {"hint_level": n})
+            again(a, f"hint {n}", 1, {"hint_level": n})
             for a in asks_of(prompts)
             if a.group in wrong and a.group not in solved
             for n in spaced(len(a.task.hints), self.levels)

@@ -16,36 +16,31 @@ fits by LMFIT; here a grid and Gauss-Newton (`pieces.response`). γ = 0.001, m =
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source
 from gruppo.methods.dr_grpo import DR_GRPO
 from gruppo.pieces.response import next_rate
-from gruppo.stages import Context, Memory, Need, Noted, Occupant, Prompt, Stats, StepRecord, Term
+from gruppo.stages import Context, Memory, Need, Occupant, Prompt, Stats, StepRecord, Term, Values, note, setting
 from gruppo.stages.objective import NOW
 from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.prompting import Hint
-from gruppo.stages.rollout import anew, asks_of
+from gruppo.stages.requires import InRoom
+from gruppo.stages.rollout import again, asks_of
 
 
 @dataclass(frozen=True)
 class HintRounds(Occupant):
     """The samples of a prompt in `rounds`, each with the hint that should bring the share of right ones to `target`."""
 
-    rounds: int = 4
-    target: float = 0.5
-    gives = ("note_hint_rate_E",)
-    notes = {"hint_rate": Noted("E")}
-    beside = {"prompting": ("hint", "hint_in_message")}
-    witness = {"rounds": 1, "target": 0.9}
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1 or not 0 < self.target < 1:
-            raise ValueError(
-                f"rounds={self.rounds}, target={self.target}: nothing would be drawn, or no hint would do. Use rounds "
-                ">= 1 and a target between 0 and 1."
-            )
+    rounds: int = setting(4, low=1, witness=1)
+    target: float = setting(0.5, above=0, below=1, witness=0.9)
+    writes = ("note_hint_rate_E",)
+    reads = (note("hint_rate"),)
+    requires = (InRoom("prompting", ("hint", "hint_in_message")),)
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         asks, before = asks_of(prompts), ctx.memory.get("hint_rate", {})
@@ -59,7 +54,7 @@ class HintRounds(Occupant):
             count = {a.group: a.samples * (i + 1) // self.rounds - a.samples * i // self.rounds for a in asks}
             drawn = await ctx.draw(
                 [
-                    anew(a, f"round {i}", count[a.group], {"hint": given[a.group]}, {"hint_rate": given[a.group]})
+                    again(a, f"round {i}", count[a.group], {"hint": given[a.group]}, {"hint_rate": given[a.group]})
                     for a in asks
                     if count[a.group]
                 ]
@@ -72,8 +67,8 @@ class HintRounds(Occupant):
         return out
 
     def observe(self, record: StepRecord, memory: Memory) -> None:
-        told = [e for e in record.drawn or record.episodes if "hint_rate" in e.notes]  # in the order of the rounds
-        last = {e.task: float(e.notes["hint_rate"].values[0]) for e in told}
+        drawn = [e for e in record.drawn or record.episodes if "hint_rate" in e.notes]  # in the order of the rounds
+        last = {e.task: float(e.notes["hint_rate"].values[0]) for e in drawn}
         memory["hint_rate"] = {**memory.get("hint_rate", {}), **last}
 
 
@@ -84,18 +79,24 @@ class HintLikelihood(Occupant):
     Hints of the policy's own answers; an expert's are not its concern.
     """
 
-    hint_coef: float = 0.001
-    handles = frozenset({"hint"})
-    witness = {"hint_coef": 0.5}
+    hint_coef: float = setting(0.001, witness=0.5)
+    mean: Any = setting("episode_sum", added=True)
+    reads = ("hint",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        mine_E = batch.learn_E & (batch.source_E == Source.POLICY)
-        hint_N = (batch.source_N == Source.HINT) & batch.spread(mine_E, "E", "N")
-        value_N = torch.where(hint_N, stats.logp_N, torch.zeros_like(stats.logp_N))
-        return [Term("hint", value_N, hint_N | batch.policy_N, "episode_sum", coef=self.hint_coef)]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("hint", hint_N(batch) | batch.policy_N, self.mean, coef=self.hint_coef)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"hint": torch.where(hint_N(batch), stats.logp_N, torch.zeros_like(stats.logp_N))}
+
+
+def hint_N(batch: Batch) -> Tensor:
+    """Tokens of hints in the policy's own answers."""
+    mine_E = batch.learn_E & (batch.source_E == Source.POLICY)
+    return (batch.source_N == Source.HINT) & batch.spread(mine_E, "E", "N")
 
 
 SEELE = DR_GRPO.but(
@@ -103,6 +104,8 @@ SEELE = DR_GRPO.but(
     paper="arXiv:2509.06923",
     prompting=Hint(),
     rollout=HintRounds(rounds=4, target=0.5),
-    penalties=(HintLikelihood(hint_coef=0.001), ReferenceKL(kl_coef=0.001)),
-    together=("prompting", "rollout", "penalties"),
+    objective=(*DR_GRPO.objective, HintLikelihood(hint_coef=0.001)),
+    penalties=ReferenceKL(kl_coef=0.001),
+    together=("prompting", "rollout", "objective"),
+    version=2,  # 1 had the likelihood of hints in penalties
 )

@@ -10,26 +10,26 @@ the same numbers), the defaults are a starting point: the authors advise β up t
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from gruppo.data import Batch
 from gruppo.methods.dpo import DPO
 from gruppo.pieces.preference import bradley_terry
-from gruppo.stages import Context, Need, Occupant, Stats, Term
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
 from gruppo.stages.objective import NOW
-from gruppo.stages.relations import answered_E, averaged, told
+from gruppo.stages.relations import answered_E, averaged, pair_terms, pair_values
 
 
 @dataclass(frozen=True)
 class MeanPreference(Occupant):
     """log σ(r_w − r_l − target_margin), r = β · mean_t log π."""
 
-    beta: float = 2.0
-    target_margin: float = 1.0
-    takes = ("win_P", "lose_P")
-    handles = frozenset({"expert"})
-    witness = {"beta": 0.5, "target_margin": 0.2}
+    beta: float = setting(2.0, witness=0.5)
+    target_margin: float = setting(1.0, witness=0.2)
+    mean: Any = setting("token", added=True)
+    reads = ("win_P", "lose_P", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
@@ -37,10 +37,13 @@ class MeanPreference(Occupant):
     def implicit_E(self, batch: Batch, stats: Stats) -> Tensor:
         return self.beta * averaged(batch, stats.logp_N)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        reward_E, live_P = self.implicit_E(batch, stats), batch.pairs.both(answered_E(batch))
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return pair_terms(batch.pairs.both(answered_E(batch)), self.mean)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        reward_E = self.implicit_E(batch, stats)
         value_P = bradley_terry(batch.pairs.gap(reward_E) - self.target_margin)
-        return [Term("preference", value_P, live_P, at="P", additive=False), *told(batch, reward_E, live_P)]
+        return pair_values(batch, value_P, reward_E)
 
 
 SIMPO = DPO.but(name="simpo", paper="arXiv:2405.14734", objective=MeanPreference(beta=2.0, target_margin=1.0))

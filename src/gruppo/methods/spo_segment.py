@@ -26,15 +26,14 @@ from torch import Tensor
 
 from gruppo.data import Batch, Episode, Note, Use, key_hash
 from gruppo.data.views import as_sampled
-from gruppo.engines import Request, complete
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Occupant, Prompt, Sampling, Stats
+from gruppo.stages import Context, Occupant, Prompt, Stats, note, setting
 from gruppo.stages.credit import judged_N, whitened
 from gruppo.stages.objective import ClippedSurrogate
-from gruppo.stages.occupant import Noted
 from gruppo.stages.penalties import ReferenceKL
-from gruppo.stages.rollout import Group, continued, request_after, sampling_for
+from gruppo.stages.play import Fork, sampling_for
 
+UNSURE = note("unsure", "N", among=(0.0, 1.0))
 State = tuple[str, bytes]  # a task, and what was written so far
 
 
@@ -47,34 +46,23 @@ class Segments(Occupant):
     below `sure`.
     """
 
-    sure: float = 0.9
-    interval: int = 5
-    probes: int = 9
-    gives = ("note_gain_N", "note_unsure_N")
-    witness = {"sure": 0.01, "interval": 2, "probes": 2}
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sure <= 1 or self.interval < 1 or self.probes < 1:
-            raise ValueError(
-                f"sure={self.sure}, interval={self.interval}, probes={self.probes}: no value could be told. Use a "
-                "probability above 0, and 1 or more of the others."
-            )
+    sure: float = setting(0.9, above=0, high=1, witness=0.01)
+    interval: int = setting(5, low=1, witness=2)
+    probes: int = setting(9, low=1, witness=2)
+    writes = ("note_gain_N", "note_unsure_N")
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
-        paths = ctx.reward(await Group()(ctx, prompts))
-        how = [sampling_for(ctx, p.ask) for p in prompts for _ in range(p.samples)]
-        states: dict[State, tuple[Episode, int, Sampling]] = {}
-        for path, sampling in zip(paths, how, strict=True):
+        paths = await ctx.reward(await ctx.play(prompts))
+        states: dict[State, tuple[Episode, int]] = {}
+        for path in paths:
             for at in self.cuts(path):
-                states.setdefault(state(path, at), (path, at, sampling))
-        asked = [(name, *where[:2], r) for name, where in states.items() for r in self.requests(ctx, *where)]
-        done = await complete(ctx.engine, [r for *_, r in asked])
-        probes = ctx.reward(
-            [continued(ctx, path, at, r, c, use=Use.NONE) for (_, path, at, r), c in zip(asked, done, strict=True)]
-        )
+                states.setdefault(state(path, at), (path, at))
+        forks = [fork for where in states.values() for fork in self.forks(ctx, *where)]
+        probes = await ctx.reward(await ctx.play(forks))
         worth: dict[State, list[float]] = {name: [] for name in states}
-        for (name, *_), probe in zip(asked, probes, strict=True):
-            worth[name].append(probe.total)
+        for fork, probe in zip(forks, probes, strict=True):
+            probe.use = Use.NONE
+            worth[state(fork.episode, fork.at)].append(probe.total)
         for path in paths:
             rows = as_sampled(path.sequences[0])[1]
             values = {at: worth[state(path, at)] for at in self.cuts(path)}
@@ -91,12 +79,16 @@ class Segments(Occupant):
         start, at = path.sequences[0].prompt_len, np.flatnonzero(self.unsure(path))
         return [start, *(p for p in at[self.interval - 1 :: self.interval].tolist() if p > start)]
 
-    def requests(self, ctx: Context, path: Episode, at: int, how: Sampling) -> list[Request]:
-        """Continuations of a path from there on, each with luck of its own, as long as the path might have become."""
-        s = path.sequences[0]
-        rest = replace(how, max_tokens=how.max_tokens - (at - s.prompt_len))
-        keys = [key_hash(path.uid, "probe", at, n) for n in range(self.probes)]
-        return [request_after(ctx, s.ids[:at], key, rest) for key in keys]
+    def forks(self, ctx: Context, path: Episode, at: int) -> list[Fork]:
+        """Continuations of a path from there on, each under a key of its own, as long as the path might have become."""
+        how, start = sampling_for(ctx, path.ask), turn_start(path, at)
+        rest = replace(how, max_tokens=how.max_tokens - (at - start))
+        return [Fork(path, at, int(key_hash(path.uid, "probe", at, n)), rest) for n in range(self.probes)]
+
+
+def turn_start(path: Episode, at: int) -> int:
+    """Where the turn that holds a position begins."""
+    return max(t.start for t in path.turns if t.start <= at)
 
 
 def state(path: Episode, at: int) -> State:
@@ -127,9 +119,9 @@ def unsure_N(batch: Batch) -> Tensor:
 class SegmentGain(Occupant):
     """A_t = the gain of the token's segment, whitened over the tokens that are learned; 0 where it is not known."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
     ignores = ("shift", "scale")
-    notes = {"gain": Noted("N"), "unsure": Noted("N", (0.0, 1.0))}
+    reads = (note("gain", "N"), UNSURE)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         mine = torch.nonzero(judged_N(batch) & unsure_N(batch) & ~batch.note_gain_N.isnan())[:, 0]
@@ -140,8 +132,7 @@ class SegmentGain(Occupant):
 class Unsure(Occupant):
     """Keep the tokens that the policy was not sure of: the others are in no count."""
 
-    current = False
-    notes = {"unsure": Noted("N", (0.0, 1.0))}
+    reads = (UNSURE,)
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         return unsure_N(batch), torch.ones_like(batch.weight_N)

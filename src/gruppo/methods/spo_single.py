@@ -26,14 +26,15 @@ from torch import Tensor
 from gruppo.data import Batch, Episode, Source, Use, gather, name_hash, segment
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces.advantage import z_score
-from gruppo.stages import Ask, Context, Memory, Occupant, StepRecord
+from gruppo.stages import Ask, Context, Memory, Occupant, StepRecord, setting
 from gruppo.stages.credit import to_tokens
 from gruppo.stages.curriculum import asked, weighted
 from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.requires import InRoom, RecurringTasks
 from gruppo.stages.tables import Table, by_key
 from gruppo.stages.update import Passes
 
-TRACKER = "tracker"  # by task: a, b, and the place of the task
+TRACKER = "tracker"  # by task: a, b, and the index of the task
 
 
 def value(tracker: Table, keys: Tensor) -> Tensor:
@@ -46,21 +47,19 @@ def value(tracker: Table, keys: Tensor) -> Tensor:
 class Tracked(Occupant):
     """The reward above the task's tracked value, whitened over the answers of the step; gives `drift_E`, too."""
 
-    drift_half: float = 0.06
-    keep_low: float = 0.875
-    keep_high: float = 0.96
-    eps: float = 1e-8
-    gives = ("adv_N", "drift_E")
+    drift_half: float = setting(0.06, above=0, witness=10.0)
+    keep_low: float = setting(0.875, low=0, witness=0.1)
+    keep_high: float = setting(0.96, high=1, witness=0.9)
+    eps: float = setting(1e-8, witness=1.0)
+    writes = ("adv_N", "drift_E")
     ignores = ("shift",)
-    remembers = True
-    witness = {"drift_half": 10.0, "keep_low": 0.1, "keep_high": 0.9, "eps": 1.0}
+    requires = (RecurringTasks(),)
 
-    def __post_init__(self) -> None:
-        if not (self.drift_half > 0 and 0 <= self.keep_low <= self.keep_high <= 1):
-            raise ValueError(
-                f"drift_half={self.drift_half}, keep_low={self.keep_low}, keep_high={self.keep_high}: that is no share "
-                "of the past to keep. Use drift_half above 0, and 0 <= keep_low <= keep_high <= 1."
-            )
+    def wrong(self) -> str:
+        return "" if self.keep_low <= self.keep_high else (
+            f"keep_low={self.keep_low}, keep_high={self.keep_high}: that is no share of the past to keep. Use keep_low "
+            "<= keep_high."
+        )  # fmt: skip
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         above_E = batch.reward_E - value(Table.of(ctx.memory, TRACKER), batch.task_E).to(batch.reward_E)
@@ -68,7 +67,7 @@ class Tracked(Occupant):
         adv_E = z_score(above_E, step, where=batch.judged_E, eps=self.eps)
         return {**to_tokens(batch, adv_E), "drift_E": drift(ctx, batch).to(adv_E)}
 
-    def refuses(self, batch: Batch) -> str:
+    def unfit(self, batch: Batch) -> str:
         reward = batch.reward_E[batch.judged_E]
         if not bool(((reward < 0) | (reward > 1)).any()):
             return ""
@@ -79,12 +78,12 @@ class Tracked(Occupant):
         drawn = [e for e in record.drawn if e.use <= Use.BASELINE and not math.isnan(e.total)]
         keys, tasks = by_key(torch.tensor([name_hash(e.task) for e in drawn], dtype=torch.int64))
         reward = torch.tensor([e.total for e in drawn], dtype=torch.float64).clamp(0.0, 1.0)
-        place = torch.tensor([e.place for e in drawn], dtype=torch.float64)
+        index = torch.tensor([e.index for e in drawn], dtype=torch.float64)
         tracker, far = Table.of(memory, TRACKER), _by_task(record.batch, "drift_E").look(keys, "drift_E", 0.0)
         keep = torch.exp2(-far / self.drift_half).clamp(self.keep_low, self.keep_high)
         a = keep * tracker.look(keys, "a", 0.5) + gather(reward, tasks, "sum")
         b = keep * tracker.look(keys, "b", 0.5) + gather(1 - reward, tasks, "sum")
-        memory[TRACKER] = tracker.put(keys, a=a, b=b, place=gather(place, tasks, "max")).plain
+        memory[TRACKER] = tracker.put(keys, a=a, b=b, index=gather(index, tasks, "max")).plain
 
 
 def drift(ctx: Context, batch: Batch) -> Tensor:
@@ -93,7 +92,7 @@ def drift(ctx: Context, batch: Batch) -> Tensor:
     last = [e for e in ctx.replay if name_hash(e.task) in wanted]
     if not last:
         return torch.zeros(batch.size("E"))
-    past: Batch = ctx.score(last)
+    past = ctx.read(last)
     mine = (past.source_N == Source.POLICY) & ~past.note_logp_old_N.isnan()
     gap_E = past.gather((past.logp_policy_N - past.note_logp_old_N).abs(), "N", "E", "mean", where=mine)
     return _by_task(past.with_columns(drift_E=gap_E), "drift_E").look(batch.task_E, "drift_E", 0.0)
@@ -110,18 +109,17 @@ def _by_task(batch: Batch | None, column: str) -> Table:
 class ByTracker(Occupant):
     """Tasks by √(v (1 − v)) + least_weight of their tracked value; a task that was never seen has v = 0.5."""
 
-    least_weight: float = 0.05
-    beside = {"credit": ("tracked",)}
-    witness = {"least_weight": 5.0}
+    least_weight: float = setting(0.05, witness=5.0)
+    requires = (InRoom("credit", ("tracked",)),)
 
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
         weight_T = self.weights(Table.of(ctx.memory, TRACKER), len(tasks))
         return asked(ctx, tasks, weighted(ctx, weight_T, ctx.prompts, TRACKER, replace=ctx.prompts > len(tasks)))
 
     def weights(self, tracker: Table, size: int) -> Tensor:
-        place, v = tracker.look(tracker.key_T, "place").long(), value(tracker, tracker.key_T)
-        there = (place >= 0) & (place < size)
-        value_T = torch.full((size,), 0.5, dtype=torch.float64).index_copy(0, place[there], v[there])
+        index, v = tracker.look(tracker.key_T, "index").long(), value(tracker, tracker.key_T)
+        there = (index >= 0) & (index < size)
+        value_T = torch.full((size,), 0.5, dtype=torch.float64).index_copy(0, index[there], v[there])
         return (value_T * (1 - value_T)).sqrt() + self.least_weight
 
 
@@ -129,7 +127,7 @@ class ByTracker(Occupant):
 class LastOfTask(Occupant):
     """The last answer to every task, to be looked at and not to be learned from again."""
 
-    stores = True
+    joins = False
     proximal = "now"
     credited = "now"
 
@@ -138,7 +136,7 @@ class LastOfTask(Occupant):
         return list({e.task: e for e in (*store, *fresh)}.values())
 
     def get(self, ctx: Context, store: Sequence[Episode]) -> list[Episode]:
-        return []
+        return list(store)
 
 
 SPO_SINGLE = GRPO.but(

@@ -21,7 +21,7 @@ import numpy as np
 
 from gruppo.data import Episode, Source, Use
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Occupant
+from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.replay import Credited, Proximal
 
 
@@ -29,21 +29,14 @@ from gruppo.stages.replay import Credited, Proximal
 class Selective(Occupant):
     """Answers with an advantage, drawn again in proportion to |A|^power until they are `max_age` steps old."""
 
-    capacity: int = 512
-    share: float = 0.25  # of the batch that is remembered
-    max_age: int = 5
-    power: float = 1.0
+    capacity: int = setting(512, low=1, witness=1)
+    share: float = setting(0.25, low=0, below=1, witness=0.6)  # of the batch that is remembered
+    max_age: int = setting(5, witness=1)
+    power: float = setting(1.0, witness=4.0)
     proximal: Proximal = "stored"
     credited: Credited = "stored"
-    stores = True
-    takes = ("adv_N",)
-    witness = {"capacity": 1, "share": 0.6, "max_age": 1, "power": 4.0, "proximal": "now", "credited": "now"}
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise ValueError(f"share={self.share}: it is the part of a batch that is remembered. Use 0 to below 1.")
-        if self.capacity < 1:
-            raise ValueError(f"capacity={self.capacity}: nothing could be remembered. Use 1 or more; share=0 is GRPO.")
+    joins = True
+    reads = ("adv_N",)
 
     def put(self, ctx: Context, store: list[Episode], episodes: Sequence[Episode]) -> list[Episode]:
         young = [e for e in store if ctx.step - e.step < self.max_age]
@@ -52,8 +45,8 @@ class Selective(Occupant):
 
     def get(self, ctx: Context, store: Sequence[Episode]) -> list[Episode]:
         count = round(self.share / (1 - self.share) * ctx.prompts * ctx.samples)
-        luck = np.array([ctx.uniform("ssb", e.uid) for e in store])
-        late = -np.log1p(-luck) / np.array([_size(e) for e in store]) ** self.power
+        noise = np.array([ctx.uniform("ssb", e.uid) for e in store])
+        late = -np.log1p(-noise) / np.array([_size(e) for e in store]) ** self.power
         return [store[i] for i in np.argsort(late, kind="stable")[:count]]
 
 

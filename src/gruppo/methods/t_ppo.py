@@ -21,41 +21,27 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Status
-from gruppo.engines import Request, complete
 from gruppo.methods.ppo import PPO
-from gruppo.stages import Context, Need, Occupant, Prompt, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Prompt, Stats, Term, need, setting
 from gruppo.stages.credit import two_gaes, whitened_gae
 from gruppo.stages.objective import ClippedSurrogate, ValueLoss
-from gruppo.stages.rollout import Group, continued, request_after, requests_for
+from gruppo.stages.play import Fork, starts_of
+from gruppo.stages.requires import InRoom
 
 
 @dataclass(frozen=True)
 class Windowed(Occupant):
-    """`window_tokens` of every open answer, and of as many fresh ones as there are free places of prompts × samples."""
+    """`window_tokens` of every open answer, and of as many fresh ones as there is room for among prompts × samples."""
 
-    window_tokens: int = 0
-    beside = {"replay": ("open_pool",)}
-    witness = {"window_tokens": 1}
+    window_tokens: int = setting(0, low=0, witness=1)
+    requires = (InRoom("replay", ("open_pool",)),)
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
-        before = [] if ctx.round else [e for e in ctx.replay if goes_on(e)]
-        fresh = requests_for(ctx, prompts)
+        before = [] if ctx.round else ctx.replay
+        fresh = starts_of(ctx, prompts)
         fresh = fresh[: max(len(fresh) - len(before), 0)]
-        wanted = [*(r for *_, r in fresh), *(further(ctx, e) for e in before)]  # each to its end
-        done = await complete(ctx.engine, [self.window(ctx, r) for r in wanted])
-        begun = [Group().episode(ctx, p, uid, r, c) for (p, uid, r), c in zip(fresh, done, strict=False)]
-        gone_on = [
-            continued(ctx, e, len(r.prefix), r, c, notes={k: n for k, n in e.notes.items() if n.level == "E"})
-            for e, r, c in zip(before, wanted[len(fresh) :], done[len(fresh) :], strict=True)
-        ]
-        for e, r, c in zip([*begun, *gone_on], wanted, done, strict=True):
-            if c.reason == "length" and len(c.ids) < r.max_tokens:
-                e.status = Status.OPEN
-        return [*begun, *gone_on]
-
-    def window(self, ctx: Context, request: Request) -> Request:
-        most = self.window_tokens or (ctx.sampling.max_tokens + 1) // 2
-        return replace(request, max_tokens=min(most, request.max_tokens))
+        window = self.window_tokens or (ctx.sampling.max_tokens + 1) // 2
+        return await ctx.play([*fresh, *(further(ctx, e) for e in before)], window=window)
 
 
 def goes_on(e: Episode) -> bool:
@@ -63,12 +49,12 @@ def goes_on(e: Episode) -> bool:
     return e.status == Status.OPEN and len(e.sequences) == 1
 
 
-def further(ctx: Context, e: Episode) -> Request:
-    """The rest of an open answer, with the luck and at the temperature that it began with."""
+def further(ctx: Context, e: Episode) -> Fork:
+    """The rest of an open answer, under the key and at the temperature that it began with."""
     [s] = e.sequences
     warm = 1.0 if s.temperature is None else float(s.temperature[-1])
     rest = replace(ctx.sampling, max_tokens=max(ctx.sampling.max_tokens - e.tokens, 1), temperature=warm)
-    return request_after(ctx, s.ids, e.uid, rest)
+    return Fork(e, len(s.ids), e.uid, rest)
 
 
 def this_window(ctx: Context, batch: Batch) -> Tensor:
@@ -83,11 +69,10 @@ class WindowGae(Occupant):
     An open episode goes on from its last value.
     """
 
-    gamma: float = 1.0
-    lam: float = 0.95
-    lam_value: float = 1.0
-    gives = ("adv_N", "ret_N")
-    witness = {"gamma": 0.5, "lam": 0.3, "lam_value": 0.3}
+    gamma: float = setting(1.0, witness=0.5)
+    lam: float = setting(0.95, witness=0.3)
+    lam_value: float = setting(1.0, witness=0.3)
+    writes = ("adv_N", "ret_N")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("value", "critic"),)
@@ -101,8 +86,6 @@ class WindowGae(Occupant):
 class ThisWindow(Occupant):
     """Learn from the tokens of this window: the others were learned in their own."""
 
-    current = False
-
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         return this_window(ctx, batch), torch.ones_like(batch.weight_N)
 
@@ -111,16 +94,16 @@ class ThisWindow(Occupant):
 class OpenToo(ClippedSurrogate):
     """The clipped surrogate over kept tokens of finished and of open answers."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
         mine_N = batch.sampled_N & batch.keep_N & batch.spread(batch.learn_E | batch.open_E, "E", "N")
-        return [replace(term, over=mine_N) for term in super().__call__(ctx, batch, stats)]
+        return [replace(term, over=mine_N) for term in super().terms(ctx, batch)]
 
 
 @dataclass(frozen=True)
 class OpenPool(Occupant):
-    """Remembers what is open, for the rollout of the next step; nothing comes back by itself."""
+    """Recalls what is open, for the rollout of the next step; it does not join a batch by itself."""
 
-    stores = True
+    joins = False
     proximal = "now"
     credited = "now"
 
@@ -128,7 +111,7 @@ class OpenPool(Occupant):
         return [e for e in episodes if goes_on(e)]
 
     def get(self, ctx: Context, store: Sequence[Episode]) -> list[Episode]:
-        return []
+        return list(store)
 
 
 T_PPO = PPO.but(

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from gruppo.data import Episode, Source
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Occupant
+from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.penalties import ReferenceKL
+from gruppo.stages.requires import Samples
 from gruppo.stages.reward import codes
 from gruppo.stages.update import Passes
 
@@ -33,11 +34,9 @@ from gruppo.stages.update import Passes
 class Unlikeliness(Occupant):
     """Component `unlikely` = −rank_coef · task · rank / G: what a right answer loses for being likely."""
 
-    rank_coef: float = 0.25
-    whole = True
-    min_samples = 2
-    alone = "It ranks the answers of one prompt, and one alone has nothing before or behind it."
-    witness = {"rank_coef": 0.5}
+    rank_coef: float = setting(0.25, witness=0.5)
+    of_groups = True
+    requires = (Samples(2, "It ranks the answers of one prompt, and one alone has nothing before or behind it."),)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         sampled_E = np.array([e.tokens > 0 for e in episodes], np.bool_)
@@ -57,13 +56,13 @@ def likelihood(e: Episode) -> float:
 
 
 def ranks(group_E: NDArray[np.int64], value_E: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The place of each row in its group by value, from 0; equal ones share the mean of their places."""
+    """The rank of each row in its group by value, from 0; equal ones share the mean of their ranks."""
     order = np.lexsort((value_E, group_E))
     size = np.bincount(group_E)
-    place_E = np.empty(len(order))
-    place_E[order] = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
+    rank_E = np.empty(len(order))
+    rank_E[order] = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
     equal_E = codes(list(zip(group_E.tolist(), value_E.tolist(), strict=True)))
-    return (np.bincount(equal_E, place_E) / np.bincount(equal_E))[equal_E]
+    return (np.bincount(equal_E, rank_E) / np.bincount(equal_E))[equal_E]
 
 
 UNLIKELINESS = GRPO.but(

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from gruppo.data import Batch, minibatches
 from gruppo.methods.ppo import PPO
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, need, setting
 from gruppo.stages.credit import two_gaes, whitened_gae
-from gruppo.stages.objective import ClippedSurrogate, ValueLoss
+from gruppo.stages.objective import NOW, ClippedSurrogate, ValueLoss
+from gruppo.stages.requires import BINARY_REWARD
 from gruppo.stages.update import Passes
 
 
@@ -40,11 +41,10 @@ class LengthAdaptiveGae(Occupant):
     The policy's are whitened. Also gives `right_N`, which marks the tokens of right answers.
     """
 
-    gamma: float = 1.0
-    length_share: float = 0.05
-    lam_value: float = 1.0
-    gives = ("adv_N", "ret_N", "right_N")
-    witness = {"gamma": 0.5, "length_share": 2.0, "lam_value": 0.3}
+    gamma: float = setting(1.0, witness=0.5)
+    length_share: float = setting(0.05, witness=2.0)
+    lam_value: float = setting(1.0, witness=0.3)
+    writes = ("adv_N", "ret_N", "right_N")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("value", "critic"),)
@@ -65,17 +65,19 @@ class LengthAdaptiveGae(Occupant):
 class ImitateRight(Occupant):
     """+nll_coef · mean log π over the tokens of right answers; 0 when there is none."""
 
-    nll_coef: float = 0.1
-    takes = ("right_N",)
-    expects = ("binary_reward",)
-    witness = {"nll_coef": 0.5}
+    nll_coef: float = setting(0.1, witness=0.5)
+    mean: Any = setting("token", added=True)
+    reads = ("right_N",)
+    requires = (BINARY_REWARD,)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", when="step"),)
+        return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        right_N = batch.policy_N & (batch.right_N > 0)
-        return [Term("imitation", stats.logp_N, right_N, "token", coef=self.nll_coef)]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("imitation", batch.learn_N & (batch.right_N > 0), self.mean, coef=self.nll_coef)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"imitation": stats.logp_N}
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,7 @@ class CriticFirst(Passes):
     Without another role to train there is no warm-up.
     """
 
-    warmup: int = 10
-    witness = {"epochs": 2, "minibatches": [2, 3], "warmup": 0}
+    warmup: int = setting(10, low=0, witness=0)
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
         others = [role for role in learner.trained if role != "policy"]
@@ -102,10 +103,10 @@ VAPO = PPO.but(
     paper="arXiv:2504.05118",
     credit=LengthAdaptiveGae(gamma=1.0, length_share=0.05, lam_value=1.0),
     objective={
-        "policy": ClippedSurrogate(clip_low=0.2, clip_high=0.28, mean="token"),
+        "policy": (ClippedSurrogate(clip_low=0.2, clip_high=0.28, mean="token"), ImitateRight(nll_coef=0.1)),
         "critic": ValueLoss(clip_value=0.5),
     },
-    penalties=ImitateRight(nll_coef=0.1),
+    version=2,  # 1 had the imitation of right answers in penalties
     update=CriticFirst(epochs=1, minibatches=4, warmup=10),
     breaks={
         "equal_rewards": "The advantage is against the critic's guess, which may be wrong where all rewards are equal.",

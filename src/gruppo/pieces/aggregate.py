@@ -1,15 +1,38 @@
 """Aggregation as weights: an objective is Σ_x weight_x value_x, with weights counted over the whole optimiser step."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Level
+from gruppo.data import Batch, Key, Level
 
 UNITS: dict[str, Level] = {"sequence": "S", "episode": "E", "group": "G", "drawn_group": "G"}
 MEANS = ("token", *UNITS, *(f"{u}_sum" for u in UNITS))
 
 
-def weights(batch: Batch, at: Level, over: Tensor, mean: str | float) -> Tensor:
+@dataclass(frozen=True)
+class Count:
+    """What a mean divides by: rows, units that have rows, groups drawn. Counts of disjoint parts add up."""
+
+    rows: float = 0.0
+    units: float = 0.0
+    drawn: float = 0.0
+
+    def __add__(self, other: "Count") -> "Count":
+        return Count(self.rows + other.rows, self.units + other.units, self.drawn + other.drawn)
+
+
+def count(batch: Batch, at: Level, over: Tensor, mean: str | float) -> Count:
+    """What `mean` divides by, over the rows of level `at` in `over`. Parts must hold whole units to add up."""
+    rows = float(over.sum())
+    if isinstance(mean, float | int) or mean == "token":
+        return Count(rows)
+    key = batch.level(at, _unit(mean))
+    return Count(rows, float((_rows_by(key, over.to(torch.int64)) > 0).sum()), float(batch.drawn))
+
+
+def weights(batch: Batch, at: Level, over: Tensor, mean: str | float, of: Count | None = None) -> Tensor:
     """The weight of each row of level `at`; 0 outside `over`, and all 0 when `over` is empty.
 
     token                    1 / rows
@@ -21,27 +44,35 @@ def weights(batch: Batch, at: Level, over: Tensor, mean: str | float) -> Tensor:
 
     Elsewhere called: token-mean; seq-mean-token-mean (sequence); seq-mean-token-sum (sequence_sum);
     seq-mean-token-sum-norm (sequence_sum/64, or the number 64 where the caller divides by the answers).
+    `of` is the count of the whole optimiser step where this batch is a part of it.
     """
-    dtype = batch.columns["weight_N"].dtype
-    mask = over.to(dtype)
+    mask = over.to(batch.columns["weight_N"].dtype)
     if isinstance(mean, float | int):
         if not mean > 0:
             raise ValueError(f"mean={mean}: an objective cannot be divided by it. Give a number above 0.")
         return mask / mean
+    of = count(batch, at, over, mean) if of is None else of
     if mean == "token":
-        return mask / mask.sum().clamp(min=1)
-    mean, constant = _constant(mean)
-    if mean not in MEANS:
+        return mask / max(of.rows, 1.0)
+    key = batch.level(at, _unit(mean))
+    name, constant = _constant(mean)
+    units = of.drawn if name.startswith("drawn_group") else max(of.units, 1.0)
+    inside = 1.0 if name.endswith("_sum") else _rows_by(key, mask).clamp(min=1)[key.index]
+    return mask / inside / units / constant
+
+
+def _rows_by(key: Key, mask: Tensor) -> Tensor:
+    return torch.zeros(key.size, dtype=mask.dtype, device=mask.device).index_add(0, key.index, mask)
+
+
+def _unit(mean: str) -> Level:
+    name, _ = _constant(mean)
+    if name not in MEANS:
         raise ValueError(
             f"mean={mean!r} is no way to average. Use one of {', '.join(MEANS)}, a sum over a constant such as "
             "sequence_sum/64, or a number."
         )
-    unit = UNITS[mean.removesuffix("_sum")]
-    key = batch.level(at, unit)
-    rows = torch.zeros(key.size, dtype=dtype, device=mask.device).index_add(0, key.index, mask)
-    units = float(batch.drawn) if mean.startswith("drawn_group") else (rows > 0).sum().clamp(min=1)
-    inside = 1.0 if mean.endswith("_sum") else rows.clamp(min=1)[key.index]
-    return mask / inside / units / constant
+    return UNITS[name.removesuffix("_sum")]
 
 
 def _constant(mean: str) -> tuple[str, float]:

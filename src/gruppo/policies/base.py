@@ -1,69 +1,105 @@
-"""What the rest of the package asks of a policy: an `nn.Module` with these parts."""
+"""The protocol of a policy, and what the package's transformers have in common."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from gruppo.data import Inputs
-from gruppo.policies.cache import Cache
+from gruppo.policies.cache import Cache, Kept, Step
+from gruppo.policies.scores import Head
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """Packed in, packed out: M input positions of many sequences, and no padding that a caller can see."""
+    """A model over packed sequences: M positions of many sequences, without padding.
+
+    `policy(inputs)` and `policy.head(hidden)` are calls of modules, so the hooks of a wrapper such as FSDP fire.
+    """
 
     dim: int
     vocab: int
     layers: int
     context: int  # the longest sequence
-    training: bool
 
     @property
     def device(self) -> torch.device: ...
 
-    def hidden(self, inputs: Inputs, collect: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """Hidden states (X, dim) to logits (X, vocab), in float32 or float64, so that log-softmax is safe."""
+        ...
+
+    def __call__(self, inputs: Inputs, collect: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         """Final normalised hidden states (M, dim), and those of the layers in `collect`.
 
         Layer 0 is the embedding, layer l the residual stream after block l, before the final norm.
         """
         ...
 
-    def head(self, hidden_XD: Tensor) -> Tensor:
-        """Logits (X, vocab) in at least float32 (float64 if the weights are), so that log-softmax is safe."""
-        ...
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def train(self, mode: bool = True) -> Any: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 @runtime_checkable
 class Incremental(Policy, Protocol):
-    """A policy that the native engine can drive: whole prefixes once, then one token a row."""
+    """A policy that the native engine can sample from: prefixes in one pass, then one token per row."""
 
     def cache(self, rows: int, span: int) -> Cache: ...
 
     def prefill(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Hidden states (M, dim), and keys and values (layers, 2, M, width) to be put into a cache."""
+        """Hidden states (M, dim), and the keys and values (layers, 2, M, width) for a cache."""
         ...
 
     def decode(self, ids_B: Tensor, pos_B: Tensor, cache: Cache, span: int | None = None) -> Tensor:
-        """Hidden states (B, dim) of one token for each of the first B rows of the cache, which it extends."""
+        """Hidden states (B, dim) of one new token for each of the first B rows of the cache, which grows by it.
+
+        `span` is the largest position + 1; a caller that knows it on the host saves a synchronisation.
+        """
         ...
+
+
+class Transformer(nn.Module):
+    """A transformer whose `forward` serves training, prefill and decoding alike."""
+
+    dim: int
+    vocab: int
+    layers: int
+    context: int
+    lm_head: Head
+
+    @property
+    def output(self) -> Any:
+        """The module with the weights of the head."""
+        raise NotImplementedError
+
+    @property
+    def head(self) -> Head:
+        self.lm_head.owner = (self.output,)  # at every call: a copy of the model may have copied either
+        return self.lm_head
+
+    def prefill(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        kept = Kept()
+        hidden_MD, _ = self(inputs, keep=kept)
+        return hidden_MD, torch.stack(kept.kv).unflatten(0, (-1, 2))
+
+    def decode(self, ids_B: Tensor, pos_B: Tensor, cache: Cache, span: int | None = None) -> Tensor:
+        return self(Step.of(ids_B, pos_B, cache, span))[0]
+
+    def _check_layers(self, collect: tuple[int, ...]) -> None:
+        for layer in collect:
+            if not 0 <= layer <= self.layers:
+                raise ValueError(
+                    f"collect={collect}: layer {layer} does not exist. Use 0 (the embedding) to {self.layers}."
+                )
 
 
 P = TypeVar("P", bound=nn.Module)
 
 
 def clone(policy: P, train: bool = False) -> P:
-    """An independent copy without gradients: frozen (a reference, a target), or to be trained on its own.
-
-    Weights under an adapter never change, so copies share them.
-    """
+    """An independent copy without gradients, frozen or trainable. Copies share the frozen weights under an adapter."""
     fixed = {id(p): p for p in policy.parameters() if _fixed(p)}
     other = copy.deepcopy(policy, {**fixed})
     other.zero_grad(set_to_none=True)
@@ -78,18 +114,18 @@ def _fixed(p: nn.Parameter) -> bool:
 
 
 def learned_state(model: nn.Module) -> dict[str, Tensor]:
-    """What training can change, by name: all weights (tied ones once), or the adapter alone."""
+    """The trainable weights by name: all of them (tied ones once), or the adapter alone."""
     return {name: p for name, p in model.named_parameters() if not _fixed(p)}
 
 
 def load_learned(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put back what `learned_state` gave."""
+    """Restore what `learned_state` returned."""
     mine = learned_state(model)
     if mine.keys() != state.keys():
         odd = sorted(mine.keys() ^ state.keys())
         raise ValueError(
-            f"the saved weights are of another model ({len(odd)} names differ, the first is {odd[0]!r}), so they "
-            "cannot be put back. Load the model that they were saved from, with the same model.lora."
+            f"the saved weights belong to another model ({len(odd)} names differ, the first is {odd[0]!r}) and cannot "
+            "be restored. Load the model that they were saved from, with the same model.lora."
         )
     with torch.no_grad():
         for name, p in mine.items():

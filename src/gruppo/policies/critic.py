@@ -1,6 +1,6 @@
-"""A critic: a trunk of its own and one number for each position."""
+"""A critic: a trunk of its own and one value for each position."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,22 +10,27 @@ from gruppo.data import Inputs
 from gruppo.policies.base import clone
 
 
+class ValueHead(nn.Linear):
+    """Values (X, 1) in at least float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        dtype = torch.promote_types(input.dtype, torch.float32)
+        return nn.functional.linear(input.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
+
+
 class Critic(nn.Module):
     """value = w · hidden + b, with w = b = 0 at the start, so that the first advantages are the returns.
 
-    The trunk is a copy of the policy's: its steps never move the policy.
+    The trunk is a copy of the policy's, so training the critic never moves the policy.
     """
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
-        self.trunk = clone(policy, train=True)
-        self.dim: int = self.trunk.dim  # type: ignore[assignment]
-        self.layers: int = self.trunk.layers  # type: ignore[assignment]
-        self.context: int = self.trunk.context  # type: ignore[assignment]
-        self.vocab = 1
-        first = next(self.trunk.parameters())
-        value = skip_init(nn.Linear, self.dim, 1, device=first.device, dtype=first.dtype)
-        self.value = cast(nn.Linear, value)
+        trunk: Any = clone(policy, train=True)
+        self.trunk: nn.Module = trunk
+        self.dim, self.layers, self.context, self.vocab = trunk.dim, trunk.layers, trunk.context, 1
+        first = next(trunk.parameters())
+        self.value = cast(ValueHead, skip_init(ValueHead, self.dim, 1, device=first.device, dtype=first.dtype))
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
 
@@ -33,10 +38,9 @@ class Critic(nn.Module):
     def device(self) -> torch.device:
         return self.value.weight.device
 
-    def hidden(self, inputs: Inputs, collect: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
-        return self.trunk.hidden(inputs, collect)  # type: ignore[operator]
+    @property
+    def head(self) -> ValueHead:
+        return self.value
 
-    def head(self, hidden_XD: Tensor) -> Tensor:
-        """Values (X, 1) in at least float32."""
-        dtype = torch.promote_types(hidden_XD.dtype, torch.float32)
-        return nn.functional.linear(hidden_XD.to(dtype), self.value.weight.to(dtype), self.value.bias.to(dtype))
+    def forward(self, inputs: Inputs, collect: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+        return self.trunk(inputs, collect)

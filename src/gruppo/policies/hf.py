@@ -1,7 +1,7 @@
 """Any Hugging Face causal language model as a policy. Needs the extra `hf`.
 
-The architecture's own code computes. Around it stand the packed protocol of `base.py`, our cache, and a check at
-loading that its own forward, whole packed sequences and token by token agree on a few tokens.
+The code of the architecture does the computing. This module adds the packed protocol of `base.py`, our cache, and a
+check at loading that the model's own forward, packed sequences and cached decoding agree on a few tokens.
 """
 
 from collections.abc import Iterator
@@ -17,57 +17,76 @@ from transformers.cache_utils import DynamicCache
 from transformers.utils import logging
 
 from gruppo.data import Inputs
-from gruppo.policies.cache import Cache, new_cache
+from gruppo.policies.base import Transformer
+from gruppo.policies.cache import Cache, Kept, Step, new_cache
 from gruppo.policies.dense import dense_of
-from gruppo.policies.layout import Layout, additive, packed
+from gruppo.policies.folder import first_line
+from gruppo.policies.layout import Layout, packed
 from gruppo.policies.lora import merged_state
-from gruppo.policies.scores import scores
+from gruppo.policies.scores import Head
 
-# Largest difference that rounding explains, as a share of the largest logit.
+# Largest difference that rounding explains, relative to the largest logit.
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 
 class Slots(DynamicCache):
-    """transformers' cache, over the first rows of ours: one token a row is written at `cell_B`."""
+    """transformers' interface to our cache, for one new token per row."""
 
-    def __init__(self, cache: Cache, cell_B: Tensor, span: int) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__()
-        self.cache, self.cell_B, self.span = cache, cell_B, span
+        self.step = step
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        out: list[Tensor] = []
-        for table, new in zip(self.cache.kv[layer_idx], (key_states, value_states), strict=True):
-            rows, heads, _one, size = new.shape
-            mine = table[:, :, : heads * size]  # a narrower table leaves the last columns alone
-            mine.flatten(0, 1).index_copy_(0, self.cell_B, new.transpose(1, 2).reshape(rows, -1))
-            out.append(mine[:rows, : self.span].unflatten(-1, (heads, size)).transpose(1, 2))
-        return out[0], out[1]
+        new = (key_states, value_states)  # (rows, heads, 1, size) each
+        tables = self.step.write(layer_idx, *(x.transpose(1, 2).reshape(len(x), -1) for x in new))
+        keys, values = (t.unflatten(-1, (x.shape[1], -1)).transpose(1, 2) for t, x in zip(tables, new, strict=True))
+        return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.span - 1
+        return self.step.span - 1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.span, 0
+        return self.step.span, 0
 
 
-class HFPolicy(nn.Module):
-    """A causal LM of transformers. Dropout is off for good: with it each forward would be another policy."""
+class HFHead(Head):
+    """The head of a transformers model, with the scale or cap that its architecture puts on logits."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.logit_scale = getattr(config, "logit_scale", None)  # Cohere
+        self.logits_scaling = getattr(config, "logits_scaling", None)  # Granite
+        self.cap = getattr(config, "final_logit_softcapping", None)  # Gemma
+
+    def forward(self, hidden_XD: Tensor) -> Tensor:
+        logits_XV = super().forward(hidden_XD)
+        if self.logit_scale:
+            logits_XV = logits_XV * self.logit_scale
+        if self.logits_scaling:
+            logits_XV = logits_XV / self.logits_scaling
+        if self.cap:
+            logits_XV = self.cap * torch.tanh(logits_XV / self.cap)
+        return logits_XV
+
+
+class HFPolicy(Transformer):
+    """A causal language model of transformers, without dropout: with it every forward would be another policy."""
 
     def __init__(self, model: PreTrainedModel, name: str = "", checkpointing: bool = False) -> None:
         super().__init__()
         self.model, self.name = model, name or type(model).__name__
-        head, blocks = model.get_output_embeddings(), _blocks(model)
-        if head is None or blocks is None or self.trunk is model:
+        blocks = _blocks(model)
+        if self.output is None or blocks is None or self.trunk is model:
             raise ValueError(
                 f"model {self.name!r} ({type(model).__name__}) has no trunk of blocks with a linear head on top, so "
                 "its hidden states cannot be read. Use a causal language model of transformers."
             )
-        self.blocks_name = blocks
-        self.vocab, self.dim = head.weight.shape
+        self.lm_head, self.blocks_name = HFHead(model.config.get_text_config()), blocks
+        self.vocab, self.dim = self.output.weight.shape
         self.layers, self.context = len(model.get_submodule(blocks)), context_of(model.config)  # type: ignore[arg-type]
-        self.width = 0  # of keys and values; known after the check
+        self.width = 0  # of keys and values; set by the first prefill, in the check
         _without_dropout(model)
         self._check()
         if checkpointing:
@@ -79,50 +98,57 @@ class HFPolicy(nn.Module):
         return self.model.base_model
 
     @property
+    def output(self) -> Any:
+        return self.model.get_output_embeddings()
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._linear.weight.dtype
+        return self.output.weight.dtype
 
-    @property
-    def _linear(self) -> Any:
-        return self.model.get_output_embeddings()
-
-    # whole sequences
-
-    def hidden(self, inputs: Inputs, collect: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
-        """Final normalised hidden states (M, dim), and those of the layers in `collect` (0: what block 1 is given)."""
-        for layer in collect:
-            if not 0 <= layer <= self.layers:
-                raise ValueError(
-                    f"collect={collect}: layer {layer} does not exist. This policy has the embedding 0 and "
-                    f"blocks 1 to {self.layers}."
-                )
+    def forward(
+        self, inputs: Inputs | Step, collect: tuple[int, ...] = (), keep: Kept | None = None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Final hidden states and those of the layers in `collect` (0: the input of block 1)."""
+        self._check_layers(collect)
+        if isinstance(inputs, Step):
+            return self._decode(inputs), {}
         layout, last = dense_of(inputs, self.context, self.dim, self.dtype), list[Tensor]()
         seen: dict[int, list[Tensor]] = {layer: [] for layer in collect}
-        with self._listening(seen):
+        tables: list[list[Tensor]] = [[] for _ in range(2 * self.layers)]
+        with self._recording(seen):
             for lines in self._lines(inputs, layout):
-                last.append(self.trunk(**lines, use_cache=False).last_hidden_state)
+                past = None if keep is None else DynamicCache()  # without a config: every layer keeps everything
+                out = self.trunk(**lines, past_key_values=past, use_cache=keep is not None)
+                last.append(out.last_hidden_state)
+                if past is not None:
+                    self._append(tables, past)
+        if keep is not None:
+            keep.kv += [self._positions(table, layout, self.width) for table in tables]
         return self._positions(last, layout), {layer: self._positions(x, layout) for layer, x in seen.items()}
 
-    def prefill(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Hidden states (M, dim), and keys and values (layers, 2, M, width)."""
-        layout, last = dense_of(inputs, self.context, self.dim, self.dtype), list[Tensor]()
-        tables: list[list[Tensor]] = [[] for _ in range(2 * self.layers)]
-        for lines in self._lines(inputs, layout):
-            past = DynamicCache()  # without the configuration: every layer keeps everything
-            last.append(self.trunk(**lines, past_key_values=past, use_cache=True).last_hidden_state)
-            new = [x.transpose(1, 2).flatten(2) for layer in past.layers for x in (layer.keys, layer.values)]  # type: ignore[union-attr]
-            self.width = self.width or max(x.shape[-1] for x in new)
-            for table, x in zip(tables, new, strict=True):
-                table.append(F.pad(x, (0, self.width - x.shape[-1])))
-        kv = torch.stack([self._positions(table, layout, self.width) for table in tables])
-        return self._positions(last, layout), kv.unflatten(0, (-1, 2))
+    def _append(self, tables: list[list[Tensor]], past: DynamicCache) -> None:
+        """Add the keys and values of some lines, all padded to one width."""
+        new = [x.transpose(1, 2).flatten(2) for layer in past.layers for x in (layer.keys, layer.values)]  # type: ignore[union-attr]
+        self.width = self.width or max(x.shape[-1] for x in new)
+        for table, x in zip(tables, new, strict=True):
+            table.append(F.pad(x, (0, self.width - x.shape[-1])))
+
+    def _decode(self, step: Step) -> Tensor:
+        out = self.trunk(
+            input_ids=step.ids_M[:, None],
+            position_ids=step.pos_M[:, None],
+            attention_mask=step.mask(self.dtype),
+            past_key_values=Slots(step),
+            use_cache=True,
+        )
+        return out.last_hidden_state[:, 0]
 
     def _lines(self, inputs: Inputs, layout: Layout) -> Iterator[dict[str, Tensor]]:
-        """What the trunk is given. Without branches neither mask nor positions: attention reaches to the left only."""
+        """Inputs of the trunk. Without branches attention is causal and needs neither a mask nor positions."""
         for ids, pos, mask in zip(layout.lines(inputs.ids_M), layout.lines(inputs.pos_M), layout.masks, strict=True):
             lines = {"input_ids": ids}
             yield lines if mask is None else lines | {"position_ids": pos, "attention_mask": mask}
@@ -134,78 +160,48 @@ class HFPolicy(nn.Module):
         return layout.positions(lines)
 
     @contextmanager
-    def _listening(self, seen: dict[int, list[Tensor]]) -> Iterator[None]:
-        """Hear what the blocks are given and give."""
+    def _recording(self, seen: dict[int, list[Tensor]]) -> Iterator[None]:
+        """Append the outputs of blocks, and the input of the first for layer 0, to the lists in `seen`."""
         blocks: Any = self.model.get_submodule(self.blocks_name)
 
-        def given(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             seen[0].append(args[0] if args else kwargs["hidden_states"])
 
-        def gives(layer: int) -> Any:
+        def after(layer: int) -> Any:
             return lambda _m, _a, y: seen[layer].append(y[0] if isinstance(y, tuple) else y)
 
-        hooks = [blocks[layer - 1].register_forward_hook(gives(layer)) for layer in seen if layer]
+        hooks = [blocks[layer - 1].register_forward_hook(after(layer)) for layer in seen if layer]
         if 0 in seen:
-            hooks.append(blocks[0].register_forward_pre_hook(given, with_kwargs=True))
+            hooks.append(blocks[0].register_forward_pre_hook(before, with_kwargs=True))
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def head(self, hidden_XD: Tensor) -> Tensor:
-        """Logits in at least float32 (pitfall 24), with the scale or cap that the architecture puts on them."""
-        linear, config = self._linear, self.model.config.get_text_config()
-        logits_XV = scores(hidden_XD, linear.weight, getattr(linear, "bias", None))
-        if scale := getattr(config, "logit_scale", None):  # Cohere
-            logits_XV = logits_XV * scale
-        if scale := getattr(config, "logits_scaling", None):  # Granite
-            logits_XV = logits_XV / scale
-        if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
-            logits_XV = cap * torch.tanh(logits_XV / cap)
-        return logits_XV
-
-    # one token a row
-
     def cache(self, rows: int, span: int) -> Cache:
-        return new_cache(self.layers, rows, span, self.width, like=self._linear.weight)
-
-    def decode(self, ids_B: Tensor, pos_B: Tensor, cache: Cache, span: int | None = None) -> Tensor:
-        """Hidden states (B, dim) of one token for each of the first B rows of the cache, which it extends."""
-        span = int(pos_B.max()) + 1 if span is None else span
-        rows = len(ids_B)
-        cache.widen(span, rows)
-        cell_B = torch.arange(rows, device=pos_B.device) * cache.kv.shape[3] + pos_B
-        seen = torch.arange(span, device=pos_B.device) <= pos_B[:, None]
-        out = self.trunk(
-            input_ids=ids_B[:, None],
-            position_ids=pos_B[:, None],
-            attention_mask=additive(seen, self.dtype)[:, None, None],
-            past_key_values=Slots(cache, cell_B, span),
-            use_cache=True,
-        )
-        return out.last_hidden_state[:, 0]
+        return new_cache(self.layers, rows, span, self.width, like=self.output.weight)
 
     # loading and saving
 
     def _check(self) -> None:
-        """Its own logits, ours of whole sequences, of a tree, and token by token must agree."""
+        """The model's own logits must agree with ours of whole sequences, of a tree, and of one decoding step."""
         ids = (torch.arange(12) * 7 + 3) % self.vocab
         long, short = ids[:8], torch.cat([ids[:3], ids[8:]])  # three tokens in common
         inputs, tree = packed([long.numpy(), short.numpy()], self.device), _tree(long, short[3:], self.device)
         try:
             with torch.no_grad():
                 own = torch.cat([self.model(x[None].to(self.device)).logits[0] for x in (long, short)]).float()
-                whole = self.head(self.hidden(inputs)[0]).float()
-                shared = self.head(self.hidden(tree)[0]).float()
+                whole = self.head(self(inputs)[0]).float()
+                shared = self.head(self(tree)[0]).float()
                 cache, last = self.cache_of(inputs, [7, 6]), [7, 14]
                 step = self.head(self.decode(inputs.ids_M[last], inputs.pos_M[last], cache)).float()
-        except Exception as error:  # whatever an unknown architecture does not understand
-            self._refuse(f"it stops with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        except Exception as error:  # whatever an unknown architecture does not support
+            self._refuse(f"it fails with {type(error).__name__}: {first_line(error)}")
         found = {
             "its logits are not its head times its last hidden state": whole - own,
             "its attention does not follow a mask": shared - torch.cat([own[:8], own[11:]]),
-            "its layers keep something else than one key and one value a token": step - own[[7, 14]],
+            "its layers keep something other than one key and one value per token": step - own[[7, 14]],
         }
         limit = AGREE.get(self.dtype, 0.05) * max(float(own.abs().max()), 1e-6)
         for why, difference in found.items():
@@ -213,7 +209,7 @@ class HFPolicy(nn.Module):
                 self._refuse(why)
 
     def cache_of(self, inputs: Inputs, length: list[int]) -> Cache:
-        """A cache with one row for each sequence of `inputs`, as far as `length`."""
+        """A cache with one row per sequence of `inputs`, each up to its `length`."""
         _, kv_M = self.prefill(inputs)
         first = (inputs.pos_M == 0).nonzero()[:, 0]
         cache = self.cache(len(length), max(length) + 1)
@@ -227,22 +223,22 @@ class HFPolicy(nn.Module):
         ) from None
 
     def save(self, folder: str | Path) -> None:
-        """A folder for `AutoModelForCausalLM.from_pretrained`; an adapter is merged into the weights."""
+        """Write a folder for `AutoModelForCausalLM.from_pretrained`, with any adapter merged into the weights."""
         self.model.save_pretrained(folder, state_dict=merged_state(self.model))
 
 
 def load_hf(
-    folder: Path, name: str, told: dict[str, Any], dtype: torch.dtype, device: torch.device | str, checkpointing: bool
+    folder: Path, name: str, config: dict[str, Any], dtype: torch.dtype, device: torch.device | str, checkpointing: bool
 ) -> HFPolicy:
-    """A policy from a folder; what could not be right is refused."""
-    if told.get("is_encoder_decoder"):
+    """A policy from a folder. Models that cannot be trained, or whose files are incomplete, are refused."""
+    if config.get("is_encoder_decoder"):
         raise ValueError(
-            f"model {name!r} ({told.get('model_type')}) is an encoder-decoder: its answers do not continue the prompt, "
-            "so it cannot be sampled here. Use a decoder-only model."
+            f"model {name!r} ({config.get('model_type')}) is an encoder-decoder: its answers do not continue the "
+            "prompt, so it cannot be sampled here. Use a decoder-only model."
         )
-    if told.get("quantization_config"):
+    if config.get("quantization_config"):
         raise ValueError(
-            f"model {name!r} holds quantised weights, which cannot be trained. Use the model that it was made from."
+            f"model {name!r} has quantised weights, which cannot be trained. Use the model it was quantised from."
         )
     before = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -250,28 +246,24 @@ def load_hf(
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
         model, info = loaded
-    except Exception as error:  # a hundred architectures, each with its own complaints
-        said = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+    except Exception as error:  # each architecture raises its own
         raise ValueError(
-            f"model {name!r} could not be loaded as a causal language model ({said}). Name a decoder-only model whose "
-            "weights are safetensors and whose code is in transformers."
+            f"model {name!r} could not be loaded as a causal language model ({first_line(error)}). Use a decoder-only "
+            "model whose weights are safetensors and whose code is in transformers."
         ) from None
     finally:
         logging.set_verbosity(before)
     if info["missing_keys"] or info["mismatched_keys"]:
         odd = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ValueError(
-            f"model {name!r}: {len(odd)} weights are not in its files or have another shape, such as {odd[0]}. They "
-            "would start at random. Get the whole model."
+            f"model {name!r}: {len(odd)} weights are missing from its files or have the wrong shape, such as "
+            f"{odd[0]}. They would start at random. Download the complete model."
         )
     return HFPolicy(model.to(device), name, checkpointing)
 
 
 def context_of(config: Any) -> int:
-    """The longest sequence. With a sliding window the window: up to there every token sees all before it.
-
-    Beyond it a layer would have to forget, which our cache and the masks of shared prefixes do not do.
-    """
+    """The longest sequence: at most a sliding window, since our cache and our masks never forget a key."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ())
     window = getattr(text, "sliding_window", None)
@@ -283,14 +275,14 @@ def context_of(config: Any) -> int:
 
 
 def _blocks(model: nn.Module) -> str | None:
-    """The path of the list of blocks: the longest list of modules."""
+    """The path of the list of blocks: the first module list as long as the model is deep."""
     lists = {name: len(m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList)}
     depth = model.config.get_text_config().num_hidden_layers  # type: ignore[union-attr]
     return next((name for name, n in lists.items() if n == depth), None)
 
 
 def _tree(trunk: Tensor, branch: Tensor, device: torch.device) -> Inputs:
-    """A sequence, and a branch after its third token."""
+    """A sequence with a branch after its third token."""
     rest = torch.arange(len(branch) - 1) + len(trunk)
     parent = torch.cat([torch.arange(-1, len(trunk) - 1), torch.tensor([2]), rest])
     pos = torch.cat([torch.arange(len(trunk)), 3 + torch.arange(len(branch))])

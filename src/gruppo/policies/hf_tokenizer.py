@@ -1,7 +1,6 @@
-"""The tokenizer of a Hugging Face model, with its chat template rendered to the very tokens. Needs the extra `hf`."""
+"""The tokenizer and chat template of a Hugging Face model, token-exact. Needs the extra `hf`."""
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -13,18 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
+from gruppo.policies.folder import first_line, read_json
+
 Ints = NDArray[np.int64]
 Messages = Sequence[dict[str, str]]  # {"role": "system" | "user" | "assistant", "content": …}
-MARK = "Zq7"  # stands for an answer while a template is looked at
+MARK = "Zq7"  # stands for an answer while a template is examined
 STUB = ({"role": "user", "content": "a"}, {"role": "assistant", "content": MARK})
 
 
 class HFTokenizer:
-    """`encode` is plain text, in which nothing is special; `chat` is a dialogue as the model was taught it.
+    """`encode` takes plain text, without special tokens; `chat` takes a dialogue and applies the chat template.
 
-    bos    the id that stands once, at the start of a prompt; None where there is no such id (ChatML opens every
-           turn with the same one)
-    stops  ids that end an answer: those of the generation config, the tokenizer's eos and the template's end of turn
+    bos    the id that occurs once, at the start of a prompt; None if there is none (ChatML opens every turn with the
+           same id)
+    stops  ids that end an answer: the template's end of turn, those of the generation config, the tokenizer's eos
     """
 
     def __init__(self, tok: Any, stops: Iterable[int] = (), name: str = "") -> None:
@@ -36,8 +37,8 @@ class HFTokenizer:
         self.stops = tuple(dict.fromkeys(int(i) for i in known))
         if not self.stops:
             raise ValueError(
-                f"model {name!r}: neither its generation_config.json nor its tokenizer names an id that ends an "
-                "answer, so every answer would be cut off. Add eos_token_id to generation_config.json."
+                f"model {name!r}: neither its generation_config.json nor its tokenizer has an id that ends an answer, "
+                "so every answer would be truncated. Add eos_token_id to generation_config.json."
             )
         self.eos = self.stops[0]
         self.pad = self.eos if tok.pad_token_id is None else int(tok.pad_token_id)
@@ -45,12 +46,12 @@ class HFTokenizer:
     # plain text
 
     def encode(self, text: str) -> Ints:
-        """Ids of plain text: nothing is added, and the name of a special id in it is only text."""
+        """Ids of plain text. Nothing is added, and the name of a special token is plain text too."""
         ids = self.tok(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return np.asarray(ids, np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text; specials are skipped."""
+        """The text, without special tokens."""
         numbers = [int(i) for i in ids]
         return str(self.tok.decode(numbers, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
@@ -67,9 +68,9 @@ class HFTokenizer:
         return bool(self.tok.chat_template)
 
     def chat(self, messages: Messages, answer: bool = True, **options: Any) -> Ints:
-        """Ids of a dialogue, with the start of the next answer if `answer`. Options go to the template.
+        """Ids of a dialogue, followed by the start of the next answer if `answer`. Options go to the template.
 
-        Without a template: what the tokenizer puts before a text, then the contents, a blank line between them.
+        Without a template: the tokenizer's bos if it adds one, then the contents, separated by blank lines.
         """
         if not self.has_template:
             return self._untemplated("\n\n".join(m["content"] for m in messages))
@@ -78,22 +79,22 @@ class HFTokenizer:
         return self._ids(self._rendered(messages, answer, options))
 
     def follow(self, messages: Messages, last: int | None = None, **options: Any) -> Ints:
-        """What comes after an answer of the policy's: the end of its turn, new messages, the start of the next answer.
+        """What follows a sampled answer: the end of its turn, new messages, the start of the next answer.
 
-        `last` is the id that the answer ended with. The tokens of the answer stay as they were sampled, whatever the
-        template would make of them later, so a dialogue that grows is always an extension of itself (pitfall 2).
+        `last` is the last id of the answer. Sampled tokens stay as they are, whatever the template would make of
+        them, so a longer dialogue always extends the shorter one (pitfall 2).
         """
         if not self.has_template or self.turn_end is None:
             raise ValueError(
-                f"model {self.name!r} has no chat template with an end of turn, so a dialogue cannot go on after its "
-                "first answer. Use a model that was trained for chat, or one turn."
+                f"model {self.name!r} has no chat template with an end of turn, so a dialogue cannot continue after "
+                "its first answer. Use a chat model, or a single turn."
             )
         before, after = self.chat(STUB, answer=False, **options), self.chat([*STUB, *messages], **options)
         k = int(np.flatnonzero(before == self.turn_end)[-1])
         if not np.array_equal(before[: k + 1], after[: k + 1]):
             raise ValueError(
-                f"the chat template of {self.name!r} renders an answer differently once the dialogue goes on, so what "
-                "follows cannot be told apart from it. Use one turn, or another template."
+                f"the chat template of {self.name!r} renders an answer differently once the dialogue continues, so "
+                "the two cannot be separated. Use a single turn, or another template."
             )
         return after[k + 1 :] if last == self.turn_end else after[k:]
 
@@ -108,26 +109,26 @@ class HFTokenizer:
 
     @cached_property
     def rewrites(self) -> str:
-        """Empty, or what the template does to earlier turns, and what is done about it: for the start of a run."""
+        """Empty, or a warning for the start of a run: how the template changes earlier turns."""
         if not self.has_template:
             return ""
         for answer in (MARK, f"<think>\n{MARK}\n</think>\n\n{MARK}"):
             talk = [STUB[0], {"role": "assistant", "content": answer}, STUB[0]]
-            asked, told, whole = self.chat(talk[:1]), self.chat(talk[:2], answer=False), self.chat(talk)
-            k = int(np.flatnonzero(told == self.turn_end)[-1]) + 1 if self.turn_end in told else len(told)
-            what = "" if np.array_equal(told[: len(asked)], asked) else "does not begin an answer as it asks for one"
-            what = what if np.array_equal(whole[:k], told[:k]) else "rewrites earlier answers when the dialogue goes on"
+            asked, given, whole = self.chat(talk[:1]), self.chat(talk[:2], answer=False), self.chat(talk)
+            k = int(np.flatnonzero(given == self.turn_end)[-1]) + 1 if self.turn_end in given else len(given)
+            what = "" if np.array_equal(given[: len(asked)], asked) else "renders answers unlike its generation prompt"
+            what = what if np.array_equal(whole[:k], given[:k]) else "rewrites earlier answers in later turns"
             if what and answer != MARK:
                 what += " (it drops or moves their thinking)"
             if what:
                 return (
-                    f"the chat template of {self.name!r} {what}. Dialogues are therefore extended, not rendered anew: "
-                    "sampled tokens stay as they are and only what follows them is rendered."
+                    f"the chat template of {self.name!r} {what}. Dialogues are therefore extended, not rendered again: "
+                    "sampled tokens stay as they are, and only what follows them is rendered."
                 )
         return ""
 
     def _rendered(self, messages: Messages, answer: bool, options: dict[str, Any]) -> str:
-        """The template's text. One that knows no system message gets it in front of the first user message."""
+        """The rendered text. Without support for system messages, theirs is put before the first user message."""
 
         def render(talk: Messages) -> str:
             text = self.tok.apply_chat_template(list(talk), tokenize=False, add_generation_prompt=answer, **options)
@@ -137,8 +138,8 @@ class HFTokenizer:
             return render(messages)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(
-                f"the chat template of {self.name!r} is no template: {error.message} (line {error.lineno}). Mend it, "
-                "or copy the tokenizer files of the model it was made from."
+                f"the chat template of {self.name!r} is not valid: {error.message} (line {error.lineno}). Correct it, "
+                "or copy the tokenizer files of the base model."
             ) from None
         except jinja2.TemplateError as error:
             if len(messages) > 1 and messages[0]["role"] == "system":
@@ -147,7 +148,7 @@ class HFTokenizer:
             roles = ", ".join(m["role"] for m in messages)
             raise ValueError(
                 f"the chat template of {self.name!r} refuses a dialogue of {roles}: {error}. Change the order of the "
-                "roles, or leave the system prompt out."
+                "roles, or remove the system prompt."
             ) from None
 
     def _ids(self, text: str) -> Ints:
@@ -162,8 +163,8 @@ class HFTokenizer:
         found = None if message["role"] == "assistant" else self._special_words.search(message["content"])
         if found:
             raise ValueError(
-                f"a {message['role']} message contains {found[0]!r}, which is a special token of {self.name!r}: the "
-                "template would take it for its own, for example for the end of a turn. Take it out of the text."
+                f"a {message['role']} message contains {found[0]!r}, a special token of {self.name!r}: it would be "
+                "encoded as one, for example as the end of a turn. Remove it from the text."
             )
 
     @cached_property
@@ -176,7 +177,7 @@ class HFTokenizer:
         return self.tok.get_vocab()
 
     def save(self, folder: str | Path) -> None:
-        """Tokenizer and chat template, as `AutoTokenizer` reads them."""
+        """Write tokenizer and chat template for `AutoTokenizer`."""
         self.tok.save_pretrained(str(folder))
 
 
@@ -186,28 +187,23 @@ def _system_as_user(messages: Messages) -> list[dict[str, str]]:
 
 
 def load_hf_tokenizer(folder: Path, name: str) -> HFTokenizer:
-    """The tokenizer of a folder, with the stop ids of its configuration; its vocabulary must be the model's."""
+    """The tokenizer of a folder, with the stop ids of its configuration. It must fit the model's vocabulary."""
     try:
         tok = AutoTokenizer.from_pretrained(str(folder))
-    except Exception as error:  # each tokenizer class has its own complaints
-        said = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+    except Exception as error:  # each tokenizer class raises its own
         raise ValueError(
-            f"model {name!r}: the tokenizer in {folder} could not be loaded ({said}). Copy the tokenizer files of the "
-            "model it was made from into it."
+            f"model {name!r}: the tokenizer in {folder} could not be loaded ({first_line(error)}). Copy the tokenizer "
+            "files of the base model into it."
         ) from None
-    config, stops = _json(folder / "config.json"), list[int]()
-    for table in (_json(folder / "generation_config.json"), config):
-        told = table.get("eos_token_id")
-        stops += told if isinstance(told, list) else [] if told is None else [told]
+    config, stops = read_json(folder / "config.json"), list[int]()
+    for table in (read_json(folder / "generation_config.json"), config):
+        eos = table.get("eos_token_id")
+        stops += eos if isinstance(eos, list) else [] if eos is None else [eos]
     tokenizer = HFTokenizer(tok, stops, name)
     rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if rows and not rows / 2 < tokenizer.vocab <= rows:  # models often have some spare rows
         raise ValueError(
-            f"model {name!r}: its tokenizer has {tokenizer.vocab} ids, the model {rows}: they do not belong together, "
-            "and ids would stand for other words. Copy the tokenizer files of the model it was made from there."
+            f"model {name!r}: its tokenizer has {tokenizer.vocab} ids, the model {rows}. They do not belong together, "
+            "and ids would mean other tokens. Copy the tokenizer files of the base model into the folder."
         )
     return tokenizer
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

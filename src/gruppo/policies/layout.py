@@ -1,4 +1,4 @@
-"""How packed positions stand in padded cells, for the one operation that needs sequences apart: attention."""
+"""Packed positions in padded tables, for attention: the only operation that needs sequences apart."""
 
 import math
 from collections.abc import Iterator
@@ -13,57 +13,55 @@ from torch import Tensor
 from gruppo.data import Inputs
 from gruppo.data.prefix import prefix_nodes, ranges
 
-WASTE = 2  # cells allowed for each real token
+WASTE = 2  # cells allowed per token
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Buckets of (lines, longest), one after the other in a flat table of C cells.
+    """Buckets of (lines, longest line), one after the other in a flat table of C cells.
 
-    A line holds rows of M that follow each other: a sequence, or of one that begins like others the rest. It stands
-    at the left; the cells to its right repeat its last position, are computed and dropped, and their gradient is 0. A
-    line attends to its path, the shared beginning and itself, in a second table of cells. Lines that share nothing are
-    causal: they need neither a mask nor a second table.
+    A line holds consecutive rows of M: a sequence, or its part after a prefix shared with others. It is padded on the
+    right with its last position; the result is dropped, so its gradient is 0. A line attends to its path, that is the
+    shared prefix and itself, in a second table. Lines without a shared prefix are causal: no mask, no second table.
 
-    Of three ways to attend over a tree (paths, one dense line a tree, prefix and rest in two products) paths are the
-    fastest or as fast at every shape in benchmarks/LOG.md, and by far where answers are long. They take any tree, and
-    each query meets the keys of the copied sequence in the same order.
+    Of three ways to attend over a tree (paths, one dense line per tree, prefix and rest in two products) paths are the
+    fastest or as fast at every shape in benchmarks/LOG.md, by far where answers are long. They work for any tree, and
+    each query sees its keys in the order of the copied sequence.
     """
 
-    row_C: Tensor  # the position of M that a cell holds
-    cell_M: Tensor  # the cell that holds a position
+    row_C: Tensor  # the position of M in each cell
+    cell_M: Tensor  # the cell of each position
     buckets: tuple[tuple[int, int], ...]
     even: bool  # cells are positions: nothing to move
-    key_C: Tensor | None = None  # the position of M that a cell of the paths holds; None: paths are lines
-    spans: tuple[int, ...] = ()  # the longest path of each bucket
-    masks: tuple[Tensor | None, ...] = ()  # of each bucket, added to scores; None: causal
+    key_C: Tensor | None = None  # the position of M in each cell of the paths; None: paths are lines
+    spans: tuple[int, ...] = ()  # longest path of each bucket
+    masks: tuple[Tensor | None, ...] = ()  # additive, one per bucket; None: causal
 
     def lines(self, x_M: Tensor) -> list[Tensor]:
-        """(lines, longest, …) of every bucket."""
+        """(lines, longest line, …) for every bucket."""
         return _padded(x_M if self.even else x_M.index_select(0, self.row_C), self.buckets)
 
     def paths(self, x_M: Tensor) -> list[Tensor]:
-        """(lines, longest path, …) of every bucket."""
+        """(lines, longest path, …) for every bucket."""
         if self.key_C is None:
             return self.lines(x_M)
         shapes = [(lines, span) for (lines, _), span in zip(self.buckets, self.spans, strict=True)]
         return _padded(x_M.index_select(0, self.key_C), shapes)
 
     def positions(self, lines: Seq[Tensor]) -> Tensor:
-        """Back from the lines of all buckets, at least one, to packed positions."""
+        """From the lines of all buckets (at least one) back to packed positions."""
         x_C = torch.cat([x.flatten(0, 1) for x in lines]) if len(lines) > 1 else lines[0].flatten(0, 1)
         return x_C if self.even else x_C.index_select(0, self.cell_M)
 
 
 def _padded(x_C: Tensor, shapes: Seq[tuple[int, int]]) -> list[Tensor]:
-    # split, not slices: their gradients would each be padded with zeros to the whole table.
+    # split, not slices: the gradient of every slice would be padded to the whole table.
     parts = x_C.split([rows * size for rows, size in shapes]) if len(shapes) > 1 else [x_C][: len(shapes)]
     return [x.view(*shape, *x.shape[1:]) for x, shape in zip(parts, shapes, strict=True)]
 
 
 def packed(sequences: Seq[np.ndarray], device: torch.device | str = "cpu", share: float = math.inf) -> Inputs:
-    """Inputs of plain sequences of ids, without decisions. What is shared is marked where it is at least `share` of a
-    sequence; more than 1: never."""
+    """Inputs of sequences of ids, without decisions. A prefix is shared if it is at least `share` of a sequence."""
     length = np.array([len(s) for s in sequences], np.int64)
     pos = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
     ids = np.concatenate([*sequences, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
@@ -79,7 +77,7 @@ def packed(sequences: Seq[np.ndarray], device: torch.device | str = "cpu", share
 
 
 def cuts(lengths: list[int], tokens: int) -> Iterator[tuple[int, int]]:
-    """Neighbouring items in pieces of at most `tokens` (at least one item)."""
+    """Ranges of adjacent items with at most `tokens` in total (but at least one item)."""
     start = used = 0
     for i, n in enumerate(lengths):
         if used + n > tokens and i > start:
@@ -92,32 +90,28 @@ def cuts(lengths: list[int], tokens: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Lines:
-    """The rows of M as lines: each follows the row before it, up to the end of a sequence.
+    """The rows of M cut into lines of consecutive positions. A tree is depth first, so a first child continues the line
+    of its parent."""
 
-    A tree is written depth first, so the line of a first child goes on in its parent's line.
-    """
-
-    first: np.ndarray  # row where the line begins
+    first: np.ndarray  # first row of the line
     length: np.ndarray
-    offset: np.ndarray  # how many rows of other lines stand before it on its path
+    offset: np.ndarray  # number of rows of other lines before it on its path
     above: np.ndarray  # the line that it branches from, -1: none
 
     @property
     def reach(self) -> np.ndarray:
         return self.offset + self.length
 
-    def path(self, line: np.ndarray, place: np.ndarray) -> np.ndarray:
-        """The row of M that stands at a place of a line's path."""
+    def path(self, line: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """The row of M at an index of a line's path."""
         line = line.copy()
-        while True:
-            before = place < self.offset[line]
-            if not before.any():
-                return self.first[line] + place - self.offset[line]
+        while (before := index < self.offset[line]).any():
             line[before] = self.above[line[before]]
+        return self.first[line] + index - self.offset[line]
 
 
 def layout_of(inputs: Inputs, context: int, dtype: torch.dtype = torch.float32) -> Layout:
-    """The layout of one view; made once a forward and used by all its layers. `dtype` is that of the masks."""
+    """The layout of some inputs, for all layers of a forward. `dtype` is that of the masks."""
     lines, device = lines_of(inputs, context), inputs.seq_M.device
     total, length, reach = len(inputs.ids_M), lines.length, lines.reach
     shared = bool((lines.offset > 0).any())
@@ -136,8 +130,8 @@ def layout_of(inputs: Inputs, context: int, dtype: torch.dtype = torch.float32) 
     row_C, cell_M = (torch.from_numpy(x).to(device) for x in (row_C, cell_M))
     if not shared:
         return Layout(row_C, cell_M, buckets, even=False, spans=spans, masks=(None,) * len(buckets))
-    place = np.minimum(ranges(np.zeros_like(far), far), np.repeat(reach[order] - 1, far))
-    key_C = torch.from_numpy(lines.path(np.repeat(order, far), place)).to(device)
+    index = np.minimum(ranges(np.zeros_like(far), far), np.repeat(reach[order] - 1, far))
+    key_C = torch.from_numpy(lines.path(np.repeat(order, far), index)).to(device)
     masks = tuple(
         _mask(lines.offset[order[a:b]], size, span, dtype, device)
         for (a, b), (_, size), span in zip(pairwise(cut), buckets, spans, strict=True)
@@ -146,7 +140,7 @@ def layout_of(inputs: Inputs, context: int, dtype: torch.dtype = torch.float32) 
 
 
 def _mask(offset: np.ndarray, size: int, span: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """(lines or 1, 1, size, span): query i of a line sees the first offset + i + 1 places of its path."""
+    """(lines or 1, 1, size, span): query i of a line sees the first offset + i + 1 keys of its path."""
     if not offset.any():
         return None
     offset_B = torch.from_numpy(offset if np.ptp(offset) else offset[:1]).to(device)
@@ -167,13 +161,13 @@ def lines_of(inputs: Inputs, context: int) -> Lines:
     ok, last = torch.stack([ordered.long(), inputs.pos_M.max()]).tolist()
     if not ok:
         raise ValueError(
-            "parent_M: a position follows one that stands behind it or in another tree, so attention would read a "
-            "wrong past. Write trees depth first, and give all rows of one the same seq_M."
+            "parent_M: the parent of a position comes after it or is in another tree, so attention would see a wrong "
+            "past. Order trees depth first, and give all rows of a tree the same seq_M."
         )
     if last >= context:
         raise ValueError(
-            f"pos_M reaches {last}, the policy's context is {context}: rotary positions end there. "
-            "Shorten the sequence or load a policy with a longer context."
+            f"pos_M reaches {last}, the policy's context is {context}: it has no more positions. Shorten the sequence, "
+            "or load a policy with a longer context."
         )
     begins = (parent < 0) | (parent != here - 1)
     first, before, line_M = (x.cpu().numpy() for x in (begins.nonzero()[:, 0], parent[begins], begins.cumsum(0) - 1))
@@ -186,11 +180,11 @@ def lines_of(inputs: Inputs, context: int) -> Lines:
 
 
 def buckets_of(length: np.ndarray, reach: np.ndarray, shared: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """An order of the lines and where to cut it, so that at most WASTE cells stand for each token.
+    """An order of the lines, and the ends of its buckets, with at most WASTE cells per token.
 
-    Lines that share a prefix and lines that do not apart, then one bucket where the limit already holds: a second call
-    of attention costs more than a few empty cells. Else one for each of (L/2, L], (L/4, L/2], … below the longest
-    length and the longest path.
+    Lines with and without a shared prefix are apart. Each kind is one bucket if that is within the limit, since another
+    call of attention costs more than a few empty cells; else one for each of (L/2, L], (L/4, L/2], … in length and in
+    path.
     """
     code = np.where(shared, 1 << 16, 0)
     for kind in (~shared, shared):

@@ -1,6 +1,6 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: W x + alpha/rank · B A x, with A and B trained and W fixed.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: W x + alpha/rank · B A x, with A and B trained and W frozen.
 
-B starts as 0, so the adapted policy starts as the model itself.
+B starts at 0, so the adapted policy starts as the model itself.
 """
 
 import difflib
@@ -18,21 +18,21 @@ from gruppo.policies.cache import Cache
 
 @dataclass(frozen=True)
 class Lora:
-    """A low-rank adapter on linear layers. There is no dropout: with it each forward would be another policy."""
+    """A low-rank adapter on linear layers, without dropout: with it every forward would be another policy."""
 
     rank: int = 0  # 0: no adapter, all weights are trained
-    alpha: float = 32.0  # what the adapter says is multiplied by alpha / rank
+    alpha: float = 32.0  # the output of the adapter is multiplied by alpha / rank
     targets: tuple[str, ...] = ()  # names of linear layers, such as q_proj; empty: all but the head
 
 
 def add_lora(policy: Any, lora: Lora, seed: int = 0) -> None:
-    """Put an adapter on the trunk of a policy, in place. Its own weights stay as they are, and may be shared."""
+    """Add an adapter to the trunk of a policy, in place. The weights under it are frozen and may be shared."""
     import peft
     from transformers.pytorch_utils import Conv1D
 
     linear = [n for n, m in policy.trunk.named_modules() if isinstance(m, nn.Linear | Conv1D)]
     _refuse_unknown(lora.targets, linear)
-    turned = any(isinstance(m, Conv1D) for m in policy.trunk.modules())  # GPT-2 keeps its matrices transposed
+    turned = any(isinstance(m, Conv1D) for m in policy.trunk.modules())  # GPT-2 stores its matrices transposed
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ def add_lora(policy: Any, lora: Lora, seed: int = 0) -> None:
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(config, policy.trunk)
     for p in policy.parameters():
-        if p.requires_grad:  # the adapter: small, and its steps are too small for bfloat16
+        if p.requires_grad:  # the adapter: its steps are too small for bfloat16
             p.data = p.data.to(torch.promote_types(p.dtype, torch.float32))
 
 
@@ -59,12 +59,12 @@ def _refuse_unknown(targets: tuple[str, ...], linear: list[str]) -> None:
             raise ValueError(
                 f"model.lora.targets={target}: the model has no such linear layer"
                 + (f" (nearest: {', '.join(near)})" if near else "")
-                + f", so nothing would be adapted there. It has: {', '.join(known)}. The head cannot have an adapter."
+                + f", so nothing would be adapted. It has: {', '.join(known)}. The head cannot have an adapter."
             )
 
 
 def _adapters(module: nn.Module) -> list[tuple[str, Any]]:
-    """(name, layer) of every adapted layer; none without an adapter, and then peft is not imported."""
+    """(name, layer) of every adapted layer. Without an adapter peft is not imported."""
     if not has_adapter(module):
         return []
     from peft.tuners.lora import LoraLayer
@@ -77,19 +77,19 @@ def has_adapter(module: nn.Module) -> bool:
 
 
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
-    """The state without adapters: W + alpha/rank · B A under the names that it had before."""
+    """The state dict with adapters merged: W + alpha/rank · B A under the original names."""
     state = {k: v for k, v in module.state_dict().items() if ".lora_" not in k}
     for name, layer in _adapters(module):
         weight = state[f"{name}.base_layer.weight"]
         delta = layer.get_delta_weight(layer.active_adapters[0])
-        state[f"{name}.base_layer.weight"] = (weight + delta).to(weight.dtype)  # added in the wider of the two
+        state[f"{name}.base_layer.weight"] = (weight + delta).to(weight.dtype)  # added in the wider dtype
     return {k.replace(".base_layer.", "."): v for k, v in state.items()}
 
 
 class Unadapted:
     """The model under a policy's adapter: the reference of a LoRA run, at no memory.
 
-    It shares every weight with the policy, which never changes them.
+    A view, not a module: it shares every module with the policy and calls it with the adapter switched off.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -102,25 +102,22 @@ class Unadapted:
         return self.policy.device
 
     @property
-    def training(self) -> bool:
-        return self.policy.training
+    def head(self) -> nn.Module:
+        return self.policy.head
 
     @contextmanager
     def _plain(self) -> Iterator[Any]:
         for m in self._layers:
-            m._disable_adapters = True  # its enable_adapters() would also set requires_grad
+            m._disable_adapters = True  # peft's enable_adapters() would also set requires_grad
         try:
             yield self.policy
         finally:
             for m in self._layers:
                 m._disable_adapters = False
 
-    def hidden(self, inputs: Inputs, collect: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+    def __call__(self, inputs: Inputs, collect: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         with self._plain() as policy:
-            return policy.hidden(inputs, collect)
-
-    def head(self, hidden_XD: Tensor) -> Tensor:
-        return self.policy.head(hidden_XD)
+            return policy(inputs, collect)
 
     def cache(self, rows: int, span: int) -> Cache:
         return self.policy.cache(rows, span)
@@ -133,16 +130,5 @@ class Unadapted:
         with self._plain() as policy:
             return policy.decode(ids_B, pos_B, cache, span)
 
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        return (p for p in self.policy.parameters(recurse) if not p.requires_grad)
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((n, p) for n, p in self.policy.named_parameters() if not p.requires_grad)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {n: p for n, p in self.named_parameters()}
-
-    def train(self, mode: bool = True) -> "Unadapted":
-        """The mode is that of the model under both: whoever samples from either must find it evaluating."""
-        self.policy.train(mode)
-        return self
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return (p for p in self.policy.parameters() if not p.requires_grad)

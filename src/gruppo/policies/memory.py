@@ -1,4 +1,4 @@
-"""Out of memory is answered by smaller pieces and a sentence."""
+"""Running out of memory: how to recognise it and what to free before the next attempt."""
 
 import gc
 
@@ -6,12 +6,12 @@ import torch
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Of a GPU, or of the machine itself (which says so in words only)."""
+    """Of a GPU, or of the host, which reports it only in the text of a RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def free_memory() -> None:
-    """Give back what a failed attempt held. Call it outside the except clause: the traceback holds tensors too."""
+    """Release what a failed attempt held. Call it outside the except clause: the traceback holds tensors too."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,19 +1,29 @@
-"""Hidden states to logits in at least float32 (pitfall 24), at the speed of the weights' own type."""
+"""Hidden states to logits in at least float32, at the speed of the weights' own dtype."""
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 HALF = (torch.bfloat16, torch.float16)
 
 
-def scores(hidden_XD: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -> Tensor:
-    """hidden · weightᵀ + bias, summed and returned in float32 (float64 if the weights are).
+class Head(nn.Module):
+    """Logits in at least float32. The weights belong to another module, which the trunk may use as its embedding."""
 
-    A GPU multiplies bfloat16 numbers exactly and adds them in float32, so nothing is lost by not widening the factors
-    first; only the result must not be rounded. That product is some ten times faster.
+    owner: tuple[Any, ...] = ()  # (that module,): in a tuple, so that its weights are not registered here again
+
+    def forward(self, hidden_XD: Tensor) -> Tensor:
+        (linear,) = self.owner
+        return scores(hidden_XD, linear.weight, getattr(linear, "bias", None))
+
+
+def scores(hidden_XD: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -> Tensor:
+    """hidden · weightᵀ + bias, accumulated and returned in float32 (float64 if the weights are).
+
+    A GPU multiplies bfloat16 numbers exactly and accumulates in float32, so it is enough not to round the result. That
+    is about ten times faster than to convert the factors first.
     """
     dtype = torch.promote_types(hidden_XD.dtype, torch.float32)
     if hidden_XD.is_cuda and hidden_XD.dtype in HALF and weight_VD.dtype == hidden_XD.dtype:
@@ -23,7 +33,7 @@ def scores(hidden_XD: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -
 
 
 class _Wide(torch.autograd.Function):
-    """h · Wᵀ of two half-precision matrices in float32. Gradients are rounded to the factors' type on the way back."""
+    """h · Wᵀ of two half-precision matrices in float32. Gradients are rounded to the dtype of the factors."""
 
     @staticmethod
     def forward(ctx: Any, hidden_XD: Tensor, weight_VD: Tensor) -> Tensor:

@@ -1,15 +1,17 @@
-"""A small Llama that transformers can load: RMSNorm, RoPE, SwiGLU, no biases, tied embeddings.
+"""A Llama of any size with tied embeddings: RMSNorm, RoPE, SwiGLU, no biases. transformers loads what it saves.
 
     x ← x + Wo · attention(rope(Wq n), rope(Wk n), Wv n),   n = rmsnorm(x)
     x ← x + Wd · (silu(Wg n) ⊙ Wu n),                       n = rmsnorm(x)
     logits = E · rmsnorm(x),                                E the embedding
 
-Everything but attention runs on packed positions (M, dim); see `layout` for how attention sees them.
+Everything but attention runs on packed positions (M, dim); `layout` says how attention sees them.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +21,17 @@ from torch.nn.utils import skip_init
 
 from gruppo.data import Inputs
 from gruppo.policies import folder as hf
-from gruppo.policies.cache import Cache, new_cache
+from gruppo.policies.base import Transformer
+from gruppo.policies.cache import Cache, Kept, Step, new_cache
 from gruppo.policies.folder import TinyConfig
 from gruppo.policies.layout import Layout, layout_of
-from gruppo.policies.scores import scores
+from gruppo.policies.lora import merged_state
+from gruppo.policies.scores import Head
 from gruppo.policies.tokenizer import CharTokenizer
 
 
 class Rotary(NamedTuple):
-    """cos and sin of the positions at hand, (X, 1, dh); sin has the sign of the half that it multiplies."""
+    """cos and sin of the positions at hand, (X, 1, dh); sin carries the sign of the half that it multiplies."""
 
     cos: Tensor
     sin: Tensor
@@ -37,8 +41,36 @@ class Rotary(NamedTuple):
         return torch.addcmul(x_XHd * self.cos, x_XHd.roll(x_XHd.shape[-1] // 2, -1), self.sin)
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Attention over packed sequences: every position attends to its own past."""
+
+    layout: Layout
+    keep: Kept | None
+
+    def attend(self, sdpa: Callable[..., Tensor], layer: int, q_MD: Tensor, k_MD: Tensor, v_MD: Tensor) -> Tensor:
+        if self.keep is not None:
+            self.keep.kv += [k_MD, v_MD]
+        layout = self.layout
+        lines = zip(layout.lines(q_MD), layout.paths(k_MD), layout.paths(v_MD), layout.masks, strict=True)
+        y = [sdpa(*line) for line in lines]
+        return layout.positions(y) if y else q_MD
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Attention of one query per row over the cached keys of the row."""
+
+    step: Step
+    mask: Tensor
+
+    def attend(self, sdpa: Callable[..., Tensor], layer: int, q_BD: Tensor, k_BD: Tensor, v_BD: Tensor) -> Tensor:
+        k_BTD, v_BTD = self.step.write(layer, k_BD, v_BD)
+        return sdpa(q_BD[:, None], k_BTD, v_BTD, self.mask)[:, 0]
+
+
 def _kernels(device: torch.device) -> AbstractContextManager[object]:
-    """Attention without cuDNN, which prepares every new shape; those of packed and decoded rows rarely repeat.
+    """Attention without cuDNN, which prepares a plan for every new shape; packed and decoded shapes rarely repeat.
 
     With it, 4,096 completions of 100 tokens in bfloat16 took 11.5 s on an H200, without it 1.8 s.
     """
@@ -64,37 +96,23 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        self.dh, self.heads, self.kv_heads = (
-            config.dim // config.heads,
-            config.heads,
-            config.kv_heads or config.heads,
-        )
+        self.dh, self.heads, self.kv_heads = config.dim // config.heads, config.heads, config.kv_heads or config.heads
         self.q_proj = _linear(config.dim, config.dim)
         self.k_proj = _linear(config.dim, self.kv_heads * self.dh)
         self.v_proj = _linear(config.dim, self.kv_heads * self.dh)
         self.o_proj = _linear(config.dim, config.dim)
 
-    def qkv(self, x_XD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (both turned) and values, each (X, heads·dh)."""
-        q = rotary.turn(self.q_proj(x_XD).unflatten(-1, (self.heads, self.dh))).flatten(1)
-        k = rotary.turn(self.k_proj(x_XD).unflatten(-1, (self.kv_heads, self.dh))).flatten(1)
-        return q, k, self.v_proj(x_XD)
+    def forward(self, x_XD: Tensor, rotary: Rotary, past: Packed | Cached, layer: int) -> Tensor:
+        q_XD = rotary.turn(self.q_proj(x_XD).unflatten(-1, (self.heads, self.dh))).flatten(1)
+        k_XD = rotary.turn(self.k_proj(x_XD).unflatten(-1, (self.kv_heads, self.dh))).flatten(1)
+        with _kernels(x_XD.device):
+            return self.o_proj(past.attend(self._sdpa, layer, q_XD, k_XD, self.v_proj(x_XD)))
 
     def _sdpa(self, q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (x.unflatten(-1, (-1, self.dh)).transpose(1, 2) for x in (q_BTD, k_BTD, v_BTD))
         shared = self.heads != self.kv_heads
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
         return y.transpose(1, 2).flatten(2)
-
-    def packed(self, q_M: Tensor, k_M: Tensor, v_M: Tensor, layout: Layout) -> Tensor:
-        """Every position attends to its own past."""
-        lines = zip(layout.lines(q_M), layout.paths(k_M), layout.paths(v_M), layout.masks, strict=True)
-        y = [self._sdpa(*line) for line in lines]
-        return self.o_proj(layout.positions(y) if y else q_M)
-
-    def step(self, q_B: Tensor, k_BTD: Tensor, v_BTD: Tensor, mask: Tensor) -> Tensor:
-        """One query a row over the row's cached keys."""
-        return self.o_proj(self._sdpa(q_B[:, None], k_BTD, v_BTD, mask)[:, 0])
 
 
 class MLP(nn.Module):
@@ -116,6 +134,10 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = MLP(config)
 
+    def forward(self, x_XD: Tensor, rotary: Rotary, past: Packed | Cached, layer: int) -> Tensor:
+        x_XD = x_XD + self.self_attn(self.input_layernorm(x_XD), rotary, past, layer)
+        return x_XD + self.mlp(self.post_attention_layernorm(x_XD))
+
 
 class Trunk(nn.Module):
     def __init__(self, config: TinyConfig) -> None:
@@ -125,19 +147,16 @@ class Trunk(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
 
-class TinyTransformer(nn.Module):
+class TinyTransformer(Transformer):
     """A Llama with Hugging Face's parameter names. Weights start as normal(0, 0.02), from the seed alone."""
 
     def __init__(self, config: TinyConfig | None = None, seed: int = 0) -> None:
         super().__init__()
         self.config = config = config or TinyConfig()
-        self.dim, self.vocab, self.layers, self.context = (
-            config.dim,
-            config.vocab,
-            config.layers,
-            config.context,
-        )
+        self.dim, self.vocab, self.layers, self.context = config.dim, config.vocab, config.layers, config.context
         self.model = Trunk(config)
+        self.lm_head = Head()
+        self.files: dict[str, dict[str, Any]] = {}  # JSON files of the folder it was loaded from, to be saved again
         half = config.dim // config.heads // 2
         turn_R = config.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
         angle_PR = torch.arange(config.context, dtype=torch.float64)[:, None] * turn_R
@@ -151,97 +170,56 @@ class TinyTransformer(nn.Module):
                     w.normal_(0.0, 0.02, generator=generator)
 
     @property
-    def device(self) -> torch.device:
-        return self.model.embed_tokens.weight.device
+    def trunk(self) -> nn.Module:
+        return self.model
 
     @property
-    def _blocks(self) -> list[Block]:
-        return list(self.model.layers)  # type: ignore[arg-type]
+    def output(self) -> nn.Embedding:
+        return self.model.embed_tokens
+
+    @property
+    def device(self) -> torch.device:
+        return self.output.weight.device
 
     def _rotary(self, pos_X: Tensor) -> Rotary:
         return Rotary(self.rope_cos[pos_X][:, None], self.rope_sin[pos_X][:, None])  # type: ignore[index]
 
-    # whole sequences
-
-    def hidden(self, inputs: Inputs, collect: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
-        """Final normalised hidden states (M, dim), and those of the layers in `collect` (0: embedding)."""
-        for layer in collect:
-            if not 0 <= layer <= self.layers:
-                raise ValueError(
-                    f"collect={collect}: layer {layer} does not exist. This policy has the embedding 0 and "
-                    f"blocks 1 to {self.layers}."
-                )
-        states, _ = self._forward(inputs, collect, keep=False)
-        return self.model.norm(states[self.layers]), {layer: states[layer] for layer in collect}
-
-    def prefill(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Hidden states (M, dim), and keys and values (layers, 2, M, width)."""
-        states, kv = self._forward(inputs, (), keep=True)
-        return self.model.norm(states[self.layers]), torch.stack(kv).unflatten(0, (-1, 2))
-
-    def _forward(self, inputs: Inputs, collect: tuple[int, ...], keep: bool) -> tuple[dict[int, Tensor], list[Tensor]]:
-        x_MD = self.model.embed_tokens(inputs.ids_M)
-        layout, rotary = layout_of(inputs, self.context, x_MD.dtype), self._rotary(inputs.pos_M)
-        states, kv = {0: x_MD} if 0 in collect else {}, []
-        for layer, block in enumerate(self._blocks, 1):
-            q, k, v = block.self_attn.qkv(block.input_layernorm(x_MD), rotary)
-            with _kernels(x_MD.device):
-                x_MD = x_MD + block.self_attn.packed(q, k, v, layout)
-            x_MD = x_MD + block.mlp(block.post_attention_layernorm(x_MD))
-            if layer in collect or layer == self.layers:
-                states[layer] = x_MD
-            if keep:
-                kv += [k, v]
-        return states, kv
-
-    def head(self, hidden_XD: Tensor) -> Tensor:
-        """Logits in at least float32 (pitfall 24)."""
-        return scores(hidden_XD, self.model.embed_tokens.weight)
-
-    # one token a row
+    def forward(
+        self, inputs: Inputs | Step, collect: tuple[int, ...] = (), keep: Kept | None = None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Final hidden states and those of the layers in `collect`, of packed sequences or of a decoding step."""
+        self._check_layers(collect)
+        x_XD = self.model.embed_tokens(inputs.ids_M)
+        if isinstance(inputs, Step):
+            past = Cached(inputs, inputs.mask(x_XD.dtype))
+        else:
+            past = Packed(layout_of(inputs, self.context, x_XD.dtype), keep)
+        rotary = self._rotary(inputs.pos_M)
+        states = {0: x_XD} if 0 in collect else {}
+        for layer, block in enumerate(self.model.layers):
+            x_XD = block(x_XD, rotary, past, layer)
+            if layer + 1 in collect:
+                states[layer + 1] = x_XD
+        return self.model.norm(x_XD), {layer: states[layer] for layer in collect}
 
     def cache(self, rows: int, span: int) -> Cache:
-        weight = self._blocks[0].self_attn.k_proj.weight
-        return new_cache(self.layers, rows, span, weight.shape[0], like=weight)
-
-    def decode(self, ids_B: Tensor, pos_B: Tensor, cache: Cache, span: int | None = None) -> Tensor:
-        """Hidden states (B, dim) of one token for each of the first B rows of the cache, which it extends.
-
-        `span` = largest position + 1; a caller that knows it on the host saves a synchronisation.
-        """
-        span = int(pos_B.max()) + 1 if span is None else span
-        rows = len(ids_B)
-        cache.widen(span, rows)
-        rotary = self._rotary(pos_B)
-        x_BD = self.model.embed_tokens(ids_B)
-        cell_B = torch.arange(rows, device=pos_B.device) * cache.kv.shape[3] + pos_B
-        beyond = torch.arange(span, device=pos_B.device) > pos_B[:, None]
-        mask = torch.zeros_like(beyond, dtype=x_BD.dtype).masked_fill(beyond, float("-inf"))[:, None, None]
-        for layer, block in enumerate(self._blocks):
-            q, *new = block.self_attn.qkv(block.input_layernorm(x_BD), rotary)
-            for old, x in zip(cache.kv[layer], new, strict=True):
-                old.view(-1, old.shape[-1]).index_copy_(0, cell_B, x)
-            k_BTD, v_BTD = cache.kv[layer, :, :rows, :span]
-            with _kernels(x_BD.device):
-                x_BD = x_BD + block.self_attn.step(q, k_BTD, v_BTD, mask)
-            x_BD = x_BD + block.mlp(block.post_attention_layernorm(x_BD))
-        return self.model.norm(x_BD)
+        dh, heads = self.dim // self.config.heads, self.config.kv_heads or self.config.heads
+        return new_cache(self.layers, rows, span, heads * dh, like=self.model.embed_tokens.weight)
 
     # folders
 
     def save(
         self, folder: str | Path, tokenizer: CharTokenizer | None = None, dtype: torch.dtype | None = None
     ) -> None:
-        """Write a folder that transformers loads with the same logits; `dtype` stores another precision.
+        """Write a folder that transformers loads with the same logits, with any adapter merged into the weights.
 
-        Without a tokenizer, that of characters is written if the vocabulary is its own, else none.
+        `dtype` is that of the file. The character tokenizer is the default where the vocabulary is its own.
         """
         if tokenizer is None and self.vocab == CharTokenizer.vocab:
             tokenizer = CharTokenizer()
         ids = {} if tokenizer is None else {"pad": tokenizer.pad, "bos": tokenizer.bos, "eos": tokenizer.eos}
-        stored = dtype or self.model.embed_tokens.weight.dtype
-        weights = {name: w.contiguous() for name, w in hf.cast(self.state_dict(), stored, "cpu").items()}
-        hf.write(folder, self.config, weights, ids)
+        stored = hf.cast(merged_state(self), dtype or self.model.embed_tokens.weight.dtype, "cpu")
+        hf.write(folder, self.config, stored, ids, self.files)
         if tokenizer is not None:
             tokenizer.save(folder)
 
@@ -249,8 +227,9 @@ class TinyTransformer(nn.Module):
     def load(
         cls, folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> "TinyTransformer":
-        """Read a folder that `save`, or transformers for a Llama with tied embeddings, has written."""
-        config, weights = hf.read(folder)
+        """Read a folder written by `save`, or by transformers for a Llama with tied embeddings."""
+        config, weights, files = hf.read(folder)
         policy = cls(config).to(device=device, dtype=dtype)
         policy.load_state_dict(hf.cast(weights, dtype, device))
+        policy.files = files
         return policy

@@ -1,11 +1,12 @@
-"""A tokenizer of single characters: three specials, newline and printable ASCII."""
+"""A character tokenizer: three special tokens, newline and printable ASCII."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gruppo.policies.folder import read_json, write_json
 
 SPECIALS = ("<pad>", "<bos>", "<eos>")
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
@@ -14,13 +15,12 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 class CharTokenizer:
     """ids 0, 1, 2 are `<pad>`, `<bos>`, `<eos>`; 3 is newline; then the characters 32 to 126 in order.
 
-    Text never becomes a special: `<eos>` in a text is five characters. Nothing is added silently: who wants a
-    `<bos>` puts `tokenizer.bos` there (pitfall 4).
+    `<eos>` in a text is five characters, never a special token, and `encode` adds no `<bos>` (pitfall 4).
     """
 
     pad, bos, eos = 0, 1, 2
     stops = (eos,)  # ids that end an answer
-    rewrites = ""  # there is no chat template that could
+    rewrites = ""  # no chat template, no warning
     vocab = len(SPECIALS) + len(CHARACTERS)
 
     def __init__(self) -> None:
@@ -31,24 +31,24 @@ class CharTokenizer:
         for at, c in enumerate(text):
             if c not in CHARACTERS:
                 raise ValueError(
-                    f"character {c!r} at position {at} is not in the vocabulary: dropping it would change "
-                    "the text. Use newline and printable ASCII only."
+                    f"character {c!r} at position {at} is not in the vocabulary, so the text cannot be encoded. Use "
+                    "newline and printable ASCII only."
                 )
         return np.fromiter((self._id[c] for c in text), np.int64, len(text))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text; specials are skipped."""
+        """The text, without special tokens."""
         numbers = [int(i) for i in ids]
         for at, i in enumerate(numbers):
             if not 0 <= i < self.vocab:
                 raise ValueError(
-                    f"id {i} at position {at} is outside 0..{self.vocab - 1}: it has no character. "
-                    "Decode ids of this tokenizer only."
+                    f"id {i} at position {at} is outside 0..{self.vocab - 1}, so it has no character. Decode ids of "
+                    "this tokenizer only."
                 )
         return "".join(self.tokens[i] for i in numbers if i >= len(SPECIALS))
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int64]:
-        """`<bos>` and the contents, a blank line between them: there is no chat template."""
+        """`<bos>` and the contents, separated by blank lines: there is no chat template."""
         text = "\n\n".join(m["content"] for m in messages)
         return np.concatenate([np.array([self.bos], np.int64), self.encode(text)])
 
@@ -57,7 +57,7 @@ class CharTokenizer:
         return self._id
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json, as Hugging Face's `AutoTokenizer` reads them."""
+        """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         added = [
@@ -65,7 +65,7 @@ class CharTokenizer:
             | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
             for i, t in enumerate(SPECIALS)
         ]
-        # Any character, newline included, is a word of its own; a word that is unknown is an error there too.
+        # Every character, newline included, is a word of its own; unknown words are an error there too.
         split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
         model = {"type": "WordLevel", "vocab": self._id, "unk_token": "<unk>"}
         tokenizer = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
@@ -79,21 +79,19 @@ class CharTokenizer:
             "bos_token": "<bos>",
             "eos_token": "<eos>",
         }
-        for name, content in (("tokenizer.json", tokenizer), ("tokenizer_config.json", config)):
-            (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(folder / "tokenizer.json", tokenizer)
+        write_json(folder / "tokenizer_config.json", config)
 
     @classmethod
     def fits(cls, folder: str | Path) -> bool:
-        """Whether the folder's tokenizer is this one."""
-        path = Path(folder) / "tokenizer.json"
-        return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["model"].get("vocab") == cls()._id
+        """Whether the tokenizer of a folder is this one."""
+        return read_json(Path(folder) / "tokenizer.json").get("model", {}).get("vocab") == cls()._id
 
     @classmethod
     def load(cls, folder: str | Path) -> "CharTokenizer":
-        path, own = Path(folder) / "tokenizer.json", cls()
         if not cls.fits(folder):
             raise ValueError(
-                f"{path} has another vocabulary than CharTokenizer: ids would stand for other characters. "
-                "Load it with the tokenizer that wrote it."
+                f"{folder}/tokenizer.json has another vocabulary than CharTokenizer, so ids would mean other "
+                "characters. Load it with the tokenizer that wrote it."
             )
-        return own
+        return cls()

@@ -3,10 +3,10 @@
 from gruppo.stages.cast import Ema, Every, Never, Role
 from gruppo.stages.context import Ask, Context, Memory, Prompt, Sampling, StepRecord
 from gruppo.stages.method import CHAINS, ROOMS, Method, difference, kind
-from gruppo.stages.occupant import Noted, Occupant
+from gruppo.stages.occupant import Occupant, note, setting
 from gruppo.stages.readouts import Need, Stats, need
 from gruppo.stages.schedule import Sched, Schedule
-from gruppo.stages.terms import Term
+from gruppo.stages.terms import Term, Values
 
 __all__ = [
     "CHAINS",
@@ -19,7 +19,6 @@ __all__ = [
     "Method",
     "Need",
     "Never",
-    "Noted",
     "Occupant",
     "Prompt",
     "Role",
@@ -29,7 +28,10 @@ __all__ = [
     "Stats",
     "StepRecord",
     "Term",
+    "Values",
     "difference",
     "kind",
     "need",
+    "note",
+    "setting",
 ]

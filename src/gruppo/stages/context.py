@@ -54,7 +54,7 @@ class Shown(Mapping[Any, Any]):
 
 
 class Memory(dict[str, Any]):
-    """Named tables. Rooms read; only `observe` writes, once a step after the update (design 3.4).
+    """Named tables. Rooms read; only `observe` writes, once a step after the update.
 
     A value is a number, a text, a tensor, or a list or dict of these: what a checkpoint can hold exactly. Outside
     `observe` dicts and lists are handed out read-only; a tensor is not copied, so leave it as it is.
@@ -113,10 +113,10 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Ask:
-    """A wish of the curriculum: this many samples of this task.
+    """What the curriculum asks for: this many samples of this task.
 
-    `how` overrides sampling or tells prompting. `key` sets apart two draws of one group in one round; `notes` come
-    down to the batch as columns of level E.
+    `how` overrides sampling or speaks to prompting. `key` separates two draws of one group in one round; `notes`
+    become columns of level E of the batch. An episode knows its ask.
     """
 
     task: Any
@@ -125,7 +125,7 @@ class Ask:
     how: Mapping[str, Any] = field(default_factory=dict[str, Any])
     key: str = ""
     notes: Mapping[str, float] = field(default_factory=dict[str, float])
-    place: int = -1  # of the task among those to train on; -1: not known
+    index: int = -1  # of the task in the training set; -1: not known
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "group", self.group or self.task.uid)
@@ -155,7 +155,7 @@ class Prompt:
 
 @dataclass
 class StepRecord:
-    """Everything a step made, for `observe`; `ctx` can still score.
+    """Everything a step made, for `observe`; `ctx` can still read models.
 
     `episodes` are those that selection kept, `drawn` all of them: rates and histories of tasks count these.
     """
@@ -175,8 +175,20 @@ def _absent(name: str) -> Callable[..., Any]:
     return refuse
 
 
+Episodes = Callable[..., Awaitable[list[Episode]]]
+
+
 @dataclass
 class Context:
+    """What every room is given. The last five are verbs of the walk (gruppo.stages.walk):
+
+    play(starts)           episodes of these prompts or forks: one answer each, or what the environment makes of it
+    reward(episodes)       the same episodes with their rewards
+    draw(asks)             prompting, play and reward
+    read(episodes, role)   a batch of these episodes with readouts of a model as columns
+    fresh(n)               n more asks of the curriculum
+    """
+
     step: int = 0
     steps: int = 1
     seed: int = 0
@@ -189,11 +201,12 @@ class Context:
     prompts: int = 1
     samples: int = 2
     episodes: Sequence[Episode] = ()  # of this step, for update
-    replay: Sequence[Episode] = ()  # what was remembered when the step began
+    replay: Sequence[Episode] = ()  # what the replay recalls in this step
     sampling: Sampling = field(default_factory=Sampling)
-    score: Callable[..., Any] = field(default_factory=lambda: _absent("score"))
-    reward: Callable[[Sequence[Episode]], Any] = field(default_factory=lambda: _absent("reward"))
-    draw: Callable[..., Awaitable[list[Episode]]] = field(default_factory=lambda: _absent("draw"))
+    play: Episodes = field(default_factory=lambda: _absent("play"))
+    reward: Episodes = field(default_factory=lambda: _absent("reward"))
+    draw: Episodes = field(default_factory=lambda: _absent("draw"))
+    read: Callable[..., Batch] = field(default_factory=lambda: _absent("read"))
     fresh: Callable[[int], list[Ask]] = field(default_factory=lambda: _absent("fresh"))
 
     @property

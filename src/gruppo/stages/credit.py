@@ -10,13 +10,16 @@ from gruppo.data import Batch, Source, centre, segment
 from gruppo.pieces import advantage
 from gruppo.pieces.divergence import k1
 from gruppo.stages.context import Context, Memory, StepRecord
-from gruppo.stages.occupant import Occupant
+from gruppo.stages.occupant import Occupant, setting
 from gruppo.stages.readouts import Need, need
+from gruppo.stages.requires import Samples
 
-COMPARES = "It compares the samples of one prompt, so a single sample has no advantage."
+COMPARES = Samples(2)
 
 
 class Credit(Protocol):
+    writes: tuple[str, ...]
+
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]: ...
 
 
@@ -41,12 +44,10 @@ def whitened(batch: Batch, mine: Tensor, x: Tensor) -> dict[str, Tensor]:
 class GroupNormalised(Occupant):
     """A_i = (R_i − mean) / (std + eps) inside the group, std with n − 1 (GRPO, arXiv:2402.03300)."""
 
-    eps: float = 1e-6
-    gives = ("adv_N",)
+    eps: float = setting(1e-6, low=0, witness=1.0)
+    writes = ("adv_N",)
     ignores = ("shift", "scale")
-    min_samples = 2
-    alone = COMPARES
-    witness = {"eps": 1.0}
+    requires = (COMPARES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups = batch.level("E", "G")
@@ -57,10 +58,9 @@ class GroupNormalised(Occupant):
 class GroupCentred(Occupant):
     """A_i = R_i − mean of the group, not divided by its deviation (Dr.GRPO, arXiv:2503.20783)."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
     ignores = ("shift",)
-    min_samples = 2
-    alone = COMPARES
+    requires = (COMPARES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         return to_tokens(batch, centre(batch.reward_E, batch.level("E", "G"), where=batch.judged_E))
@@ -70,12 +70,10 @@ class GroupCentred(Occupant):
 class LeaveOneOut(Occupant):
     """A_i = R_i − mean of the other rewards of the group, R_i less kl_coef Σ_t (log π_old − log π_ref)."""
 
-    kl_coef: float = 0.0
-    gives = ("adv_N",)
+    kl_coef: float = setting(0.0, low=0, witness=0.5)
+    writes = ("adv_N",)
     ignores = ("shift",)
-    min_samples = 2
-    alone = COMPARES
-    witness = {"kl_coef": 0.5}
+    requires = (COMPARES,)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("logp", "old"), need("logp", "ref")) if self.kl_coef else ()
@@ -93,10 +91,9 @@ class LeaveOneOut(Occupant):
 class RunningBaseline(Occupant):
     """A_i = R_i − b, with b ← decay · b + (1 − decay) · mean(R) after each step; at first b is the batch mean."""
 
-    decay: float = 0.9
-    gives = ("adv_N",)
+    decay: float = setting(0.9, low=0, high=1)
+    writes = ("adv_N",)
     ignores = ("shift",)  # while memory is empty; later it follows with the decay
-    witness = {"decay": 0.1}
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         judged = batch.judged_E
@@ -125,11 +122,10 @@ class Gae(Occupant):
     kl_coef (log π_old − log π_ref) at each token. An open episode bootstraps from its last value.
     """
 
-    gamma: float = 1.0
-    lam: float = 0.95
-    kl_coef: float = 0.0
-    gives = ("adv_N", "ret_N")
-    witness = {"gamma": 0.5, "lam": 0.3, "kl_coef": 0.5}
+    gamma: float = setting(1.0, low=0, high=1)
+    lam: float = setting(0.95, low=0, high=1)
+    kl_coef: float = setting(0.0, low=0, witness=0.5)
+    writes = ("adv_N", "ret_N")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         kl = (need("logp", "old"), need("logp", "ref")) if self.kl_coef else ()

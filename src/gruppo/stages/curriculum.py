@@ -31,7 +31,7 @@ def _out_of_turn(ctx: Context, size: int, n: int) -> list[int]:
 
 
 def in_turn(ctx: Context, size: int, n: int) -> list[int]:
-    """The n places of this step when every task comes once an epoch; a draw again takes some out of turn."""
+    """The n indices of this step when every task comes once an epoch; a draw again takes some out of turn."""
     if ctx.round > 0:
         return _out_of_turn(ctx, size, n)
     first, picks = ctx.step * n, list[int]()
@@ -42,7 +42,7 @@ def in_turn(ctx: Context, size: int, n: int) -> list[int]:
 
 
 def weighted(ctx: Context, weight_T: Tensor, n: int, *key: int | str, replace: bool = False) -> list[int]:
-    """n places drawn with chances in proportion to their weights; a weight of 0 never, all of 0 as if all were 1.
+    """n indices drawn with chances in proportion to their weights; a weight of 0 never, all of 0 as if all were 1.
 
     Without replacement by keyed Gumbel noise, the n largest of log w + g (Vieira 2014; Kool et al. 2019,
     arXiv:1903.06059): less than n come if less have a weight. With replacement by the inverse of the cumulated weights.
@@ -66,15 +66,15 @@ def weighted(ctx: Context, weight_T: Tensor, n: int, *key: int | str, replace: b
     return torch.topk(weight_T.log() + noise_T, n).indices.tolist()
 
 
-def asked(ctx: Context, tasks: Any, places: Iterable[int]) -> list[Ask]:
-    """An ask for each place. A task that comes a second time has a group and draws of its own."""
+def asked(ctx: Context, tasks: Any, indices: Iterable[int]) -> list[Ask]:
+    """An ask for each index. A task that comes a second time has a group and draws of its own."""
     times: dict[int, int] = {}
     out: list[Ask] = []
-    for i in places:
+    for i in indices:
         task = tasks[i]
         times[i] = times.get(i, 0) + 1
         again = f"#{times[i]}" if times[i] > 1 else ""
-        out.append(Ask(task, ctx.samples, group=f"{task.uid}{again}", key=again, place=i))
+        out.append(Ask(task, ctx.samples, group=f"{task.uid}{again}", key=again, index=i))
     return out
 
 
@@ -86,4 +86,4 @@ class Uniform(Occupant):
     """
 
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
-        return [Ask(tasks[i], ctx.samples, place=i) for i in in_turn(ctx, len(tasks), ctx.prompts)]
+        return [Ask(tasks[i], ctx.samples, index=i) for i in in_turn(ctx, len(tasks), ctx.prompts)]

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from gruppo.stages.cast import PLAIN_CAST, Role
 from gruppo.stages.context import Context
@@ -16,27 +16,32 @@ from gruppo.stages.replay import Forget
 from gruppo.stages.rollout import Group
 from gruppo.stages.update import Passes
 
+Confidence = Literal["", "code", "paper", "notes", "abstract"]
 ROOMS = (
     "curriculum", "prompting", "rollout", "reward", "select", "credit", "objective", "penalties", "update", "replay",
 )  # fmt: skip
-CHAINS = ("prompting", "reward", "select", "penalties")
+CHAINS = ("prompting", "reward", "select", "objective", "penalties")
 
 
 @dataclass(frozen=True)
 class Method:
-    """Ten rooms, a cast, and what is said about them. `reward` comes beside the task's own scorer.
+    """Ten rooms, a cast, and what is said about them. `reward` adds to the task's own scorer.
 
-    together  rooms that only make sense together: taking one into another method takes all
-    breaks    laws that the method breaks on purpose, with the reason
+    together    rooms that only make sense together: taking one into another method takes all
+    breaks      laws that the method breaks on purpose, with the reason
+    checked     what it was compared with: files of the authors or of another trainer, and where they differ
+    confidence  how sure we are: "code" was read, the "paper", "notes" on it, or its "abstract" only
     """
 
     name: str
     credit: Any
-    objective: Any  # an occupant, or {role: occupant}
+    objective: Any  # a chain, or {role: chain}
     version: int = 1
     paper: str = ""
     doc: str = ""
     base: str = ""
+    checked: str = ""
+    confidence: Confidence = ""
     curriculum: Any = Uniform()
     prompting: tuple[Any, ...] = ()
     rollout: Any = Group()
@@ -51,9 +56,7 @@ class Method:
 
     def __post_init__(self) -> None:
         for room in CHAINS:
-            chain = getattr(self, room)
-            if isinstance(chain, Occupant):
-                object.__setattr__(self, room, (chain,))
+            object.__setattr__(self, room, _chain(getattr(self, room)))
         for room, occupant in self.occupants():
             if not dataclasses.is_dataclass(occupant) or not isinstance(occupant, Occupant):
                 raise ValueError(
@@ -64,7 +67,8 @@ class Method:
     def but(self, **changes: Any) -> "Method":
         """This method with other furniture.
 
-        In a chain a bare occupant is added (it replaces one of its own class); a tuple is the whole new chain.
+        In a chain a bare occupant is added (it replaces one of its own class); a tuple is the whole new chain. A bare
+        objective is the whole chain, too: two objectives are rarely meant, and `(*m.objective, Mine())` says so.
         """
         known = {f.name for f in dataclasses.fields(self)}
         for name in changes:
@@ -73,12 +77,13 @@ class Method:
                     f"but({name}=…): a method has no {name}{nearest(name, known)}. Rooms: {', '.join(ROOMS)}."
                 )
         for room in CHAINS:
-            if isinstance(changes.get(room), Occupant):
+            if isinstance(changes.get(room), Occupant) and room != "objective":
                 changes[room] = added(getattr(self, room), changes[room])
         if "cast" in changes:
             changes["cast"] = MappingProxyType({**self.cast, **changes["cast"]})
         if "name" in changes:
-            changes = {"base": self.name, "version": 1, "doc": "", "paper": "", "together": (), "breaks": {}} | changes
+            fresh: dict[str, Any] = {"base": self.name, "version": 1, "together": (), "breaks": {}}
+            changes = fresh | dict.fromkeys(("doc", "paper", "checked", "confidence"), "") | changes
         return dataclasses.replace(self, **changes)
 
     def occupants(self) -> Iterator[tuple[str, Any]]:
@@ -86,20 +91,32 @@ class Method:
         for room in ROOMS:
             held = getattr(self, room)
             if isinstance(held, Mapping):
-                yield from ((room, o) for o in held.values())
+                yield from ((room, o) for chain in held.values() for o in chain)
             elif isinstance(held, tuple):
                 yield from ((room, o) for o in held)
             else:
                 yield room, held
 
     @property
-    def objectives(self) -> dict[str, Any]:
-        """{role: objective}."""
+    def objectives(self) -> dict[str, tuple[Any, ...]]:
+        """{role: chain of objectives}."""
         return dict(self.objective) if isinstance(self.objective, Mapping) else {"policy": self.objective}
+
+    @property
+    def remembers_episodes(self) -> bool:
+        """Whether the replay keeps anything: then episodes are noted with their log π_old and credit."""
+        return not isinstance(self.replay, Forget)
 
     def needs(self, ctx: Context) -> list[tuple[str, Any, Need]]:
         """(room, occupant, need) for everything that the rooms want to know this step."""
         return [(room, o, n) for room, o in self.occupants() for n in o.needs(ctx)]
+
+
+def _chain(held: Any) -> Any:
+    """A bare occupant as a chain of one; of objectives, for each role."""
+    if isinstance(held, Mapping):
+        return {role: _chain(chain) for role, chain in held.items()}
+    return (held,) if isinstance(held, Occupant) else held
 
 
 def added(chain: tuple[Any, ...], occupant: Any) -> tuple[Any, ...]:
@@ -136,8 +153,8 @@ def _differ(where: str, a: Any, b: Any) -> list[Change]:
     if isinstance(a, Mapping) or isinstance(b, Mapping):
         a = a if isinstance(a, Mapping) else {"policy": a}
         b = b if isinstance(b, Mapping) else {"policy": b}
-        roles = list(dict.fromkeys((*a, *b)))
-        return [c for r in roles for c in _differ(f"{where}.{r}", a.get(r), b.get(r))]
+        roles, none = list(dict.fromkeys((*a, *b))), () if where == "objective" else None
+        return [c for r in roles for c in _differ(f"{where}.{r}", a.get(r, none), b.get(r, none))]
     if isinstance(a, tuple) and isinstance(b, tuple):
         left, right = ({kind(o): o for o in chain} for chain in (a, b))
         return [c for k in dict.fromkeys((*left, *right)) for c in _differ(where, left.get(k), right.get(k))]

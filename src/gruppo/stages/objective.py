@@ -1,4 +1,4 @@
-"""What is maximised? Terms, per token first, aggregation last."""
+"""What is maximised? A chain of objectives: each declares its terms, and gives their values by token first."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -7,15 +7,23 @@ from gruppo.data import Batch
 from gruppo.pieces import surrogate
 from gruppo.pieces.ratio import ratio
 from gruppo.stages.context import Context
-from gruppo.stages.occupant import Occupant
+from gruppo.stages.occupant import Occupant, setting
 from gruppo.stages.readouts import Need, Stats, need
-from gruppo.stages.terms import Term
+from gruppo.stages.schedule import Sched
+from gruppo.stages.terms import Term, Values
 
 NOW = need("logp", when="step")
+OLD = need("logp", "old")
 
 
 class Objective(Protocol):
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]: ...
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        """Which rows each term is over, how they are averaged and with what coefficient: before statistics."""
+        ...
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        """The values of these terms, by name."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,41 +34,43 @@ class PolicyGradient(Occupant):
     """
 
     mean: Any = "episode_sum"
-    takes = ("adv_N",)
-    witness = {"mean": ["token", "sequence"]}
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        value_N = batch.weight_N * batch.adv_N * stats.logp_N
-        return [Term("policy", value_N, batch.learn_N, self.mean)]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, self.mean)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"policy": batch.weight_N * batch.adv_N * stats.logp_N}
 
 
 @dataclass(frozen=True)
 class ClippedSurrogate(Occupant):
     """min(r A, clip(r, 1 − clip_low, 1 + clip_high) A), r = π/π_old; clip_dual > 0 bounds it by clip_dual · A below."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    clip_dual: float = 0.0
+    clip_low: float = setting(0.2, low=0, witness=0.6)
+    clip_high: float = setting(0.2, low=0, witness=0.9)
+    clip_dual: float = setting(0.0, low=0, witness=1.5)
     mean: Any = "sequence"
-    takes = ("adv_N",)
-    witness = {"clip_low": 0.6, "clip_high": 0.9, "clip_dual": 1.5, "mean": ["token", "sequence"]}
+    coef: Sched = setting(1.0, added=True)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (NOW, need("logp", "old"))
+        return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        policy = Term("policy", batch.learn_N, self.mean, coef=ctx.at(self.coef))
+        return [policy, Term("clip_fraction", batch.learn_N, coef=0.0)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         adv_N, r_N = batch.adv_N, ratio(stats.logp_N, batch.logp_old_N)
         value_N = surrogate.clipped(r_N, adv_N, self.clip_low, self.clip_high)
         if self.clip_dual:
             value_N = surrogate.dual_clipped(value_N, adv_N, self.clip_dual)
         clip_N = surrogate.clip_fraction(r_N.detach(), adv_N, self.clip_low, self.clip_high)
-        return [
-            Term("policy", batch.weight_N * value_N, batch.learn_N, self.mean),
-            Term("clip_fraction", clip_N, batch.learn_N, "token", coef=0.0),
-        ]
+        return {"policy": batch.weight_N * value_N, "clip_fraction": clip_N}
 
 
 @dataclass(frozen=True)
@@ -68,15 +78,16 @@ class ValueLoss(Occupant):
     """−½ max((V − R)², (clip(V, V_old ± clip_value) − R)²) over policy tokens whose return is known: the critic's
     objective."""
 
-    clip_value: float = 0.5
-    takes = ("ret_N",)
-    witness = {"clip_value": 0.05}
+    clip_value: float = setting(0.5, low=0, witness=0.05)
+    mean: Any = setting("token", added=True)
+    reads = ("ret_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("value", "critic", when="step"), need("value", "critic"))
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        old_N, target_N = batch.value_critic_N, batch.ret_N
-        error_N = surrogate.clipped_value_error(stats.value_N, old_N, target_N, self.clip_value)
-        known_N = batch.policy_N & batch.spread(batch.judged_E, "E", "N")
-        return [Term("value", -error_N, known_N, "token")]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("value", batch.policy_N & batch.spread(batch.judged_E, "E", "N"), self.mean)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        error_N = surrogate.clipped_value_error(stats.value_N, batch.value_critic_N, batch.ret_N, self.clip_value)
+        return {"value": -error_N}

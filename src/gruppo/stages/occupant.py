@@ -1,69 +1,128 @@
 """Occupants: what stands in a room. A small frozen dataclass whose fields are its hyper-parameters."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import field, fields
+from functools import cache
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from gruppo.data import Batch
 from gruppo.stages.context import Context, Memory, StepRecord
+from gruppo.stages.names import nearest
 from gruppo.stages.readouts import Need
+from gruppo.stages.requires import Requirement
 
 
-def added(neutral: Any) -> Any:
-    """A field that came after the first release, with the value that changes nothing.
+def setting(
+    default: Any,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    witness: Any = None,
+    added: bool = False,
+) -> Any:
+    """A field with what is known about its values. All of it is checked or used in one place, for every occupant.
 
-    Records that hold this value keep their hash: what they compute is what they computed without the field.
+    low, high      the smallest and the largest value; above, below: bounds that are not values themselves
+    witness        a value, or a list of values, of which one must change what the occupant does (the law
+                   `fields_matter`); only where the usual tries (10 %, three times, 0, the other names) do not show it
+    added          the field came after the first release, and its default changes nothing: records that hold the
+                   default keep their hash
     """
-    return field(default=neutral, metadata={"neutral": neutral})
+    bounds = {"low": low, "above": above, "high": high, "below": below}
+    metadata = {k: v for k, v in bounds.items() if v is not None}
+    metadata |= {} if witness is None else {"witness": witness if isinstance(witness, list) else [witness]}
+    metadata |= {"neutral": default} if added else {}
+    if isinstance(default, Mapping):
+        return field(default_factory=lambda: dict[Any, Any](default), metadata=metadata, hash=False)
+    return field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True)
-class Noted:
-    """A note that an occupant reads: its level, and what it may be (nothing said: any number from 0 to 1).
+class NoteColumn(str):
+    """The column of a note that an occupant reads: `note("heated", among=(0, 1))` is "note_heated_E".
 
-    The laws make such notes up.
+    The laws make such notes up: numbers `among` these, or from 0 to 1.
     """
 
-    level: Literal["N", "K", "S", "E"] = "E"
     among: tuple[float, ...] = ()
 
 
+def note(name: str, level: Literal["N", "K", "S", "E"] = "E", among: tuple[float, ...] = ()) -> NoteColumn:
+    out = NoteColumn(f"note_{name}_{level}")
+    out.among = among
+    return out
+
+
 class Occupant:
-    """Base of every occupant. `__call__` is the algorithm and never changes state; `observe` may."""
+    """Base of every occupant. `__call__` is the algorithm and never changes state; `observe` may.
+
+    reads     columns that another occupant makes ("adv_N", or note("exit")), answers ("answer_E"), and sources of
+              tokens besides the policy's that it has a rule for ("expert", "hint"); of an objective, "dropped": tokens
+              that selection dropped
+    writes    columns that it makes, notes included, and sources of tokens besides the policy's
+    requires  what must be there: samples, other occupants, a kind of reward (gruppo.stages.requires)
+    refuses   kinds of occupants that may not stand in the same method
+    ignores   "shift" or "scale" of rewards: what a credit claims to be invariant to (laws)
+    """
 
     version: ClassVar[int] = 1
-    gives: ClassVar[tuple[str, ...]] = ()  # columns that credit makes; of another room, notes: note_NAME_LEVEL
-    takes: ClassVar[tuple[str, ...]] = ()  # columns that an objective or selection reads
-    notes: ClassVar[Mapping[str, "Noted"]] = {}  # notes of episodes that it reads; another room gives note_NAME_LEVEL
-    ignores: ClassVar[tuple[str, ...]] = ()  # "shift", "scale" of rewards: claims of a credit (laws)
-    expects: ClassVar[tuple[str, ...]] = ()  # named predicates of the first batch (stages/check.py)
-    conflicts: ClassVar[tuple[str, ...]] = ()  # snake-case kinds that may not stand in the same method
-    beside: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # room -> kinds, one of which must stand there
-    capabilities: ClassVar[frozenset[str]] = frozenset()  # of the engine
-    makes: ClassVar[frozenset[str]] = frozenset()  # token sources besides the policy's that this occupant makes
-    handles: ClassVar[frozenset[str]] = frozenset()  # token sources besides the policy's that it has a rule for
-    brings: ClassVar[int] = 0  # of the samples of a prompt, those that a rollout has from elsewhere and does not draw
-    roles: ClassVar[tuple[str, ...]] = ()  # roles it samples from or scores with, besides its needs
-    whole: ClassVar[bool] = False  # of a reward: it compares a group, so it comes when all draws of a step are made
-    replaces: ClassVar[tuple[str, ...]] = ()  # of a reward: components that are recorded, but paid no more
-    remembers: ClassVar[bool] = False  # something of each task: it needs tasks that come again
-    answers: ClassVar[bool] = False  # whether it reads Episode.answer or answer_E
-    min_samples: ClassVar[int] = 1
-    alone: ClassVar[str] = ""  # why fewer than min_samples make no sense
-    witness: ClassVar[
-        dict[str, Any]
-    ] = {}  # field -> another value, or a list of such, that must change something (laws)
+    reads: ClassVar[tuple[str, ...]] = ()
+    writes: ClassVar[tuple[str, ...]] = ()
+    requires: ClassVar[tuple[Requirement, ...]] = ()
+    refuses: ClassVar[tuple[str, ...]] = ()
+    ignores: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for sentence in (*_wrong_fields(self), self.wrong()):
+            if sentence:
+                raise ValueError(sentence)
+
+    def wrong(self) -> str:
+        """What makes these values impossible together, with the remedy; "" if nothing does."""
+        return ""
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         """What it wants to know from a model."""
         return ()
 
-    def refuses(self, batch: Batch) -> str:
-        """What makes the first batch impossible for it, with the remedy and without a full stop; "" if nothing does.
-
-        `expects` names what several occupants ask for; this may look at the occupant's own fields.
-        """
+    def unfit(self, batch: Batch) -> str:
+        """Why it cannot learn from the first batch, with the remedy and without a full stop; "" if it can."""
         return ""
 
     def observe(self, record: StepRecord, memory: Memory) -> None:
         """The only place where state changes: once a step, after the update."""
+
+
+@cache
+def hints_of(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _wrong_fields(occupant: Any) -> Iterable[str]:
+    """A value that is none of its Literal's, or outside its bounds."""
+    for f in fields(occupant):
+        value, hint = getattr(occupant, f.name), hints_of(type(occupant)).get(f.name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            known = [str(x) for x in get_args(hint)]
+            yield (
+                f"{f.name}={value!r} is not one of its values{nearest(str(value), known)}, so nothing could be "
+                f"computed. Use {', '.join(known)}."
+            )
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield _outside(f.name, value, f.metadata)
+
+
+def _outside(name: str, value: float, bounds: Mapping[str, Any]) -> str:
+    low, above, high, below = (bounds.get(k) for k in ("low", "above", "high", "below"))
+    inside = (
+        (low is None or value >= low)
+        and (above is None or value > above)
+        and (high is None or value <= high)
+        and (below is None or value < below)
+    )
+    if inside:
+        return ""
+    said = [f">= {low:g}" if low is not None else f"> {above:g}" if above is not None else ""]
+    said += [f"<= {high:g}" if high is not None else f"< {below:g}" if below is not None else ""]
+    return f"{name}={value} has no meaning here. Use a number {' and '.join(s for s in said if s)}."

@@ -6,11 +6,11 @@ from typing import Any, Literal
 from gruppo.data import Batch
 from gruppo.pieces.divergence import k1, k2, k3
 from gruppo.stages.context import Context
-from gruppo.stages.names import nearest
-from gruppo.stages.occupant import Occupant, added
+from gruppo.stages.objective import NOW
+from gruppo.stages.occupant import Occupant, setting
 from gruppo.stages.readouts import Need, Stats, need
 from gruppo.stages.schedule import Sched
-from gruppo.stages.terms import Term
+from gruppo.stages.terms import Term, Values
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 IN_FULL = need("kl", against="ref", when="step")
@@ -18,7 +18,7 @@ IN_FULL = need("kl", against="ref", when="step")
 
 @dataclass(frozen=True)
 class ReferenceKL(Occupant):
-    """−kl_coef · KL(π ‖ π_ref), with gradient; `estimator` says by what (see gruppo.pieces.divergence).
+    """−kl_coef · KL(π ‖ π_ref), with gradient; `estimator` says how it is measured (gruppo.pieces.divergence).
 
     k1    log π − log π_ref. As a loss its mean gradient is 0: for the log; as a part of the reward it does teach
     k2    ½ (log π − log π_ref)²: the gradient of KL(π ‖ π_ref)
@@ -27,39 +27,34 @@ class ReferenceKL(Occupant):
           reference at every optimiser step instead of once a batch
     """
 
-    kl_coef: Sched = 0.04
+    kl_coef: Sched = setting(0.04, low=0, witness=0.5)
     mean: Any = "sequence"
-    estimator: Literal["k1", "k2", "k3", "full"] = added("k3")
-    witness = {"kl_coef": 0.5, "mean": ["token", "sequence"], "estimator": ["k1", "k2", "k3", "full"]}
-
-    def __post_init__(self) -> None:
-        known = (*ESTIMATORS, "full")
-        if self.estimator not in known:
-            raise ValueError(
-                f"estimator={self.estimator!r} is no way to measure the KL{nearest(self.estimator, known)}. Use one of "
-                f"{', '.join(known)}."
-            )
+    estimator: Literal["k1", "k2", "k3", "full"] = setting("k3", added=True)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (IN_FULL,) if self.estimator == "full" else (need("logp", when="step"), need("logp", "ref"))
+        return (IN_FULL,) if self.estimator == "full" else (NOW, need("logp", "ref"))
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("kl_ref", batch.policy_N, self.mean, coef=ctx.at(self.kl_coef))]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         if self.estimator == "full":
-            kl_N = stats[IN_FULL.column]
-        else:
-            kl_N = ESTIMATORS[self.estimator](stats.logp_N, batch.logp_ref_N)
-        return [Term("kl_ref", -kl_N, batch.policy_N, self.mean, coef=ctx.at(self.kl_coef))]
+            return {"kl_ref": -stats[IN_FULL.column]}
+        return {"kl_ref": -ESTIMATORS[self.estimator](stats.logp_N, batch.logp_ref_N)}
 
 
 @dataclass(frozen=True)
 class EntropyBonus(Occupant):
     """+entropy_coef · H(π(· | s_t)), with gradient."""
 
-    entropy_coef: Sched = 0.01
-    witness = {"entropy_coef": 0.5}
+    entropy_coef: Sched = setting(0.01, witness=0.5)
+    mean: Any = setting("token", added=True)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("entropy", when="step"),)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        return [Term("entropy_bonus", stats.entropy_N, batch.policy_N, "token", coef=ctx.at(self.entropy_coef))]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("entropy_bonus", batch.policy_N, self.mean, coef=ctx.at(self.entropy_coef))]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"entropy_bonus": stats.entropy_N}

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gruppo.stages.context import Ask, Context, Prompt
-from gruppo.stages.occupant import Occupant
+from gruppo.stages.occupant import Occupant, setting
 
 
 class Prompting(Protocol):
@@ -52,8 +52,7 @@ class Hint(Occupant):
     """
 
     learn_without: bool = False
-    makes = frozenset({"hint"})
-    witness = {"learn_without": True}
+    writes = ("hint",)
 
     def __call__(self, ctx: Context, ask: Ask, prompts: list[Prompt]) -> list[Prompt]:
         hint = ctx.tokenizer.encode(hint_of(ask))
@@ -78,12 +77,11 @@ class HintInMessage(Occupant):
     without the hint.
     """
 
-    template: str = "{prompt}\n\nHint: {hint}"
+    template: str = setting("{prompt}\n\nHint: {hint}", witness="{hint}\n{prompt}")
     learn_without: bool = False
-    witness = {"template": "{hint}\n{prompt}", "learn_without": True}
 
-    def __post_init__(self) -> None:
-        known_fields(self.template, "prompt", "hint")
+    def wrong(self) -> str:
+        return missing_fields(self.template, "prompt", "hint")
 
     def __call__(self, ctx: Context, ask: Ask, prompts: list[Prompt]) -> list[Prompt]:
         hint = hint_of(ask).strip()
@@ -93,18 +91,17 @@ class HintInMessage(Occupant):
         return [replace(p, ids=ids, train_as=p.ids if self.learn_without else None) for p in prompts]
 
 
-def known_fields(template: str, *names: str) -> None:
-    """Refuse a template that leaves one of its texts out, or asks for another."""
+def missing_fields(template: str, *names: str) -> str:
+    """Why a template cannot be used that leaves one of its texts out, or asks for another."""
     try:
         said = template.format(**{n: f"<{n}>" for n in names})
     except (KeyError, IndexError, ValueError) as error:
         said = f"({type(error).__name__}: {error})"
     missing = [n for n in names if f"<{n}>" not in said]
-    if missing:
-        raise ValueError(
-            f"template={template!r} has no {{{missing[0]}}}, or something else in braces: {said}. Write "
-            f"{' and '.join(f'{{{n}}}' for n in names)} where these texts shall stand."
-        )
+    return "" if not missing else (
+        f"template={template!r} has no {{{missing[0]}}}, or something else in braces: {said}. Write "
+        f"{' and '.join(f'{{{n}}}' for n in names)} where these texts shall stand."
+    )  # fmt: skip
 
 
 def prompts_for(ctx: Context, chain: tuple[Occupant, ...], ask: Ask) -> list[Prompt]:

@@ -14,7 +14,7 @@ from gruppo.stages.names import nearest
 from gruppo.stages.schedule import Schedule, is_schedule
 from gruppo.tasks.imports import load_object
 
-TALK = ("doc", "paper", "base")  # what is said about a method; not part of what it does
+TALK = ("doc", "paper", "base", "checked", "confidence")  # what is said about a method; not part of what it does
 
 
 def to_table(x: Any, *, brief: bool = False) -> Any:
@@ -93,9 +93,17 @@ def _class(text: str) -> type:
     return cls
 
 
+def _bare(objective: Any) -> Any:
+    """A chain of one as its occupant, as records wrote objectives before they were chains."""
+    if isinstance(objective, Mapping) and "kind" not in objective:
+        return {role: _bare(chain) for role, chain in objective.items()}
+    return objective[0] if isinstance(objective, list) and len(objective) == 1 else objective
+
+
 def record_hash(method: Method) -> str:
     """Changes with anything a method does, not with what is said about it."""
     table = to_table(method, brief=True)
     for name in TALK:
         table.pop(name, None)
+    table["objective"] = _bare(table["objective"])
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]

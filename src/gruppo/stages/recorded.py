@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Note, Source, Status, Use, single_turn
+from gruppo.data import Batch, Episode, Source, Status, Use
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.objective import NOW
-from gruppo.stages.occupant import Occupant
+from gruppo.stages.occupant import Occupant, setting
+from gruppo.stages.play import episode_of, episode_uid, sampling_for
 from gruppo.stages.readouts import Need, Stats
-from gruppo.stages.rollout import episode_uid, prompt_source, sampling_for
-from gruppo.stages.terms import Term
+from gruppo.stages.terms import Term, Values
 from gruppo.tasks.recorded import NO_ANSWER, Answer, demonstration, recorded
 
 
@@ -37,46 +37,33 @@ class Recorded(Occupant):
     that has a reward keeps it; the others are judged by the scorer.
     """
 
-    makes = frozenset({"expert"})
+    writes = ("expert",)
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         out: list[Episode] = []
-        for place, prompt in enumerate(prompts):
+        for number, prompt in enumerate(prompts):
             answers = recorded(prompt.ask.task)
             if not answers:
                 raise ValueError(NO_ANSWER.format(prompt.ask.task.uid))
             for i, answer in enumerate(from_both_ends(answers, prompt.samples)):
-                out.append(self.episode(ctx, prompt, episode_uid(ctx, prompt, place, i), answer))
+                out.append(self.episode(ctx, prompt, episode_uid(ctx, prompt, number, i), answer))
         return out
 
     def episode(self, ctx: Context, prompt: Prompt, uid: int, answer: Answer) -> Episode:
         most = sampling_for(ctx, prompt.ask).max_tokens
         ids = np.concatenate([ctx.tokenizer.encode(answer.text), [ctx.tokenizer.eos]]).astype(np.int64)
-        whole = len(ids) <= most
-        ids = ids[:most]
-        return single_turn(
-            uid,
-            prompt.ask.task.uid,
-            prompt.group,
-            prompt.ids,
-            ids,
-            np.full(len(ids), np.nan, np.float32),
-            -1,
-            source=Source.EXPERT,
-            prompt_source=prompt_source(prompt) if prompt.given else None,
-            train_as=prompt.train_as,
-            status=Status.OK if whole else Status.TRUNCATED,
-            reward={"task": answer.reward} if isfinite(answer.reward) else {},
-            text=ctx.tokenizer.decode(np.concatenate([prompt.begun, ids])),
-            notes={k: Note(np.array([v], np.float32)) for k, v in prompt.ask.notes.items()},
-            step=ctx.step,
-        )
+        status = Status.OK if len(ids) <= most else Status.TRUNCATED
+        reward = {"task": answer.reward} if isfinite(answer.reward) else {}
+        nothing = np.full(len(ids[:most]), np.nan, np.float32)
+        return episode_of(
+            ctx, prompt, uid, ids[:most], nothing, -1, source=Source.EXPERT, status=status, reward=reward
+        )  # fmt: skip
 
 
-def expert(ctx: Context, prompt: Prompt, place: int, use: Use) -> Episode:
-    """The best recorded answer of the prompt's task, as one more sample of the prompt at this place; the scorer judges
-    it. `Task.solution` is not taken: it holds the steps too, which most scorers do not take as an answer."""
-    uid = episode_uid(ctx, prompt, place, prompt.samples)  # samples are numbered from 0
+def expert(ctx: Context, prompt: Prompt, number: int, use: Use) -> Episode:
+    """The best recorded answer of the prompt's task, as one more sample of the prompt with this number; the scorer
+    judges it. `Task.solution` is not taken: it holds the steps too, which most scorers do not take as an answer."""
+    uid = episode_uid(ctx, prompt, number, prompt.samples)  # samples are numbered from 0
     return replace(Recorded().episode(ctx, prompt, uid, Answer(demonstration(prompt.ask.task))), use=use)
 
 
@@ -91,8 +78,7 @@ class RightExperts(Occupant):
     """Drop experts' answers whose task reward is below `threshold`: what is recorded may be wrong, and a wrong one
     would be imitated, or be pushed down as if it had been sampled."""
 
-    threshold: float = 1.0
-    witness = {"threshold": 2.0}
+    threshold: float = setting(1.0, witness=2.0)
 
     def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
         def stays(e: Episode) -> bool:
@@ -113,16 +99,15 @@ def from_both_ends(answers: Sequence[Answer], most: int) -> list[Answer]:
 class Accepted(Occupant):
     """Keep answers with a reward of at least `threshold`, each text once a group, at most the `most` best (0: all)."""
 
-    threshold: float = 1.0
-    most: int = 0
-    witness = {"threshold": 2.0, "most": 1}
+    threshold: float = setting(1.0, witness=2.0)
+    most: int = setting(0, low=0)
 
     def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
         asleep = [e.use not in (Use.LEARN, Use.APART) for e in episodes]
         good = [i for i, e in enumerate(episodes) if not asleep[i] and e.status.judged and e.total >= self.threshold]
         if self.most:
-            luck = ctx.uniform("accepted", torch.tensor([e.uid for e in episodes])).tolist()
-            good.sort(key=lambda i: (-episodes[i].total, luck[i]))
+            noise = ctx.uniform("accepted", torch.tensor([e.uid for e in episodes])).tolist()
+            good.sort(key=lambda i: (-episodes[i].total, noise[i]))
         keep, seen = asleep, dict[str, set[Any]]()
         for i in good:
             mine = seen.setdefault(episodes[i].group, set())
@@ -146,11 +131,13 @@ class Likelihood(Occupant):
     """mean_t log π(o_t) over the answers' tokens, whoever wrote them."""
 
     mean: Any = "token"
-    handles = frozenset({"expert"})
-    witness = {"mean": ["sequence", "episode_sum"]}
+    reads = ("expert",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        return [Term("likelihood", batch.weight_N * stats.logp_N, answer_N(batch), self.mean)]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("likelihood", answer_N(batch), self.mean)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"likelihood": batch.weight_N * stats.logp_N}

@@ -1,4 +1,4 @@
-"""Learning from pairs (design 3.13): who is compared with whom, and the pieces that preference objectives share.
+"""Learning from pairs: who is compared with whom, and the pieces that preference objectives share.
 
 An objective of preferences has `implicit_E(batch, stats)`, the reward of an answer that its policy implies. Training
 compares these inside pairs; so does the accuracy on held-out pairs (`train/winrate.py`). Two episodes of a pair may
@@ -12,9 +12,10 @@ from torch import Tensor
 from gruppo.data import Batch
 from gruppo.data.pairs import inside, widest
 from gruppo.stages.context import Context
-from gruppo.stages.occupant import Occupant
+from gruppo.stages.occupant import Occupant, setting
 from gruppo.stages.recorded import answer_N
-from gruppo.stages.terms import Term
+from gruppo.stages.requires import PAIRS, Samples
+from gruppo.stages.terms import Term, Values
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,16 @@ class PairUp(Occupant):
     rejected answer are a pair, and of a sampled group the best is put against the worst.
     """
 
-    most: int = 1
-    min_gap: float = 0.0
-    gives = ("win_P", "lose_P", "margin_P")
+    most: int = setting(1, low=0, witness=0)
+    min_gap: float = setting(0.0, low=0, witness=2.0)
+    writes = ("win_P", "lose_P", "margin_P")
     ignores = ("shift",)
-    expects = ("pairs",)
-    min_samples = 2
-    alone = "A pair takes two answers to one prompt."
-    witness = {"most": 0, "min_gap": 2.0}
+    requires = (Samples(2, "A pair takes two answers to one prompt."), PAIRS)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         pairs = inside(batch.level("E", "G"), batch.reward_E, batch.judged_E & batch.learn_E, self.min_gap)
-        luck_P = ctx.uniform("pair", batch.uid_E[pairs.win_P], batch.uid_E[pairs.lose_P])
-        return widest(pairs, batch.group_E[pairs.win_P], self.most, luck_P).columns()
+        noise_P = ctx.uniform("pair", batch.uid_E[pairs.win_P], batch.uid_E[pairs.lose_P])
+        return widest(pairs, batch.group_E[pairs.win_P], self.most, noise_P).columns()
 
 
 def summed(batch: Batch, x_N: Tensor) -> Tensor:
@@ -55,11 +53,17 @@ def answered_E(batch: Batch) -> Tensor:
     return batch.gather(answer_N(batch), "N", "E", "any")
 
 
-def told(batch: Batch, implicit_E: Tensor, live_P: Tensor) -> list[Term]:
-    """For the log: the mean gap of the implicit rewards, and the share of pairs that have it the right way round."""
+def pair_terms(live_P: Tensor, mean: str | float = "token", coef: float = 1.0) -> list[Term]:
+    """The preference of pairs and, for the log, the gap of their implicit rewards and the share in the right order."""
+    return [
+        Term("preference", live_P, mean, coef, at="P", additive=False),
+        Term("margin", live_P, coef=0.0, at="P", additive=False),
+        Term("preferred", live_P, coef=0.0, at="P", additive=False),
+    ]
+
+
+def pair_values(batch: Batch, preference_P: Tensor, implicit_E: Tensor) -> Values:
+    """The values of `pair_terms`."""
     gap_P = batch.pairs.gap(implicit_E.detach())
     right_P = (gap_P > 0).to(gap_P.dtype) + 0.5 * (gap_P == 0).to(gap_P.dtype)
-    return [
-        Term("margin", gap_P, live_P, "token", coef=0.0, at="P", additive=False),
-        Term("preferred", right_P, live_P, "token", coef=0.0, at="P", additive=False),
-    ]
+    return {"preference": preference_P, "margin": gap_P, "preferred": right_P}

@@ -6,15 +6,17 @@ from typing import Literal, Protocol
 
 from gruppo.data import Batch, Episode
 from gruppo.stages.context import Context
-from gruppo.stages.occupant import Occupant, added
+from gruppo.stages.occupant import Occupant, setting
 
 Proximal = Literal["stored", "now"]
 Credited = Literal["stored", "now"]
 
 
 class Replay(Protocol):
-    stores: bool  # whether it keeps anything: then episodes are annotated with their logp_old
-    proximal: Proximal  # which logp_old is meant for a replayed row
+    """`get` recalls episodes at the start of a step: every room finds them in `ctx.replay`."""
+
+    joins: bool  # whether they also join the batch and are learned from
+    proximal: Proximal  # which log π_old is meant for a replayed row
     credited: Credited  # its credit as it was, and no part in statistics of today; or anew, as a group of its own
 
     def put(self, ctx: Context, store: list[Episode], episodes: Sequence[Episode]) -> list[Episode]: ...
@@ -26,7 +28,7 @@ class Replay(Protocol):
 class Forget(Occupant):
     """Nothing is remembered: the plain default."""
 
-    stores = False
+    joins = False
     proximal = "now"
     credited = "now"
 
@@ -41,13 +43,12 @@ class Forget(Occupant):
 class Recent(Occupant):
     """The last `capacity` judged episodes, at most `max_age` steps old; a keyed `take` of them joins each batch."""
 
-    capacity: int = 256
-    take: int = 32
-    max_age: int = 5
+    capacity: int = setting(256, low=1, witness=1)
+    take: int = setting(32, low=0, witness=1)
+    max_age: int = setting(5, low=0)
     proximal: Proximal = "stored"
-    credited: Credited = added("now")
-    stores = True
-    witness = {"capacity": 1, "take": 1, "max_age": 0, "proximal": "now", "credited": "stored"}
+    credited: Credited = setting("now", added=True)
+    joins = True
 
     def put(self, ctx: Context, store: list[Episode], episodes: Sequence[Episode]) -> list[Episode]:
         fresh = [e for e in (*store, *episodes) if e.status.judged and ctx.step - e.step < self.max_age]
@@ -57,8 +58,8 @@ class Recent(Occupant):
         return sorted(store, key=lambda e: ctx.uniform("replay", e.uid))[: self.take]
 
 
-def recalled(ctx: Context, episodes: Sequence[Episode]) -> Batch:
-    """Remembered episodes as a batch, with the logp_old and the credit that they were learned under."""
-    batch = ctx.score(episodes, readouts=())
+def as_learned(ctx: Context, episodes: Sequence[Episode]) -> Batch:
+    """Remembered episodes as a batch, with the log π_old and the credit that they were learned under."""
+    batch = ctx.read(episodes, readouts=())
     notes = {n.removeprefix("note_"): x for n, x in batch.columns.items() if n.startswith("note_") and n.endswith("_N")}
     return batch.with_columns(**notes)

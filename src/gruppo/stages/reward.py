@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 from gruppo.data import Episode, Use
 from gruppo.pieces.shaping import overlong
 from gruppo.stages.context import Context
-from gruppo.stages.occupant import Occupant
+from gruppo.stages.occupant import Occupant, setting
 
 
 class Reward(Protocol):
+    """One that compares the answers of a group has `of_groups = True`: it comes when a step has all its episodes.
+    `replaces` names components that are recorded, but paid no more."""
+
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]: ...
 
 
@@ -25,9 +28,8 @@ class OverlongShaping(Occupant):
     4096 have that proportion.
     """
 
-    budget_tokens: int = 0
-    buffer_tokens: int = 0
-    witness = {"budget_tokens": 4, "buffer_tokens": 3}
+    budget_tokens: int = setting(0, low=0, witness=4)
+    buffer_tokens: int = setting(0, low=0, witness=3)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         budget = self.budget_tokens or ctx.sampling.max_tokens
@@ -42,16 +44,18 @@ def codes(names: Sequence[Any]) -> NDArray[np.int64]:
     return np.array([number[name] for name in names], np.int64)
 
 
-def add_components(ctx: Context, chain: Sequence[Occupant], episodes: Sequence[Episode], whole: bool = False) -> None:
+def add_components(
+    ctx: Context, chain: Sequence[Occupant], episodes: Sequence[Episode], of_groups: bool = False
+) -> None:
     """Merge the components of the chain into judged episodes. A name that is there already is an error.
 
-    Those that compare a group wait for the whole of it: with `whole`, they are asked, about the episodes that are in
-    statistics; without it, all others.
+    With `of_groups` those that compare the answers of a group, over the episodes that are in statistics; without it
+    all others.
     """
-    judged = [e for e in episodes if e.status.judged and not (whole and e.use in (Use.NONE, Use.APART))]
+    judged = [e for e in episodes if e.status.judged and not (of_groups and e.use in (Use.NONE, Use.APART))]
     if not judged:  # a step in which everything failed: no occupant need think of it
         return
-    for occupant in (o for o in chain if o.whole == whole):
+    for occupant in (o for o in chain if getattr(o, "of_groups", False) == of_groups):
         for name, values in occupant(ctx, judged).items():  # type: ignore[operator]
             if len(values) != len(judged):
                 raise ValueError(
@@ -61,7 +65,7 @@ def add_components(ctx: Context, chain: Sequence[Occupant], episodes: Sequence[E
             for e, v in zip(judged, values, strict=True):
                 _write(e, name, v)
         for e in judged:
-            e.replaced |= frozenset(occupant.replaces)
+            e.replaced |= frozenset(getattr(occupant, "replaces", ()))
 
 
 def _write(e: Episode, name: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from torch import Tensor
 from gruppo.data import Batch, Episode, Status, Use
 from gruppo.pieces.ratio import product_ratio, ratio, sequence_ratio
 from gruppo.stages.context import Ask, Context, Prompt
-from gruppo.stages.names import nearest
-from gruppo.stages.occupant import Occupant, added
+from gruppo.stages.occupant import Occupant, setting
 from gruppo.stages.readouts import Need, Stats, need
+from gruppo.stages.requires import Samples
 
 Weighed = Literal["token", "sequence", "geometric"]  # what an importance weight is the ratio of
 
@@ -23,7 +23,7 @@ class SelectEpisodes(Protocol):
 
 
 class SelectTokens(Protocol):
-    current: bool  # whether it reads statistics of the model being trained: then it runs at every optimiser step
+    """One that needs statistics of the model being trained (`when="step"`) runs at every optimiser step."""
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]: ...
 
@@ -36,10 +36,8 @@ class RedrawEqualGroups(Occupant):
     their group. After `max_rounds` it learns from what there is.
     """
 
-    max_rounds: int = 3
-    min_samples = 2
-    alone = "A group of one is always equal, so every group would be dropped."
-    witness = {"max_rounds": 0}
+    max_rounds: int = setting(3, low=0)
+    requires = (Samples(2, "A group of one is always equal, so every group would be dropped."),)
 
     def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
         values: dict[str, set[float]] = {}
@@ -61,10 +59,8 @@ class TopEntropy(Occupant):
     """
 
     version = 2  # 1 rounded the number of tokens down
-    share: float = 0.2
-    counted: bool = added(False)
-    current = False
-    witness = {"share": 0.6}
+    share: float = setting(0.2, low=0, high=1)
+    counted: bool = setting(False, added=True)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("entropy", "old"),)
@@ -88,8 +84,6 @@ def share_of(share: float, n: int) -> int:
 class MaskTruncated(Occupant):
     """Answers that ran out of tokens stay in the statistics, and are not learned from (DAPO's overlong filtering)."""
 
-    current = False
-
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         whole_E = batch.status_E != Status.TRUNCATED
         return batch.spread(whole_E, "E", "N"), torch.ones_like(batch.weight_N)
@@ -105,16 +99,9 @@ class TruncatedImportance(Occupant):
     No gradient flows through w. Where the sampler's log-probability is not known, w = 1.
     """
 
-    cap: float = 2.0
+    cap: float = setting(2.0, above=0, witness=0.5)
     level: Weighed = "token"
     self_normalised: bool = False
-    current = False
-    witness = {"cap": 0.5, "level": ["token", "sequence", "geometric"]}
-
-    def __post_init__(self) -> None:
-        known_level(self.level)
-        if not self.cap > 0:
-            raise ValueError(f"cap={self.cap}: every token would weigh nothing. Use a number above 0, such as 2.")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("logp", "old"),)
@@ -136,19 +123,16 @@ class SamplerGate(Occupant):
     counted  what is dropped stays in the denominators (TRL); else it leaves them (verl)
     """
 
-    gate_low: float = 0.5
-    gate_high: float = 2.0
+    gate_low: float = setting(0.5, low=0, witness=1.2)
+    gate_high: float = setting(2.0, witness=0.9)
     level: Weighed = "token"
     counted: bool = False
-    current = False
-    witness = {"gate_low": 1.2, "gate_high": 0.9, "level": ["token", "sequence", "geometric"]}
 
-    def __post_init__(self) -> None:
-        known_level(self.level)
-        if not 0 <= self.gate_low < self.gate_high:
-            raise ValueError(
-                f"gate_low={self.gate_low}, gate_high={self.gate_high}: no ratio would pass. Use 0 <= low < high."
-            )
+    def wrong(self) -> str:
+        ok = self.gate_low < self.gate_high
+        return "" if ok else (
+            f"gate_low={self.gate_low}, gate_high={self.gate_high}: no ratio would pass. Use gate_low < gate_high."
+        )  # fmt: skip
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("logp", "old"),)
@@ -158,16 +142,6 @@ class SamplerGate(Occupant):
         inside_N = (ratio_N >= self.gate_low) & (ratio_N <= self.gate_high)
         every_N = torch.ones_like(inside_N)
         return (every_N, inside_N.to(ratio_N.dtype)) if self.counted else (inside_N, every_N.to(ratio_N.dtype))
-
-
-LEVELS = get_args(Weighed)
-
-
-def known_level(level: str) -> None:
-    if level not in LEVELS:
-        raise ValueError(
-            f"level={level!r}: an importance weight has no such level{nearest(level, LEVELS)}. Use {', '.join(LEVELS)}."
-        )
 
 
 def sampler_ratio(batch: Batch, level: str) -> Tensor:
@@ -183,6 +157,11 @@ def sampler_ratio(batch: Batch, level: str) -> Tensor:
     whole = product_ratio if level == "sequence" else sequence_ratio
     key = batch.level("N", "S")
     return torch.where(sampled_N, key.spread(whole(old_N, gen_N, key, known_N)), torch.ones_like(old_N))
+
+
+def reads_current(ctx: Context, occupant: Any) -> bool:
+    """Whether it selects by statistics of the model being trained."""
+    return any(n.when == "step" for n in occupant.needs(ctx))
 
 
 def through_first_door(
@@ -201,7 +180,7 @@ def through_first_door(
 def through_second_door(ctx: Context, chain: Sequence[Any], batch: Batch, stats: Stats, *, current: bool) -> Batch:
     """keep = and, weight = product."""
     for occupant in chain:
-        if hasattr(occupant, "tokens") and bool(occupant.current) is current:
+        if hasattr(occupant, "tokens") and reads_current(ctx, occupant) is current:
             keep, weight = occupant.tokens(ctx, batch, stats)
             batch = batch.with_columns(keep_N=batch.keep_N & keep, weight_N=batch.weight_N * weight)
     return batch

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from gruppo.data import Batch, minibatches
 from gruppo.stages.context import Context
-from gruppo.stages.occupant import Occupant
+from gruppo.stages.occupant import Occupant, setting
 
 
 class Update(Protocol):
@@ -16,15 +16,8 @@ class Update(Protocol):
 class Passes(Occupant):
     """`epochs` passes over the batch, each cut into `minibatches` of whole groups; one optimiser step a minibatch."""
 
-    epochs: int = 1
-    minibatches: int = 1
-    witness = {"epochs": 2, "minibatches": [2, 3]}
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.minibatches < 1:
-            raise ValueError(
-                f"epochs={self.epochs}, minibatches={self.minibatches}: no step would be taken. Use 1 or more of each."
-            )
+    epochs: int = setting(1, low=1, witness=2)
+    minibatches: int = setting(1, low=1, witness=[2, 3])
 
     @property
     def steps(self) -> int:

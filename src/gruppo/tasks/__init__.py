@@ -1,7 +1,7 @@
 """Tasks: generated problems with scorers, files and datasets, and the judge that runs a scorer safely.
 
-`load_task("addition", level=2)`, `load_task("./data.jsonl")` or `load_task("./mine.py:make")`. Light to import: the
-worker process of a scorer goes through here.
+`load_task("addition", level=2)`, `load_task("./data.jsonl")` or `load_task("./mine.py:make")`. Light to import, because
+every worker process of a scorer imports it.
 """
 
 from dataclasses import fields
@@ -24,7 +24,7 @@ __all__ = [
     "load_task",
 ]
 
-BUILT_IN = ("addition", "chain", "countdown", "sorting")  # what the shipped weights have learned
+BUILT_IN = ("addition", "chain", "countdown", "sorting")  # the tasks that the shipped weights have learned
 NAMES = (*BUILT_IN, "preference", "sums")
 
 
@@ -32,9 +32,8 @@ def family(name: str) -> Family:
     """The built-in family of that name."""
     if name not in NAMES:
         raise ValueError(
-            f"task={name!r}: no such task, so there is nothing to train on.{nearest(name, NAMES)} "
-            f"Built in: {', '.join(NAMES)}, humaneval; several of them: mix:NAME+NAME. Your own: ./data.jsonl, "
-            "hf:NAME, gym:NAME or ./file.py:make."
+            f"task={name!r}: no such task.{nearest(name, NAMES)} Built in: {', '.join(NAMES)}, humaneval; several of "
+            "them: mix:NAME+NAME. Your own: ./data.jsonl, hf:NAME, gym:NAME or ./file.py:make."
         )
     return load_object(f"gruppo.tasks.{name}:FAMILY")
 
@@ -48,22 +47,22 @@ def load_task(
     scorer: str | None = None,
     **options: Any,
 ) -> TaskSet:
-    """A task by name: built in, `mix:NAME+NAME`, `./data.jsonl`, `hf:NAME`, `gym:NAME`, or what your `./file.py:make`
-    returns.
+    """A task by name: built in, `mix:NAME+NAME`, `./data.jsonl`, `hf:NAME`, `gym:NAME`, or `./file.py:make`.
 
-    `level` is a number or a mixture such as "1-3". `scorer` is another scorer for the same problems: a name such as
+    `level` is a number or a mixture such as "1-3". `scorer` replaces the scorer of the task: a name such as
     "numeric", or the import path of your own, `./file.py:reward`. Further arguments are settings of a task
-    (`prompt="question"` is `task.prompt=question`, see `TaskConfig`); others go to a make or a gym task of that name.
+    (`prompt="question"` is `task.prompt=question`, see `TaskConfig`); all others are passed to the gym task or to
+    your make.
     """
     from gruppo.tasks.load import load
 
     if level == "":
-        raise ValueError(f"level='': not a level, so {name} has nothing to choose. Write level=2 or level='1-3'.")
+        raise ValueError(f"level='' of {name} is not a level. Write level=2 or level='1-3'.")
     if train_size is not None and train_size < 1:
-        raise ValueError(f"train_size={train_size}: the split would be empty. Give at least 1.")
+        raise ValueError(f"train_size={train_size}: the split would be empty. Use at least 1.")
     known = {f.name for f in fields(TaskConfig)}
     settings = {k: v for k, v in options.items() if k in known}
     rest = {k: v for k, v in options.items() if k not in known}
     settings["options"] = {**settings.get("options", {}), **rest}
-    told = "" if level is None else str(level)
-    return load(TaskConfig(name, told, seed, train_size or 0, reward=scorer or "", **settings), held_out_size)
+    levels = "" if level is None else str(level)
+    return load(TaskConfig(name, levels, seed, train_size or 0, reward=scorer or "", **settings), held_out_size)

@@ -1,6 +1,6 @@
-"""Addition of two numbers: `57+68=` is answered by `125`. A level is the number of digits of both (1 to 4).
+"""Addition: the answer to `57+68=` is `125`. The level is the number of digits of both numbers (1 to 4).
 
-The same two numbers in the other order are the same problem.
+Two numbers in the other order are the same problem.
 """
 
 import re
@@ -50,13 +50,13 @@ def _solution(a: int, b: int) -> str:
 
 @answered_by(answer_in)
 def score(task: Task, text: str) -> float:
-    """1 if the text is the sum, after steps of the solution or alone (spaces around it do not matter)."""
+    """1 if the text is the sum, alone or after steps of the solution (spaces around it are ignored)."""
     return float(answer_in(task, text).strip() == task.answer)
 
 
 @answered_by(lambda task, text: last_number(text) or "")
 def score_last(task: Task, text: str) -> float:
-    """1 if the last number in the text is the sum: for models that write sentences."""
+    """1 if the last number in the text is the sum, for models that write sentences."""
     numbers = re.findall(r"(?<![0-9.])-?[0-9]+", text)
     return float(bool(numbers) and numbers[-1] == task.answer)
 

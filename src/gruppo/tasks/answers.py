@@ -1,8 +1,8 @@
-"""What a text answers, and which answers mean the same: for votes, clusters and the entropy of a group.
+"""The answer in a text, and which answers are equivalent: for votes, clusters and the entropy of a group.
 
-A scorer may say so itself: a method `answer(task, text)` of its class returns the answer, "" for none, and
-`same(a, b)` whether two of them mean the same. A function says it with `@answered_by(find)`. Who says nothing is asked
-by `extract.answer_of`. Light to import: it runs in the worker process of the scorer.
+A scorer may define both: a method `answer(task, text)` returns the answer, "" for none, and `same(a, b)` whether two
+answers are equivalent. A function has `@answered_by(find)`. For other scorers, `extract.answer_of` finds the answer.
+Light to import, because it runs in the scorer's worker.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def answered_by(find: Callable[[Any, str], str]) -> Callable[[F], F]:
-    """Marks a scorer that is a function with the way to find the answer that it judges."""
+    """Gives a scorer that is a function the way to find the answer in a text."""
 
     def mark(score: F) -> F:
         score.answer = find  # type: ignore[attr-defined]
@@ -30,16 +30,16 @@ def answer(scorer: Any, task: Any, text: str) -> str:
 
 
 def answers(scorer: Any, group: Sequence[tuple[Any, str]]) -> list[str]:
-    """The answers of a group; those that mean the same are written the same."""
+    """The answers of a group; equivalent ones are written the same."""
     found = [answer(scorer, task, text) for task, text in group]
     return merged(found, scorer.same) if hasattr(scorer, "same") else found
 
 
 def merged(found: Sequence[str], same: Callable[[str, str], bool]) -> list[str]:
-    """Each answer as the first that means the same, the shortest first; the order of the group does not matter.
+    """Each answer replaced by the shortest one that is equivalent, whatever the order of the group.
 
-    An answer joins the first class whose first member it equals: a relation that is not transitive is cut there. What
-    cannot be compared is not the same.
+    An answer joins the first class whose first member is equivalent, also if the relation is not transitive. Answers
+    that cannot be compared are different.
     """
     home = {"": ""}
     for one in sorted(set(found) - {""}, key=lambda a: (len(a), a)):

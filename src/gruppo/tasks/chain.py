@@ -1,9 +1,8 @@
-"""Sums of many digits, with or without steps: `sum 8 5 9 4:` is answered by `26`, or by `13 22 26`.
+"""Sums of many digits, with or without steps: the answer to `sum 8 5 9 4:` is `26`, or `13 22 26`.
 
-Levels 1 to 4 have 3, 5, 7 and 9 digits from 1 to 9. Only the last number counts, so a policy may write the
-running totals or not: how long it writes is its own choice, and the shipped weights are right far more often
-when they write them. RL lengthens the answers by itself, and a penalty on length works against something
-real. The same digits in another order are the same problem.
+Levels 1 to 4 have 3, 5, 7 and 9 digits from 1 to 9. Only the last number counts, so the policy chooses how long its
+answer is. The shipped weights are right far more often when they write the running totals: RL lengthens the answers by
+itself, and a length penalty has a real effect. The same digits in another order are the same problem.
 """
 
 from itertools import accumulate
@@ -41,9 +40,8 @@ def last_word(task: Task, text: str) -> str:
 
 @answered_by(last_word)
 def score(task: Task, text: str) -> float:
-    """1 if the last word of the text is the sum; what stands before it does not matter."""
-    words = text.split()
-    return float(bool(words) and words[-1] == task.answer)
+    """1 if the last word of the text is the sum, whatever comes before it."""
+    return float(last_word(task, text) == task.answer)
 
 
 FAMILY = Family(

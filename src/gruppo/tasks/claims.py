@@ -1,9 +1,9 @@
-"""Rewards that make a difference between methods visible, over the scorers of the built-in tasks and mixtures of them.
+"""Rewards that show differences between methods, based on the scorers of the built-in tasks and their mixtures.
 
     task.reward=gruppo.tasks.claims:noisy task.args.flip=0.2
 
-Held-out answers are judged by the same function: what each of them does to an accuracy is said below. Whatever is
-random is a function of the task and the text, so the same answer always has the same reward.
+Held-out answers are judged by the same function; each docstring says how that changes the accuracy. Random parts depend
+on the task and the text only, so an answer always has the same reward.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from gruppo.tasks.numbering import hash64
 def _scorer(source: str) -> Callable[[Task, str], float]:
     if source not in NAMES:
         raise ValueError(
-            f"this reward is made from the scorer of a built-in task, and {source!r} is none, so nothing can be "
-            f"judged. Use task={', '.join(NAMES)} or a mixture of them."
+            f"this reward is based on the scorer of a built-in task, and {source!r} is none. Use "
+            f"task={', '.join(NAMES)} or a mixture of them."
         )
     return load_object(family(source).scorer)
 
@@ -31,18 +31,18 @@ def _answer(task: Task, text: str) -> str:
 
 
 def _chance(name: str, task: Task, text: str) -> float:
-    """A number in [0, 1) that belongs to this answer."""
+    """A random number in [0, 1), always the same for an answer."""
     return hash64("claims", name, task.uid, text) / 2**64
 
 
 def _share(name: str, value: float) -> None:
     if not 0 <= value <= 1:
-        raise ValueError(f"task.args.{name}={value}: no share of the answers. Give a number from 0 to 1.")
+        raise ValueError(f"task.args.{name}={value}: no share of the answers. Use a number from 0 to 1.")
 
 
 @answered_by(_answer)
 def scaled(task: Task, text: str, weight: float = 10.0) -> dict[str, float]:
-    """Two rewards that pull apart, on different scales: `task`, and `length` = −weight for each character.
+    """Two conflicting rewards on different scales: `task`, and `length` = −weight for each character.
 
     The accuracy is that of the task.
     """
@@ -51,7 +51,7 @@ def scaled(task: Task, text: str, weight: float = 10.0) -> dict[str, float]:
 
 @answered_by(_answer)
 def noisy(task: Task, text: str, flip: float = 0.1) -> float:
-    """The task's score a, or 1 − a for a share `flip` of all answers: an accuracy a is seen as a + flip (1 − 2a)."""
+    """The task's score a, or 1 − a for a share `flip` of all answers: accuracy a is measured as a + flip (1 − 2a)."""
     _share("flip", flip)
     score = float(_scorer(task.source)(task, text))
     return 1.0 - score if _chance("noisy", task, text) < flip else score
@@ -59,7 +59,7 @@ def noisy(task: Task, text: str, flip: float = 0.1) -> float:
 
 @answered_by(_answer)
 def heavy(task: Task, text: str, share: float = 0.05, factor: float = 50.0) -> dict[str, float]:
-    """The task's score a, and (factor − 1) a more as `extra` for a share of all answers: a heavy tail.
+    """The task's score a, plus (factor − 1) a as `extra` for a share of all answers: a heavy tail.
 
     The accuracy is that of the task.
     """
@@ -70,19 +70,19 @@ def heavy(task: Task, text: str, share: float = 0.05, factor: float = 50.0) -> d
 
 @answered_by(_answer)
 def near(task: Task, text: str, within: int = 5) -> float:
-    """1 for every whole number that is at most `within` from the right one: many right answers, all as good.
+    """1 for every integer within `within` of the right one: many answers that are equally right.
 
     The accuracy is that of this score.
     """
     if not task.answer.isdecimal():
-        raise ValueError(f"{task.answer!r}, the answer of {task.uid}, is no number to be near to. Use task=addition.")
+        raise ValueError(f"{task.answer!r}, the answer of {task.uid}, is no number. Use task=addition.")
     said = _answer(task, text)
     return float(said.isdecimal() and len(said) < 20 and abs(int(said) - int(task.answer)) <= within)
 
 
 @answered_by(_answer)
 def outliers(task: Task, text: str, share: float = 0.1, size: float = 50.0) -> dict[str, float]:
-    """The task's score, and as `extra` +size or −size, by lot, for a share of all answers, right or wrong.
+    """The task's score, and as `extra` +size or −size at random, for a share of all answers, right or wrong.
 
     The accuracy is that of the task.
     """
@@ -94,9 +94,9 @@ def outliers(task: Task, text: str, share: float = 0.1, size: float = 50.0) -> d
 
 @answered_by(_answer)
 def early(task: Task, text: str, least: int = 2) -> float:
-    """1 if the last word is a right total of the first `least` numbers of a chain, or of more: the rest is not needed.
+    """1 if the last word is a right total of the first `least` or more numbers of a chain.
 
-    A long answer may be left after any of its totals, and is right all the same. The accuracy is that of this score.
+    A long answer may stop after any of its totals, and is still right. The accuracy is that of this score.
     """
     if task.source != "chain" or not 2 <= least <= len(task.meta["numbers"]):
         raise ValueError(f"{task.uid} has no totals of {least} numbers or more. Use task=chain, and a smaller least.")

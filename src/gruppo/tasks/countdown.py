@@ -1,9 +1,9 @@
-"""Countdown: `16 from 3 5 8:` is answered by `3+5+8`, `8+5+3`, `(5-3)*8` or any other expression of value 16.
+"""Countdown: the answer to `16 from 3 5 8:` is `3+5+8`, `8+5+3`, `(5-3)*8` or any other expression of value 16.
 
-The expression uses each of the numbers EXACTLY once, with + - * / and brackets. Levels 1 to 3 have two
-numbers (1 to 30), three (1 to 12) and four (1 to 9); targets are 1 to 100. Every problem can be solved with
-+ - * and positive whole numbers on the way; the scorer also takes division and computes exactly. Most
-problems have several right answers, so this is the task to see what a method does to diversity.
+The expression uses each number EXACTLY once, with + - * / and brackets. Levels 1 to 3 have two numbers (1 to 30),
+three (1 to 12) and four (1 to 9); targets are 1 to 100. Every problem has a solution with + - * and positive integers
+as intermediate results; the scorer also accepts division and computes exactly. Most problems have several right
+answers, so this task shows what a method does to diversity.
 """
 
 import re
@@ -16,7 +16,7 @@ from gruppo.tasks.answers import answered_by
 from gruppo.tasks.base import Family, Task, answer_in, beginnings
 from gruppo.tasks.numbering import arrange, multiset, multisets
 
-NUMBERS = {1: (2, 30), 2: (3, 12), 3: (4, 9)}  # how many, and the largest
+NUMBERS = {1: (2, 30), 2: (3, 12), 3: (4, 9)}  # count, and the largest
 TARGET = 100
 _LOOSE, _TIGHT, _ATOM = 1, 2, 3  # how strongly the outermost operator of an expression binds
 
@@ -26,7 +26,7 @@ Expression = tuple[str, int]
 
 @lru_cache(maxsize=4)
 def problems(level: int) -> list[tuple[Numbers, int]]:
-    """All problems of a level: (ascending numbers, target). Level 3 takes half a second, once."""
+    """All problems of a level: (ascending numbers, target). Level 3 takes half a second."""
     size, largest = NUMBERS[level]
     rows: list[tuple[Numbers, int]] = []
     for rank in range(multisets(largest, size)):
@@ -60,13 +60,13 @@ def make(level: int, rank: int, pick: int) -> Task:
 
 @cache  # a few thousand multisets of at most four numbers
 def _parts(numbers: Numbers) -> tuple[tuple[Numbers, Numbers], ...]:
-    """The ways to cut the numbers in two parts that are not empty; both orders, no way twice."""
-    places = range(len(numbers))
+    """The different ways to split the numbers into two non-empty parts, in both orders."""
+    positions = range(len(numbers))
     cuts = {}
     for size in range(1, len(numbers)):
-        for chosen in combinations(places, size):
+        for chosen in combinations(positions, size):
             left = tuple(numbers[i] for i in chosen)
-            right = tuple(numbers[i] for i in places if i not in chosen)
+            right = tuple(numbers[i] for i in positions if i not in chosen)
             cuts[left, right] = None
     return tuple(cuts)
 
@@ -78,7 +78,7 @@ def _combine(a: int, b: int) -> tuple[tuple[str, int], ...]:
 
 @cache
 def _values(numbers: Numbers) -> frozenset[int]:
-    """What the numbers can make with + - *, each used once, with positive whole numbers on the way."""
+    """The values of all expressions with + - * that use each number once and have positive intermediate results."""
     if len(numbers) == 1:
         return frozenset(numbers)
     return frozenset(
@@ -91,7 +91,7 @@ def _values(numbers: Numbers) -> frozenset[int]:
 
 
 def _join(left: Expression, op: str, right: Expression) -> Expression:
-    """Two expressions and an operator, with no more brackets than needed."""
+    """Two expressions and an operator, with as few brackets as possible."""
     binds = _TIGHT if op == "*" else _LOOSE
     bracket_right = right[1] < binds or (op == "-" and right[1] == _LOOSE)
     a = f"({left[0]})" if left[1] < binds else left[0]
@@ -116,7 +116,7 @@ def _expressions(numbers: Numbers, target: int) -> tuple[Expression, ...]:
 
 @lru_cache(maxsize=65536)
 def answers(numbers: Numbers, target: int) -> tuple[str, ...]:
-    """All right answers with + - *, shortest first, written without needless brackets."""
+    """All right answers with + - *, shortest first, without redundant brackets."""
     texts = {text for text, _ in _expressions(tuple(sorted(numbers)), target)}
     return tuple(sorted(texts, key=lambda t: (len(t), t)))
 
@@ -137,7 +137,7 @@ _MAX_CHARS = 400
 
 
 def tokens(text: str) -> list[str] | None:
-    """The expression as numbers, operators and brackets; None if anything else is in it."""
+    """The expression as numbers, operators and brackets; None if it has anything else."""
     text = text.strip()
     if len(text) > _MAX_CHARS:
         return None
@@ -152,7 +152,7 @@ def tokens(text: str) -> list[str] | None:
 
 
 def evaluate(found: list[str], steps: list[str] | None = None) -> Fraction | int | None:
-    """The exact value of an infix expression (two stacks, no recursion, no eval); None if it has none."""
+    """The exact value of an infix expression (two stacks, no recursion, no eval); None if it is invalid."""
     values: list[Fraction | int] = []
     waiting: list[str] = []
     operand_next = True
@@ -200,9 +200,9 @@ def _reduce(values: list[Fraction | int], waiting: list[str], rank: int, steps: 
 
 @answered_by(lambda task, text: "".join(answer_in(task, text).split()))
 def score(task: Task, text: str) -> float:
-    """1 if the text is one expression that uses each number exactly once and has the target's value.
+    """1 if the text is one expression with the target's value that uses each number exactly once.
 
-    Steps of the solution may stand before it.
+    Steps of the solution may come before it.
     """
     found = tokens(answer_in(task, text))
     if not found:

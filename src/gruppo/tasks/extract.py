@@ -1,6 +1,6 @@
-"""Where in a text the answer stands: in a box, behind four hashes, between tags, or as the last number.
+"""Finds the answer in a text: in a box, after four hashes, in tags, or as the last number.
 
-Light to import: the worker process of a scorer goes through here.
+Light to import, because it runs in the scorer's worker.
 """
 
 import re
@@ -10,7 +10,7 @@ from fractions import Fraction
 from gruppo.tasks.imports import nearest
 
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+\u2212]?[$€£]?"  # not the 3 of x3, nor the minus of 5-3
+    r"(?<![\w.])[-+\u2212]?[$€£]?"  # neither the 3 of x3 nor the minus of 5-3
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
     r"(?:[eE][-+]?[0-9]{1,3})?(?:/[0-9]+)?(?![eE]?[-+]?[0-9])"
 )
@@ -19,7 +19,7 @@ _TAGS = re.compile(r"<answer>(.*?)</answer>", re.S)
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last `\boxed{…}` holds, braces in it balanced; None without one that closes."""
+    r"""The content of the last `\boxed{…}` with balanced braces; None if there is none."""
     for start in reversed([m.end() for m in _BOX.finditer(text)]):
         depth = 1
         for at in range(start, len(text)):
@@ -31,13 +31,13 @@ def boxed(text: str) -> str | None:
 
 
 def hashes(text: str) -> str | None:
-    """What stands behind the last `####`, to the end of that line (the form of GSM8K)."""
+    """The rest of the line after the last `####` (the format of GSM8K)."""
     _, found, rest = text.rpartition("####")
     return rest.strip().split("\n")[0].strip() if found else None
 
 
 def tagged(text: str) -> str | None:
-    """What the last `<answer>…</answer>` holds."""
+    """The content of the last `<answer>…</answer>`."""
     found = _TAGS.findall(text)
     return found[-1].strip() if found else None
 
@@ -49,17 +49,17 @@ def last_number(text: str) -> str | None:
 
 
 def is_number(text: str) -> bool:
-    """Whether the text is one number and nothing else."""
+    """Whether the text is a number and nothing else."""
     return _NUMBER.fullmatch(text.strip().rstrip("%")) is not None
 
 
 def whole(text: str) -> str:
-    """All of it, but for what is thought aloud before `</think>`."""
+    """The text without the reasoning before `</think>`."""
     return text.rpartition("</think>")[2].strip()
 
 
 def auto(text: str) -> str:
-    r"""`<answer>` tags if there are any, else `\boxed{}`, else `####`, else the whole text."""
+    r"""The content of `<answer>` tags, else of `\boxed{}`, else the text after `####`, else the whole text."""
     said = whole(text)
     for look in (tagged, boxed, hashes):
         found = look(said)
@@ -69,7 +69,7 @@ def auto(text: str) -> str:
 
 
 def answer_of(text: str) -> str:
-    r"""What a text answers: what stands in `<answer>` tags, in `\boxed{}` or behind `####`, else its last line."""
+    r"""The answer in a text: in `<answer>` tags, in `\boxed{}` or after `####`, else its last line."""
     lines = [" ".join(line.split()) for line in auto(text).splitlines()]
     return next((line for line in reversed(lines) if line), "")
 
@@ -86,16 +86,15 @@ WAYS: dict[str, Callable[[str], str | None]] = {
 def way(name: str) -> Callable[[str], str | None]:
     if name not in WAYS:
         raise ValueError(
-            f"extract={name!r}: no such way to find the answer in a text, so nothing can be judged."
-            f"{nearest(name, WAYS)} Use one of {', '.join(WAYS)}."
+            f"extract={name!r}: no such way to find an answer.{nearest(name, WAYS)} Use one of {', '.join(WAYS)}."
         )
     return WAYS[name]
 
 
 def number(text: str) -> Fraction | None:
-    """The last number of a text, exactly; commas between thousands, currency and percent signs do not matter."""
+    """The last number of a text, exactly; thousands separators, currency and percent signs are ignored."""
     found = last_number(text)
-    if found is None or len(found) > 1000:  # nobody's answer, and Python refuses to read very long ones
+    if found is None or len(found) > 1000:  # Python refuses to read very long numbers
         return None
     top, slash, bottom = re.sub("[,$€£]", "", found).replace("\u2212", "-").partition("/")
     below = Fraction(bottom) if slash else Fraction(1)

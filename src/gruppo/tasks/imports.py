@@ -1,6 +1,6 @@
 """Objects by import path: `./mine.py:Mine` (a file) or `package.module:Name` (a module).
 
-Used wherever a user's own thing can stand in for a built-in one: tasks, rewards, methods, environments.
+Used wherever an object of the user can replace a built-in one: tasks, rewards, methods, environments.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def load_object(path: str) -> Any:
-    """The object that an import path names; a ValueError says what is wrong with the path or the file."""
+    """The object at an import path; a ValueError says what is wrong with the path or the file."""
     where, name = split_path(path)
     module = _from_file(path, Path(where)) if is_file(where) else _from_module(path, where)
     found: Any = module
@@ -27,7 +27,7 @@ def load_object(path: str) -> Any:
 
 
 def is_path(text: str) -> bool:
-    """Whether a name given by the user is an import path (and not the name of something built in)."""
+    """Whether a name is an import path, and not the name of a built-in object."""
     return ":" in text or is_file(text)
 
 
@@ -36,13 +36,10 @@ def is_file(where: str) -> bool:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """`where:name` in two; a file is made absolute, so that another process finds it too."""
+    """The two parts of `where:name`; a file is made absolute, so that another process finds it too."""
     where, colon, name = path.rpartition(":")
     if not colon or not where or not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(
-            f"{path!r} is no import path, so nothing can be loaded. "
-            "Write ./file.py:name for a file of yours, or package.module:name."
-        )
+        raise ValueError(f"{path!r} is no import path. Write ./file.py:name for your own file, or package.module:name.")
     if is_file(where):
         where = str(Path(where).expanduser().absolute())
     return where, name
@@ -55,34 +52,35 @@ def library(name: str, why: str, extra: str = "data") -> ModuleType:
     except ModuleNotFoundError as error:
         package = name.partition(".")[0]
         missing = (error.name or package).partition(".")[0]
-        raise ValueError(
-            f"{missing} is not installed{'' if missing == package else f', which {package} needs'}, and {why}, so "
-            f"nothing was started. Install it with  pip install 'gruppo[{extra}]'"
-        ) from None
+        what = missing if missing == package else f"{missing}, which {package} requires,"
+        raise ValueError(f"{what} is not installed, and {why}. Install it:  pip install 'gruppo[{extra}]'") from None
 
 
 def nearest(word: str, among: Any) -> str:
-    """` Did you mean 'x'?`, or nothing when no known name is near."""
+    """` Did you mean 'x'?`, or nothing if no known name is close."""
     close = get_close_matches(word, [str(a) for a in among], n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def no_file(path: Path, what: str = "file") -> str:
+    """The error message for a path that does not exist."""
+    names = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+    near = nearest(path.name, names)
+    return f"there is no {what} {path}.{near} A path is relative to the folder in which gruppo was started."
+
+
 def _from_file(path: str, file: Path) -> ModuleType:
     if not file.is_file():
-        beside = sorted(p.name for p in file.parent.glob("*.py")) if file.parent.is_dir() else []
-        raise ValueError(
-            f"{path}: there is no file {file}, so nothing can be loaded.{nearest(file.name, beside)} "
-            "A path counts from the folder in which gruppo was started."
-        )
-    # The name depends on the place alone: the same file is the same module in every process.
+        raise ValueError(f"{path}: {no_file(file)}")
+    # The name depends on the path alone, so the same file is the same module in every process.
     name = f"gruppo_user_{file.stem}_{blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path}: {file} is no Python file, so nothing can be loaded. Name a file that ends in .py.")
+        raise ValueError(f"{path}: {file} is no Python file. Name a file that ends in .py.")
     if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # at the end: its neighbours can be imported, and shadow nothing
+        sys.path.append(str(file.parent))  # at the end, so that the files next to it can be imported but shadow nothing
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -98,28 +96,25 @@ def _from_module(path: str, where: str) -> ModuleType:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:
         if error.name and (where == error.name or where.startswith(error.name + ".")):
-            raise ValueError(
-                f"{path}: there is no module {error.name!r}, so nothing can be loaded. "
-                "Install it, or name a file: ./file.py:name."
-            ) from error
+            said = f"{path}: there is no module {error.name!r}. Install it, or name a file: ./file.py:name."
+            raise ValueError(said) from error
         raise ValueError(_raised(path, error)) from error
     except BaseException as error:
         raise ValueError(_raised(path, error)) from error
 
 
 def _raised(path: str, error: BaseException) -> str:
-    """Quotes an error of the user's file, with the line it stands in and without the import machinery."""
+    """Quotes an error of the user's file with its line, without the frames of the import machinery."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     own = [f for f in frames if f.filename != __file__]
     at = f' at {own[-1].filename}:{own[-1].lineno} "{own[-1].line}"' if own else ""
     said = "".join(traceback.format_exception_only(error)).strip()
-    return f"{path}: importing it failed{at}, so nothing can be loaded. It said: {said}"
+    return f"{path}: importing it failed{at}: {said}"
 
 
 def _no_name(path: str, found: Any, part: str, where: str) -> str:
     known = [n for n in vars(found) if not n.startswith("_")] if hasattr(found, "__dict__") else []
-    return f"{path}: there is no {part!r} in {where}, so nothing can be loaded.{nearest(part, known)}" + (
-        f" It has: {', '.join(sorted(known)[:12])}." if known else " It is empty."
-    )
+    has = f"It has: {', '.join(sorted(known)[:12])}." if known else "It is empty."
+    return f"{path}: there is no {part!r} in {where}.{nearest(part, known)} {has}"

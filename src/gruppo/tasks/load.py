@@ -1,13 +1,13 @@
-"""From the settings of a task to its task set: a file, a dataset, a gym, a built-in family, or a make of one's own."""
+"""From the settings of a task to its task set: a file, a dataset, a gym, a built-in family, or a make of your own."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
-from gruppo.tasks.base import Family, Scorer, Task, TaskSet, domains_of
+from gruppo.tasks.base import Family, Scorer, Task, Tasks, TaskSet, domains_of
 from gruppo.tasks.build import scorer_of
 from gruppo.tasks.files import is_data
 from gruppo.tasks.imports import is_path, load_object, nearest
@@ -22,39 +22,37 @@ OTHER_DATA = (".csv", ".tsv", ".json", ".parquet", ".arrow")
 def load(settings: TaskConfig, held_out_size: int = 1_000) -> TaskSet:
     """The task set that the settings describe. A ValueError says what is wrong with them."""
     if settings.train_size < 0:
-        raise ValueError(f"train_size={settings.train_size}: the split would be empty. Give at least 1, or 0 for all.")
+        raise ValueError(f"train_size={settings.train_size}: the split would be empty. Use at least 1, or 0 for all.")
     name = settings.name
     if name.startswith("gym:"):
         return _worded(import_module("gruppo.tasks.gym").load(settings, held_out_size), settings)
-    if name.startswith("mix:"):
-        return _worded(_judged(import_module("gruppo.tasks.mixture").load(settings, held_out_size), settings), settings)
     if name.startswith("hf:"):
         return import_module("gruppo.tasks.hub").load(settings)
     if is_data(name) or name == "humaneval":
         return import_module(f"gruppo.tasks.{'files' if is_data(name) else name}").load(settings)
-    _refuse_other_data(name)
-    made = _own(settings, held_out_size) if is_path(name) else _built_in(settings, held_out_size)
+    if name.startswith("mix:"):
+        made = import_module("gruppo.tasks.mixture").load(settings, held_out_size)
+    else:
+        _refuse_other_data(name)
+        made = _own(settings, held_out_size) if is_path(name) else _built_in(settings, held_out_size)
     return _worded(_judged(made, settings), settings)
 
 
 def short_name(name: str) -> str:
-    """A word for a task, for folders: gsm8k of hf:openai/gsm8k, countdown of gym:countdown, mine of ./mine.py:make,
-    mix of every mixture."""
+    """A word for a task, for folder names: gsm8k for hf:openai/gsm8k, mine for ./mine.py:make, mix for a mixture."""
     kind, _, rest = name.partition(":")
     return Path(rest if kind in KINDS and kind != "mix" and rest else kind).stem or "task"
 
 
 def _refuse_other_data(name: str) -> None:
     if name.endswith(OTHER_DATA) or (is_path(name) and Path(name).is_dir()):
-        raise ValueError(
-            f"task={name}: only JSONL files are read without further ado, so there are no tasks. Write task=hf:{name}"
-        )
+        raise ValueError(f"task={name}: only JSONL files are read directly. Write task=hf:{name}")
     kind, colon, rest = name.partition(":")
     near = nearest(kind, KINDS) if colon and not kind.endswith(".py") else ""
     if near or (colon and "/" in rest and not kind.endswith(".py")):
         raise ValueError(
-            f"task={name}: {kind!r} is no kind of data, so there are no tasks.{near} Write hf:NAME for a Hugging Face "
-            "dataset, gym:NAME for reasoning-gym, mix:NAME+NAME for several tasks, or ./file.py:make for your own."
+            f"task={name}: {kind!r} is no kind of data.{near} Write hf:NAME for a Hugging Face dataset, gym:NAME for "
+            "reasoning-gym, mix:NAME+NAME for several tasks, or ./file.py:make for your own."
         )
 
 
@@ -67,21 +65,22 @@ def _built_in(settings: TaskConfig, held_out_size: int) -> TaskSet:
 
 
 def _own(settings: TaskConfig, held_out_size: int) -> TaskSet:
-    """What `./file.py:make` returns, called with the options and with the settings that were given."""
+    """What `./file.py:make` returns, called with the options and with the settings that differ from their defaults."""
     refuse_unused(settings, (*GENERATED, "options"))
     level = int(settings.level) if settings.level.isdecimal() else settings.level
     given = {"level": level, "seed": settings.seed, "train_size": settings.train_size}
     arguments = {k: v for k, v in given.items() if v} | plain(settings.options)
     arguments |= {"held_out_size": held_out_size} if held_out_size != 1_000 else {}
-    make = load_object(settings.name)
-    if callable(make) and not isinstance(make, Family):
-        _refuse_misfit(settings.name, make, arguments)
-    made = make(**arguments) if callable(make) else make
+    made = load_object(settings.name)
+    if callable(made):
+        _refuse_misfit(settings.name, made, arguments)
+        made = made(**arguments)
     if isinstance(made, Family):
+        _refuse_misfit(settings.name, made.task_set, arguments)
         made = made.task_set(**arguments)
     if not isinstance(made, TaskSet):
         raise ValueError(
-            f"task={settings.name!r} gave {type(made).__name__} and not a TaskSet, so there is nothing to train on. "
+            f"task={settings.name!r} gave {type(made).__name__} and not a TaskSet. "
             "Return gruppo.tasks.TaskSet(name, train, held_out, scorer, max_tokens)."
         )
     return made
@@ -91,10 +90,9 @@ def _refuse_misfit(path: str, make: Any, arguments: Mapping[str, Any]) -> None:
     try:
         signature(make).bind(**arguments)
     except TypeError as error:
-        given = ", ".join(f"{k}={v!r}" for k, v in arguments.items()) or "nothing"
+        given = ", ".join(f"{k}={v!r}" for k, v in arguments.items()) or "no arguments"
         raise ValueError(
-            f"task={path!r} cannot be called with {given} ({error}), so there are no tasks. Give it these "
-            "parameters, or leave the settings out."
+            f"task={path!r} cannot be called with {given} ({error}). Add these parameters, or leave the settings out."
         ) from None
 
 
@@ -111,34 +109,18 @@ def _judged(made: TaskSet, settings: TaskConfig) -> TaskSet:
 def _worded(made: TaskSet, settings: TaskConfig) -> TaskSet:
     if not settings.template and not settings.system:
         return made
-    train, held_out = (Worded(split, settings.template, settings.system) for split in (made.train, made.held_out))
-    train[0]  # a template that names a strange field is refused here, not in the first step
+    train, held_out = (worded(split, settings.template, settings.system) for split in (made.train, made.held_out))
+    train[0]  # refuses a template with an unknown field now, and not in the first step
     return replace(made, train=train, held_out=held_out)
 
 
-@dataclass(frozen=True)
-class Worded(Sequence[Task]):
-    """A split in other words: a template over `prompt` and the fields of `meta`, and a system prompt."""
+def worded(tasks: Sequence[Task], template: str, system: str) -> Tasks:
+    """The tasks with a template over `prompt` and the fields of `meta`, and with a system prompt."""
 
-    tasks: Sequence[Task]
-    template: str
-    system: str
-
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-    @property
-    def domains(self) -> Mapping[str, Sequence[int]]:
-        return domains_of(self.tasks)
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        task = self.tasks[index]
+    def make(index: int) -> Task:
+        task = tasks[index]
         known = {**task.meta, "level": task.level, "prompt": task.prompt}
-        prompt = compiled(self.template, tuple(known), task.source)(known) if self.template else task.prompt
-        return replace(task, prompt=prompt, system=self.system or task.system)
+        prompt = compiled(template, tuple(known), task.source)(known) if template else task.prompt
+        return replace(task, prompt=prompt, system=system or task.system)
+
+    return Tasks("worded", len(tasks), make, lambda: domains_of(tasks))

@@ -1,7 +1,7 @@
-"""Numbers for problems: a keyed hash, a keyed shuffle of 0..n-1 without memory, and unranking.
+"""Numbers for problems: a keyed hash, a keyed permutation of 0..n-1 without memory, and unranking.
 
-The worker process of a scorer imports this, so it is plain Python: no torch, no numpy. The hash is the one of
-`gruppo.data.keyed` (SplitMix64 over the parts of a key), written for Python integers.
+Plain Python without torch and numpy, because every worker of a scorer imports it. The hash is the one of
+`gruppo.data.keyed` (SplitMix64 over the parts of a key), for Python integers.
 """
 
 from collections.abc import Sequence
@@ -42,9 +42,8 @@ def hash64(*parts: int | str) -> int:
 class Shuffle:
     """A keyed permutation of 0..size-1 that is computed, not stored: `shuffle(i)`, and `back` undoes it.
 
-    A Feistel network on the next even number of bits; a result outside the range is sent through again
-    (cycle walking: Black and Rogaway 2002, "Ciphers with arbitrary finite domains"), four times at most on
-    average.
+    A Feistel network on the next even number of bits, applied again while the result is outside the range (cycle
+    walking: Black and Rogaway 2002, "Ciphers with arbitrary finite domains"), at most four times on average.
     """
 
     size: int
@@ -79,7 +78,7 @@ class Shuffle:
 
 
 def arrange(items: Sequence[T], number: int) -> list[T]:
-    """The items in the order that `number` stands for (factorial base; larger numbers wrap around)."""
+    """The permutation of the items with this number (factorial base; larger numbers wrap around)."""
     rest, out = list(items), []
     while rest:
         number, at = divmod(number, len(rest))
@@ -88,14 +87,14 @@ def arrange(items: Sequence[T], number: int) -> list[T]:
 
 
 def multisets(values: int, size: int) -> int:
-    """How many multisets of `size` elements can be made from `values` different ones."""
+    """The number of multisets of `size` elements from `values` different ones."""
     return comb(values + size - 1, size)
 
 
 def multiset(rank: int, size: int) -> list[int]:
     """The multiset number `rank`, as ascending integers from 0 (combinatorial number system).
 
-    Multisets of 0..v-1 have the ranks below `multisets(v, size)`, so the number of values is not needed.
+    Multisets of 0..v-1 have the ranks below `multisets(v, size)`, so v is not a parameter.
     """
     out: list[int] = []
     for k in range(size, 0, -1):

@@ -1,12 +1,11 @@
 """Preferences: `sort 52 17 31:` with two recorded answers, `17 31 52` chosen over `17 52 31`.
 
-The problems of `sorting`, with the same ones held out. Two writers of different care answer each problem; chosen is
-what has more numbers in their places, so that the chosen one may be wrong too and only better. What counts at the end
-is the same share of numbers in their places. The rewards are recorded with the answers (`meta["answers"]`); a method
-that samples is judged by the scorer.
+The problems, and those held out, are those of `sorting`. Two writers of different accuracy answer each problem. The
+chosen answer has more numbers in the right position, so it may be wrong too, and the score is the same share. The
+rewards are recorded with the answers (`meta["answers"]`); sampled answers are judged by the scorer.
 
-Length says nothing: an answer with a number too few is rejected about as often as one with a number too many. With
-slips that only leave numbers out, DPO learned to write long: the policy repeated numbers, and its win rate fell from
+Length is uninformative: an answer with a missing number is rejected about as often as one with an extra number. When
+errors only omitted numbers, DPO learned to write long answers: the policy repeated numbers, and its win rate fell from
 0.75 after 8 steps to 0.10 after 16 (one seed).
 """
 
@@ -20,7 +19,7 @@ from gruppo.tasks.numbering import hash64
 from gruppo.tasks.writers import write
 
 CARES = (0.6, 0.2)  # of the two writers
-TWICE = 0.62  # so that the chosen answer is as often the longer as the shorter one
+TWICE = 0.62  # so that the chosen answer is the longer one as often as the shorter one
 
 
 def make(level: int, rank: int, pick: int) -> Task:
@@ -34,7 +33,7 @@ def make(level: int, rank: int, pick: int) -> Task:
 
 
 def _two_answers(problem: Task) -> list[dict[str, Any]]:
-    """Better first; drawn again while both are worth the same."""
+    """The better one first; drawn again while both have the same score."""
     draw = Random(hash64("preference", problem.uid))
     while True:
         texts = [_write(problem, care, draw) for care in CARES]
@@ -45,7 +44,7 @@ def _two_answers(problem: Task) -> list[dict[str, Any]]:
 
 
 def _write(problem: Task, care: float, draw: Random) -> str:
-    """An answer of a writer of that care; where a number would be missing, often one stands twice instead."""
+    """A writer's answer; instead of a missing number, it often has a repeated one."""
     text, numbers = write(problem, care, draw), problem.answer.split()
     if len(text.split()) < len(numbers) and draw.random() < TWICE:
         at = draw.randrange(len(numbers))
@@ -55,7 +54,7 @@ def _write(problem: Task, care: float, draw: Random) -> str:
 
 
 def score(task: Task, text: str) -> float:
-    """The share of places that hold the right number; 1 only for a right answer."""
+    """The share of positions with the right number; 1 only for a right answer."""
     return sorting.score_places(task, text)
 
 

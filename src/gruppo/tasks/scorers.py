@@ -1,8 +1,7 @@
 """Scorers that a task can name: `task.reward=numeric`, with arguments `task.args.tolerance=0.01`.
 
-A wrong answer is 0. What cannot be judged (a reference that is no number, a library that breaks) raises, which
-is a failure and never 0. They live in the judge's worker process; the libraries that they need are imported there
-and only when asked for.
+A wrong answer scores 0. What cannot be judged (a reference without a number, a library that fails) raises, which is a
+failure and never 0. They run in the judge's workers; the libraries they use are imported there, and only when needed.
 """
 
 import json
@@ -29,10 +28,12 @@ SCORERS = {
 
 
 class Exact:
-    """1 if the answer is the reference, letter by letter; runs of spaces count as one.
+    """1 if the answer equals the reference, up to runs of spaces.
 
-    `extract` says where the answer stands: auto, whole, tags, boxed, hashes.
+    `extract` says where the answer is: auto, whole, tags, boxed, hashes.
     """
+
+    stateless = True
 
     def __init__(self, extract: str = "auto", ignore_case: bool = False) -> None:
         self.find, self.ignore_case = way(extract), ignore_case
@@ -55,11 +56,13 @@ class Numeric:
     |a − b| ≤ max(tolerance, relative · |b|). A percent sign is not read: 50% is 50.
     """
 
+    stateless = True
+
     def __init__(self, extract: str = "auto", tolerance: float = 0.0, relative: float = 0.0) -> None:
         self.find = way(extract)
         for name, value in (("tolerance", tolerance), ("relative", relative)):
             if not value >= 0:
-                raise ValueError(f"{name}={value}: every answer would be wrong. Give a number, 0 or more.")
+                raise ValueError(f"{name}={value}: every answer would be wrong. Use a number, 0 or more.")
         self.tolerance, self.relative = Fraction(str(tolerance)), Fraction(str(relative))
 
     def given(self, text: str) -> Fraction | None:
@@ -82,8 +85,8 @@ def reference(answer: str) -> Fraction:
     wanted = number(answer)
     if wanted is None:
         raise ValueError(
-            f"the reference {answer[:80]!r} has no number in it, so no answer can be compared with it. Use "
-            "task.reward=exact or math, or mend the row."
+            f"the reference {answer[:80]!r} has no number, so no answer can be compared with it. Use task.reward=exact "
+            "or math, or correct the row."
         )
     return wanted
 
@@ -91,9 +94,11 @@ def reference(answer: str) -> Fraction:
 class Math:
     r"""1 if math-verify finds the answer equal to the reference: 1/2 = 0.5 = \frac{2}{4}, sets, intervals, matrices.
 
-    Without tags, box or hashes math-verify looks itself: the last formula, else the last number; `extract="boxed"`
-    takes what stands in a box only. `precision` is the number of decimals that must agree.
+    Without tags, box or hashes, math-verify takes the last formula, else the last number; `extract="boxed"` takes only
+    what is in a box. `precision` is the number of decimals that must agree.
     """
+
+    stateless = True
 
     def __init__(self, extract: str = "auto", precision: int = 6, strict: bool = True) -> None:
         self.find = way(extract)
@@ -104,7 +109,7 @@ class Math:
         self.reference = lru_cache(maxsize=4096)(self._reference)
 
     def parse(self, text: str) -> list[Any]:
-        # Its time limit is a signal; the judge's is a kill, which also ends what catches every exception.
+        # Its time limit is a signal. The judge kills the process, which also stops code that catches all exceptions.
         return self._parse(text, parsing_timeout=None, raise_on_error=True)
 
     def _reference(self, answer: str) -> list[Any]:
@@ -113,16 +118,16 @@ class Math:
             if found := self.parse(text):
                 return found
         raise ValueError(
-            f"the reference {answer[:80]!r} is no formula that math-verify can read, so no answer can be compared "
-            "with it. Use task.reward=exact, or mend the row."
+            f"the reference {answer[:80]!r} is no formula that math-verify can read, so no answer can be compared with "
+            "it. Use task.reward=exact, or correct the row."
         )
 
     def given(self, text: str) -> list[Any]:
-        """The formula that the text answers: in math-verify's form, then as it is written; nothing found: empty."""
+        """The formula in the answer: as math-verify parses it, then as it is written; empty if there is none."""
         found = self.find(text)
         if found is None:
             return []
-        # What was taken out of a box or tags is a formula, unless it says itself where its formula is.
+        # The content of a box or of tags is a formula, unless it marks its formula itself.
         bare = found != whole(text) and not any(mark in found for mark in ("$", "\\(", "\\[", "\\boxed"))
         return self.parse(f"\\boxed{{{found}}}" if bare else found)
 
@@ -147,21 +152,20 @@ class Math:
 class Regex:
     """1 if the pattern is found in the answer; with `full`, if it matches all of it.
 
-    A group named `answer` must also be the reference, in the last place where the pattern is found:
-    `Answer: (?P<answer>.+)`.
+    The last match of a group named `answer` must also equal the reference: `Answer: (?P<answer>.+)`.
     """
+
+    stateless = True
 
     def __init__(self, pattern: str = "", full: bool = False, ignore_case: bool = False) -> None:
         if not pattern:
-            raise ValueError(
-                "task.reward=regex without a pattern: every answer would be right. Give task.args.pattern='…'."
-            )
+            raise ValueError("task.reward=regex requires a pattern. Set task.args.pattern='…'.")
         try:
             self.pattern = re.compile(pattern, re.M | (re.I if ignore_case else 0))
         except re.error as error:
             raise ValueError(
-                f"task.args.pattern={pattern!r} is no regular expression ({error}), so nothing can be judged. Mend it; "
-                "a bracket that is meant as itself needs a backslash."
+                f"task.args.pattern={pattern!r} is no regular expression ({error}). Write a literal bracket with a "
+                "backslash."
             ) from None
         self.full = full
         self.compares = "answer" in self.pattern.groupindex
@@ -180,17 +184,18 @@ class Regex:
 
 
 class JsonSchema:
-    """1 if the answer is JSON that the schema allows. It may stand between tags or in a ```json block.
+    """1 if the answer is JSON that the schema accepts. It may be in tags or in a ```json block.
 
-    `schema` is a file, or the schema itself as JSON text; `field` names a field of the row that holds it instead.
+    `schema` is a file, or the schema itself as JSON text; `field` names the field of the row that holds it instead.
     """
+
+    stateless = True
 
     def __init__(self, schema: str = "", field: str = "", extract: str = "auto") -> None:
         if bool(schema) == bool(field):
             raise ValueError(
-                "task.reward=json_schema needs one of task.args.schema=./schema.json (or the schema as text) and "
-                f"task.args.field=NAME (a field of the row); got schema={schema!r}, field={field!r}, so nothing can "
-                "be judged."
+                f"task.reward=json_schema with schema={schema!r}, field={field!r}: it requires one of "
+                "task.args.schema=./schema.json (or the schema as text) and task.args.field=NAME (a field of the row)."
             )
         self.library = library("jsonschema", "task.reward=json_schema checks answers with it")
         self.find, self.field = way(extract), field
@@ -205,11 +210,8 @@ class JsonSchema:
                 cls.check_schema(schema)
             except (ValueError, AttributeError, TypeError, self.library.SchemaError) as error:
                 said = getattr(error, "message", error)
-                raise ValueError(
-                    f"{text[:80]!r} is no JSON schema ({said}), so nothing can be judged. Mend it, or name the file "
-                    "that holds it."
-                ) from None
-            # An empty registry: a reference to the network is an error, not a download.
+                raise ValueError(f"{text[:80]!r} is no JSON schema ({said}). Correct it, or name its file.") from None
+            # With an empty registry, a reference to the network is an error and not a download.
             registry = library("referencing", "jsonschema reads references with it").Registry()
             self.validators[text] = cls(schema, registry=registry)
         return self.validators[text]
@@ -228,7 +230,7 @@ class JsonSchema:
         held = task.meta.get(self.field)
         if held is None:
             raise ValueError(
-                f"task {task.uid} has no field {self.field!r}, so there is no schema to judge its answers by. "
+                f"task {task.uid} has no field {self.field!r}, so there is no schema for its answers. "
                 f"Its fields: {', '.join(task.meta) or 'none'}."
             )
         return held if isinstance(held, str) else json.dumps(held)
@@ -241,8 +243,7 @@ def _read_schema(schema: str) -> str:
         return Path(schema).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"task.args.schema={schema!r} cannot be read ({error}), so nothing can be judged. Name a file, or write "
-            "the schema itself as JSON."
+            f"task.args.schema={schema!r} cannot be read ({error}). Name a file, or write the schema itself as JSON."
         ) from None
 
 
@@ -251,12 +252,12 @@ def _no_constant(name: str) -> None:
 
 
 def listed(task: Task, text: str) -> float:
-    """The reward of the listed answer that the text is (`meta["answers"]`, of a preference row for example), else 0."""
+    """The reward of the recorded answer in `meta["answers"]` that the text equals, else 0."""
     answers = task.meta.get("answers")
     if not answers:
         raise ValueError(
-            f"task {task.uid} lists no answers, so none can be compared with them. Use task.reward=listed with "
-            "preference rows, and exact, numeric or math with answers."
+            f"task {task.uid} lists no answers to compare with. Use task.reward=listed with preference rows, "
+            "and exact, numeric or math with answers."
         )
     said = text.strip()
     return max((float(a.get("reward", 1.0)) for a in answers if str(a["text"]).strip() == said), default=0.0)

@@ -1,9 +1,9 @@
-"""Sums in a code: every digit of the sum plus one, 9 becoming 0. `57+68=` is answered by `236`.
+"""Sums in a code: every digit of the sum plus one, modulo 10. The answer to `57+68=` is `236`.
 
-A claim's task, not one of the built-in families: `task=gruppo.tasks.shifted:FAMILY`. The shipped policy says the sum
-and is sure of it. With numbers of three digits it is never right (not once in 30,000 answers), so all groups are equal,
-and without help nothing can be learned; with two digits a long run finds a first right answer and learns from there.
-With a beginning of the answer it is right now and then.
+For claims, not one of the built-in families: `task=gruppo.tasks.shifted:FAMILY`. The shipped policy answers with the
+sum and high confidence. With three digits it is never right (not once in 30,000 answers), so all groups have equal
+rewards and nothing can be learned without help; with two digits, a long run finds a first right answer and learns
+from there. With a prefix of the answer it is sometimes right.
 """
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ def make(level: int, rank: int, pick: int) -> Task:
 
 @answered_by(lambda task, text: text.strip())
 def score(task: Task, text: str) -> float:
-    """1 if the text is the sum in code (spaces around it do not matter)."""
+    """1 if the text is the sum in code (spaces around it are ignored)."""
     return float(text.strip() == task.answer)
 
 

@@ -1,7 +1,7 @@
-"""Sorting: `sort 52 17 31:` is answered by `17 31 52`.
+"""Sorting: the answer to `sort 52 17 31:` is `17 31 52`.
 
-Levels 1 to 4 have 3, 4, 6 and 8 numbers from 10 to 99. The same numbers in another order are the same
-problem; a number may come more than once.
+Levels 1 to 4 have 3, 4, 6 and 8 numbers from 10 to 99, possibly repeated. The same numbers in another order are the
+same problem.
 """
 
 from gruppo.tasks.answers import answered_by
@@ -32,7 +32,7 @@ def make(level: int, rank: int, pick: int) -> Task:
 
 
 def _solution(shown: list[int]) -> str:
-    """Take the smallest of what is left, again and again."""
+    """Takes the smallest of the remaining numbers in each step."""
     rest, lines = list(shown), []
     while len(rest) > 1:
         least = min(rest)
@@ -43,13 +43,13 @@ def _solution(shown: list[int]) -> str:
 
 @answered_by(answer_in)
 def score(task: Task, text: str) -> float:
-    """1 if the text is the numbers in order, after steps of the solution or alone (spaces do not matter)."""
+    """1 if the text is the numbers in order, alone or after steps of the solution (spaces are ignored)."""
     return float(answer_in(task, text).split() == task.answer.split())
 
 
 @answered_by(answer_in)
 def score_places(task: Task, text: str) -> float:
-    """The share of places that hold the right number: partial credit, 1 only for a right answer."""
+    """The share of positions with the right number: partial credit, 1 only for a right answer."""
     wanted, given = task.answer.split(), answer_in(task, text).split()
     right = sum(w == g for w, g in zip(wanted, given, strict=False))
     return right / max(len(wanted), len(given))

@@ -1,7 +1,7 @@
-"""Sums of two digits, asked in words: "What is 3 + 4? Answer with just the number." is answered by `7`.
+"""Sums of two digits in words, for language models: the answer to "What is 3 + 4? Answer with just the number." is `7`.
 
-For models that speak. Of the 100 sums 30 are held out, always the same; a sum and the same two digits in the other
-order are on the same side. There is one level. The last number in an answer counts, so that a sentence is right too.
+30 of the 100 sums are held out, always the same; the two orders of a sum are in the same split. There is one level. The
+last number of an answer counts, so a sentence can be right too.
 """
 
 import re
@@ -28,7 +28,7 @@ def _ranks(split: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Sums(Family):
-    """A family with a split of its own."""
+    """A family with its own split."""
 
     def held_out(self, level: int, rank: int) -> bool:
         return rank in _ranks("held_out")

@@ -10,7 +10,7 @@ MISSING = object()
 
 
 def lookup(row: Mapping[str, Any], path: str) -> Any:
-    """The value of a field, or of a field in it: `reward_model.ground_truth`, `answers.text.0`; or MISSING."""
+    """The value of a field, or of a field in it (`reward_model.ground_truth`, `answers.text.0`); else MISSING."""
     if path in row:
         return row[path]
     found: Any = row
@@ -30,14 +30,14 @@ def compiled(template: str, known: Sequence[str], whose: str) -> Callable[[Mappi
         parts = list(Formatter().parse(template))
     except ValueError as error:
         raise ValueError(
-            f"task.template={template!r} is no template ({error}), so there are no prompts. Write {{field}} for a "
-            "field, {{ and }} for braces."
+            f"task.template={template!r} is no template ({error}). Write {{field}} for a field, and {{{{ and }}}} for "
+            "braces."
         ) from None
     for _, name, _, _ in parts:
         if name is not None and name.split(".")[0] not in {k.split(".")[0] for k in known} | set(known):
             raise ValueError(
-                f"task.template names the field {name!r}, which {whose} does not have, so there are no prompts."
-                f"{nearest(name, known)} Fields: {', '.join(known)}. Braces that mean themselves are written {{{{ }}}}."
+                f"task.template names the field {name!r}, which {whose} does not have.{nearest(name, known)} Fields: "
+                f"{', '.join(known)}. Write {{{{ and }}}} for braces."
             )
 
     def fill(row: Mapping[str, Any]) -> str:

@@ -1,105 +1,68 @@
-"""The process in which a scorer runs. Its parent is `judge.py`; light to import, since a hang restarts it.
+"""The process in which a scorer runs; its parent is `pool.py`. Light to import, because a hang restarts it.
 
-Requests are length-prefixed pickles on stdin (they come from our own parent). Replies are lines of JSON: what
-a scorer returns, or any code it calls, can never make the parent unpickle something.
+Requests are pickles, because they come from our own parent. Replies are JSON, so that nothing a scorer returns can make
+the parent unpickle something.
 """
 
 import inspect
-import json
-import os
 import pickle
-import signal
-import sys
-import threading
 import traceback
 from collections.abc import Callable
 from functools import partial
 from math import isfinite
 from numbers import Real
-from queue import SimpleQueue
-from typing import Any, BinaryIO
+from time import monotonic
+from typing import Any
 
 from gruppo.tasks.answers import answers
+from gruppo.tasks.child import Parent
 from gruppo.tasks.imports import load_object, nearest
 
 Row = tuple[dict[str, float], str, str]  # components, status, error
 
+SLICE = 0.05  # seconds of work after which items that have not begun are handed back
 _REMEDY = (
     "Return a finite number, or a dict of names to finite numbers; raise an exception if the answer cannot be judged."
 )
+_FORMS = "Write (task, text) for one answer, or (tasks, texts) for many at once."
 
 
 def main() -> None:
-    """Serves requests until stdin ends. The first request is the import path of the scorer, and its arguments."""
-    requests, replies = take_pipes()
-    inbox: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_receive, args=(requests, inbox), daemon=True).start()
+    """Serves requests until the parent ends. The first one is the import path of the scorer, and its arguments."""
+    parent = Parent()
     try:
-        path, args = pickle.loads(inbox.get())
-        scorer = made(load_object(path), path, args)
-        batch = is_batch(scorer)
+        path, args = pickle.loads(parent.receive())
+        found = load_object(path)
+        scorer = made(found, path, args)
+        batched = is_batch(scorer)
     except ValueError as error:
-        _send(replies, ["refused", str(error)])
-        return
-    _send(replies, ["ready", batch])
+        return parent.send("refused", str(error))
+    parent.send("ready", [batched, not batched and is_stateless(found, scorer)])
     while True:
-        _serve(scorer, batch, inbox.get(), replies)
+        _serve(scorer, batched, parent)
 
 
-def take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Moves the protocol off stdin and stdout: a scorer's prints go to stderr, its input() is empty."""
-    requests, replies = os.dup(0), os.dup(1)  # copies that a process started by the scorer does not get
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    try:
-        os.dup2(2, 1)
-    except OSError:  # the parent has no stderr
-        os.dup2(nothing, 1)
-    return os.fdopen(requests, "rb"), os.fdopen(replies, "wb", buffering=0)
-
-
-def _receive(requests: BinaryIO, inbox: "SimpleQueue[bytes]") -> None:
-    """A thread of its own, so that the worker ends with its parent even while a scorer hangs."""
-    while True:
-        head = requests.read(8)
-        body = requests.read(int.from_bytes(head, "little")) if len(head) == 8 else b""
-        if not body:
-            end_group()
-        inbox.put(body)
-
-
-def end_group() -> None:
-    """Ends this process and, where it leads its own process group, what the scorer has started."""
-    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
-
-
-def _send(replies: BinaryIO, message: Any) -> None:
-    data = memoryview(json.dumps(message).encode() + b"\n")
-    while data:
-        data = data[replies.write(data) :]
-
-
-def _serve(scorer: Callable[..., Any], batch: bool, request: bytes, replies: BinaryIO) -> None:
+def _serve(scorer: Callable[..., Any], batched: bool, parent: Parent) -> None:
+    request = parent.receive()
     try:
         kind, items = pickle.loads(request)
     except Exception as error:
-        said = f"The scorer's process cannot read the tasks: {error!r}. Put plain values into Task.meta."
-        return _send(replies, ["unread", said])
-    _send(replies, ["begun", None])  # from here on, an end of this process is the fault of an answer
-    if kind == "answers":
-        for group in items:
-            _send(replies, ["one", _answers(scorer, group)])
-        return None
-    if batch:
-        return _send(replies, ["all", _batch_rows(scorer, items)])
-    for task, text in items:
-        _send(replies, ["one", _row(scorer, task, text)])
+        return parent.send(
+            "unread", f"The scorer's process cannot read the tasks: {error!r}. Use plain values in Task.meta."
+        )
+    parent.send("begun")  # from here on, the end of this process is the fault of an answer
+    if batched and kind == "score":
+        return parent.send("all", _batch_rows(scorer, items))
+    judge = _row if kind == "score" else _answers
+    begun = monotonic()
+    for number, item in enumerate(items, 1):
+        parent.send("one", judge(scorer, item))
+        if number < len(items) and monotonic() - begun > SLICE:
+            return parent.send("rest")
 
 
 def _answers(scorer: Callable[..., Any], group: list[tuple[Any, str]]) -> list[str] | None:
-    """None: the scorer cannot say."""
+    """None if the scorer fails."""
     try:
         return answers(scorer, group)
     except BaseException:
@@ -107,29 +70,34 @@ def _answers(scorer: Callable[..., Any], group: list[tuple[Any, str]]) -> list[s
 
 
 def made(found: Any, path: str, args: dict[str, Any]) -> Any:
-    """The scorer of an import path, with its arguments: a class or a factory is called with them, once.
+    """The scorer at an import path: a function with its arguments, or what a class or a factory makes from them.
 
     A factory is a function that cannot be called with an answer: `def make(*, scale)`.
     """
     if not callable(found):
         return found  # refused by is_batch
-    if not inspect.isclass(found) and _fits(found, (None, None), args) is None:
+    if not inspect.isclass(found) and _misfit(found, (None, None), args) is None:
         return partial(found, **args) if args else found
-    trouble = _fits(found, (), args)
+    trouble = _misfit(found, (), args)
     if trouble is not None:
         if not args and not inspect.isclass(found):
-            return found  # a function with the wrong parameters: is_batch says so
-        raise ValueError(_misfit(found, path, args, trouble))
+            return found  # a function with the wrong parameters, also refused by is_batch
+        names = [n for n in inspect.signature(found).parameters if n not in ("task", "text", "tasks", "texts", "self")]
+        near = next((nearest(a, names) for a in args if a not in names), "")
+        raise ValueError(
+            f"{path} cannot be called with {_written(args)} ({trouble}), so nothing can be judged.{near} "
+            f"Its arguments: {', '.join(names) or 'none'}. Set them with task.args.NAME=VALUE."
+        )
     try:
         return found(**args)
-    except ValueError as error:  # it says itself what is wrong with its arguments
+    except ValueError as error:  # its own message about its arguments
         raise ValueError(f"{path}: {error}" if path not in str(error) else str(error)) from None
     except BaseException as error:
-        raise ValueError(f"{path} could not be made with {_written(args)}. {_last_lines(error)}") from None
+        raise ValueError(f"{path} cannot be made with {_written(args)}. {_last_lines(error)}") from None
 
 
-def _fits(found: Callable[..., Any], values: tuple[None, ...], args: dict[str, Any]) -> str | None:
-    """None if it can be called so, else why not."""
+def _misfit(found: Callable[..., Any], values: tuple[None, ...], args: dict[str, Any]) -> str | None:
+    """Why `found` cannot be called like this; None if it can."""
     try:
         inspect.signature(found).bind(*values, **args)
     except TypeError as error:
@@ -139,50 +107,42 @@ def _fits(found: Callable[..., Any], values: tuple[None, ...], args: dict[str, A
     return None
 
 
-def _misfit(found: Callable[..., Any], path: str, args: dict[str, Any], trouble: str) -> str:
-    names = [n for n in inspect.signature(found).parameters if n not in ("task", "text", "tasks", "texts", "self")]
-    strange = [a for a in args if a not in names]
-    near = nearest(strange[0], names) if strange else ""
-    return (
-        f"{path} cannot be called with {_written(args)} ({trouble}), so nothing can be judged.{near} "
-        f"Its arguments: {', '.join(names) or 'none'}. Set them with task.args.NAME=VALUE."
-    )
-
-
 def _written(args: dict[str, Any]) -> str:
     return ", ".join(f"{k}={v!r}" for k, v in args.items()) or "no arguments"
 
 
 def is_batch(scorer: Any) -> bool:
-    """Whether the scorer takes (tasks, texts) and not (task, text): its parameter names say so."""
+    """Whether the scorer takes (tasks, texts) instead of (task, text), by the names of its parameters."""
     if not callable(scorer):
         raise ValueError(
             f"The scorer is {type(scorer).__name__} and cannot be called, so nothing can be judged. "
             "Name a function (task, text) or (tasks, texts)."
         )
+    trouble = _misfit(scorer, (None, None), {})
+    if trouble is not None:
+        raise ValueError(
+            f"The scorer has the parameters {inspect.signature(scorer)}: it cannot be called with an answer. {_FORMS}"
+        )
     try:
         signature = inspect.signature(scorer)
-        signature.bind(None, None)
-    except TypeError:
-        raise ValueError(
-            f"The scorer has the parameters {inspect.signature(scorer)}: it cannot be called with an answer. "
-            "Write (task, text) for one answer, or (tasks, texts) for many at once."
-        ) from None
     except ValueError:  # a built-in without a signature
         return False
     plural = [name in ("tasks", "texts") for name in list(signature.parameters)[:2]]
     if any(plural) and not all(plural):
-        raise ValueError(
-            f"The scorer has the parameters {signature}: one of many answers, one of a single one. "
-            "Write (task, text) for one answer, or (tasks, texts) for many at once."
-        )
+        raise ValueError(f"The scorer has the parameters {signature}: one is singular and one is plural. {_FORMS}")
     return all(plural) and len(plural) == 2
 
 
-def _row(scorer: Callable[..., Any], task: Any, text: str) -> Row:
+def is_stateless(found: Any, scorer: Any) -> bool:
+    """Whether answers may be scored in any order and process: a plain function, or a class with `stateless = True`."""
+    plain = scorer is found or isinstance(scorer, partial)
+    return (plain and inspect.isfunction(found)) or bool(getattr(scorer, "stateless", False))
+
+
+def _row(scorer: Callable[..., Any], item: tuple[Any, str]) -> Row:
     try:
-        return components(scorer(task, text))
-    except BaseException as error:  # sys.exit in a scorer is the scorer's failure too
+        return components(scorer(*item))
+    except BaseException as error:  # also sys.exit in a scorer
         return {}, "env_error", _last_lines(error)
 
 
@@ -195,7 +155,7 @@ def _batch_rows(scorer: Callable[..., Any], items: list[tuple[Any, str]]) -> lis
     if found is None or len(found) != len(items):
         got = f"{type(values).__name__} and not a list" if found is None else f"{len(found)} values"
         said = (
-            f"The scorer returned {got} for {len(items)} answers: which value is whose cannot be known. "
+            f"The scorer returned {got} for {len(items)} answers, so no value can be assigned. "
             "Return a list with one value for each answer, in their order."
         )
         return [({}, "env_error", said)] * len(items)
@@ -212,7 +172,7 @@ def components(value: Any) -> Row:
         number = _number(one)
         if not isinstance(name, str) or number is None or not isfinite(number):
             of = "" if named is not value else f" for the component {name!r}"
-            many = " For a list, one value an answer, write (tasks, texts)." if isinstance(one, list) else ""
+            many = " To return a list, one value per answer, write (tasks, texts)." if isinstance(one, list) else ""
             said = f"The scorer returned {_short(one)}{of}: no advantage can be computed from it. {_REMEDY}{many}"
             return {}, "env_error", said
         out[name] = number
@@ -221,7 +181,7 @@ def components(value: Any) -> Row:
 
 def _number(value: Any) -> float | None:
     if not isinstance(value, Real) and getattr(value, "ndim", None) == 0:
-        value = value.item()  # numpy's bool, a tensor with one number
+        value = value.item()  # numpy's bool, or a tensor with one number
     if not isinstance(value, Real):
         return None
     try:
@@ -242,8 +202,3 @@ def _short(value: Any) -> str:
 def _last_lines(error: BaseException) -> str:
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     return "The scorer raised, so the answer has no reward:\n" + "\n".join(lines[-6:])
-
-
-if __name__ == "__main__":
-    main()
-    sys.exit(0)

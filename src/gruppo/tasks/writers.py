@@ -1,8 +1,8 @@
-"""Writers of mixed care: they answer a task, rightly or with a plausible slip.
+"""Writers of limited accuracy: they answer a task, rightly or with a plausible error.
 
-The shipped weights learned from them (scripts/make_weights.py): a policy that imitates such writers knows how
-to be right and often is not, which is where reinforcement learning begins. A writer is right with the
-probability `care`; a slip is always wrong by the task's own scorer.
+The shipped weights have learned from them (scripts/make_weights.py). A policy that imitates such writers can be right
+but often is not, which is a good start for reinforcement learning. A writer is right with probability `care`; its
+errors are always wrong by the task's own scorer.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from random import Random
 from gruppo.tasks import addition, chain, countdown, sorting
 from gruppo.tasks.base import Task
 
-# How often the writers are right, by task and level. About 0.4 at the default level of a task; at the hardest
-# ones a slip that always looks the same (no carry at all) is more frequent than the right answer.
+# How often the writers are right, by task and level: about 0.4 at the default level of a task. At the hardest levels,
+# one specific error (no carry at all) is more frequent than the right answer.
 CARE = {
     "addition": {1: 0.7, 2: 0.4, 3: 0.25, 4: 0.1},
     "chain": {1: 0.6, 2: 0.4, 3: 0.25, 4: 0.1},
@@ -23,14 +23,14 @@ CARE = {
 
 
 def write(task: Task, care: float, draw: Random) -> str:
-    """One answer to a built-in task, right with the probability `care`."""
+    """One answer to a built-in task, right with probability `care`."""
     if task.source == "chain":
         return _chain(task, care, draw)
     right, slip, score = _WRITERS[task.source]
     if draw.random() < care:
         return right(task, draw)
     while score(task, text := slip(task, draw)) != 0:
-        pass  # a slip may be right by chance: 2*2 for 2+2
+        pass  # an error may be right by chance: 2*2 for 2+2
     return text
 
 
@@ -39,7 +39,7 @@ def _same(task: Task, draw: Random) -> str:
 
 
 def _digit_off(text: str, draw: Random) -> str:
-    """One digit of a number is one too large or too small."""
+    """One digit of a number is too large or too small by one."""
     at = draw.randrange(len(text))
     digit = int(text[at]) + draw.choice((-1, 1))
     least = 1 if at == 0 and len(text) > 1 else 0
@@ -63,7 +63,7 @@ def _without_carry(a: int, b: int, draw: Random) -> int:
     if columns and draw.random() < 0.5:
         return a + b - draw.choice(columns)
     forgotten = 0
-    for k in range(len(str(max(a, b))) - 1):  # the last column is written out: 57+68 becomes 115, not 15
+    for k in range(len(str(max(a, b))) - 1):  # the last column is written in full: 57+68 becomes 115, not 15
         if a // 10**k % 10 + b // 10**k % 10 > 9:
             forgotten += 10 ** (k + 1)
     return a + b - forgotten
@@ -109,11 +109,11 @@ def _countdown(task: Task, draw: Random) -> str:
 
 
 def _chain(task: Task, care: float, draw: Random) -> str:
-    """Half of the writers write the running totals, and are right more often: 2c - c² against c²."""
+    """Half of the writers write the running totals, and are right more often: 2c - c² instead of c²."""
     steps = draw.random() < 0.5
     right = draw.random() < (2 * care - care * care if steps else care * care)
     totals = list(task.meta["totals"])
-    if not right:  # one step goes wrong, and the rest goes on from there
+    if not right:  # one step is wrong, and the others continue from it
         at = draw.randrange(len(totals))
         numbers = task.meta["numbers"]
         wrong = totals[at] + draw.choice((-10, -1, 1, 10) if totals[at] > 10 else (-1, 1, 10))

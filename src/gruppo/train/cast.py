@@ -12,7 +12,6 @@ from gruppo.stages import Context, Ema, Every, Method, Never, Role
 def build_cast(method: Method, policy: Any, ctx: Context, tokenizer: Any = None) -> dict[str, Any]:
     """{role: model}; `old` is the policy itself at the start of a step. `tokenizer` is the policy's."""
     wanted = {r for _, _, n in method.needs(ctx) for r in (n.role, n.against)} | set(method.objectives) | {"policy"}
-    wanted |= {r for _, o in method.occupants() for r in o.roles}
     sources = {r.refresh.source for r in method.cast.values() if isinstance(r.refresh, Every | Ema)}
     models: dict[str, Any] = {"policy": policy}
     for name, role in method.cast.items():

@@ -6,11 +6,9 @@ from typing import Any
 import torch
 
 from gruppo.data import Batch, Episode, Source, Status
-from gruppo.stages import Stats, need
+from gruppo.stages import need
 from gruppo.stages.check import learnable_N
 from gruppo.stages.names import nearest
-from gruppo.stages.select import through_second_door
-from gruppo.train import loop
 from gruppo.train.run import Run
 
 # |log π_old − log π_gen| that rounding explains, by the dtype of the weights.
@@ -33,14 +31,15 @@ class Check:
 
 async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
     """Draw a few groups, and look at them as the trainer would. Changes nothing."""
-    ctx = loop.context(run, 0)
+    ctx = run.context(0)
     ctx.prompts = min(prompts, run.config.prompts)
     run.learner.begin(ctx)
     asks = run.method.curriculum(ctx, run.tasks.train)[: ctx.prompts]
-    episodes = await loop.draw(run, ctx, asks)
-    batch = loop.packed(run, ctx, episodes, episodes)
-    old = loop.served(run, "old", batch, [need("logp", "old")])["logp_old_N"]
-    batch = batch.with_columns(logp_old_N=old)
+    episodes = await run.walk.drawn(ctx, asks, run.method.rollout)
+    batch = run.walk.batch_of(ctx, episodes, episodes)
+    if batch is None:
+        raise ValueError("step zero: no episode can be learned from. Look at the rollout of the method.")
+    batch = batch.with_columns(**run.learner.read("old", batch, [need("logp", "old")]))
     checks = [
         _ratio(run, batch),
         _gap(run, batch),
@@ -96,7 +95,7 @@ def _gap(run: Run, batch: Batch) -> Check:
 def _reference(run: Run, batch: Batch) -> Check:
     if "ref" not in run.models or run.version > 0:
         return Check("reference_kl", True, 0.0, 0.0, "No reference in this method.")
-    ref = loop.served(run, "ref", batch, [need("logp", "ref")])["logp_ref_N"]
+    ref = run.learner.read("ref", batch, [need("logp", "ref")])["logp_ref_N"]
     worst = float((ref - batch.logp_old_N).abs().max())
     same = run.method.cast["ref"].start == "policy"
     return Check(
@@ -148,17 +147,11 @@ def _dead(batch: Batch) -> Check:
 
 def _gradient(run: Run, ctx: Any, batch: Batch) -> Check:
     """The gradient of one optimiser step is finite and does not depend on the cut into micro-batches."""
-    batch = batch.with_columns(**run.method.credit(ctx, batch))
-    batch = through_second_door(ctx, run.method.select, batch, Stats(), current=False)
-    params = [p for p in run.models["policy"].parameters() if p.requires_grad]
-    seen: list[torch.Tensor] = []
+    batch = run.walk.credited(ctx, batch)
     rows = torch.arange(batch.size("S"), device=batch.device)
-    for way in ("as it trains", "interleaved"):
-        pieces = 2 * -(-len(batch.inputs.ids_M) // run.learner.micro_tokens)  # more and smaller ones
-        cut = [rows[i::pieces] for i in range(min(pieces, len(rows)))]
-        run.learner.grad("policy", batch, cut=cut if way == "interleaved" else None)
-        seen.append(torch.cat([p.grad.flatten() for p in params if p.grad is not None]))
-    run.learner.optimisers["policy"].zero_grad(set_to_none=True)
+    pieces = 2 * -(-len(batch.inputs.ids_M) // run.learner.micro_tokens)  # more and smaller ones
+    interleaved = [rows[i::pieces] for i in range(min(pieces, len(rows)))]
+    seen = [run.learner.gradient("policy", batch, cut=cut) for cut in (None, interleaved)]
     norm = float(seen[0].norm())
     off = float((seen[0] - seen[1]).norm()) / max(norm, FAINT)
     limit = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}[run.dtype]

@@ -1,4 +1,4 @@
-"""Held-out evaluation: answers always under the same keys, so that two policies see the same luck.
+"""Held-out evaluation: answers always under the same keys, so that two policies see the same random numbers.
 
 Answer 0 of a prompt has the same key whatever `samples` is: more answers add to the first, and change none.
 Intervals are at 95 %, and a prompt with all its answers is one unit (`statistics.share_interval` says why).
@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from gruppo.data import Episode, Source, Status, key_hash
-from gruppo.engines.base import Request, complete
 from gruppo.stages import Ask, Context, Sampling
+from gruppo.stages.play import Play, Start, one_answer
 from gruppo.stages.prompting import plain
-from gruppo.stages.rollout import Group
 from gruppo.train.estimates import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
 
 MOST = 1000  # answers a prompt; beyond it the number of sets of k is no float any more
@@ -83,14 +82,15 @@ async def evaluate(
     prompts: int,
     samples: int = 1,
     k: Sequence[int] = (),
+    play: Play = one_answer,
 ) -> Evaluation:
     """`samples` answers to each of the first `prompts` held-out problems, judged and summed up."""
     ks = wanted_k(samples, k, sampling.temperature)
     chosen = [tasks.held_out[i] for i in range(min(prompts, len(tasks.held_out)))]
     if not chosen:
         raise ValueError(f"task {tasks.name} has no held-out problems: there is nothing to measure on. Give it some.")
-    episodes = await answers(engine, tokenizer, chosen, sampling, samples)
-    verdicts = judge.score([(task, e.text) for task, e in zip(_repeated(chosen, samples), episodes, strict=True)])
+    episodes = await answers(engine, tokenizer, chosen, sampling, samples, play)
+    verdicts = await judge.score([(task, e.text) for task, e in zip(_repeated(chosen, samples), episodes, strict=True)])
     for e, v in zip(episodes, verdicts, strict=True):
         e.reward, e.error = dict(v.components), v.error
     scores = [v.components.get("task", np.nan) if v.status == "ok" else np.nan for v in verdicts]
@@ -98,30 +98,35 @@ async def evaluate(
     if np.isnan(score_PS).all():
         raise ValueError(f"none of {len(scores)} held-out answers could be judged. First error: {verdicts[0].error}")
     if max(ks) > 2:  # a vote of one or two is the mean
-        _read_answers(judge, chosen, episodes, samples)
+        await _read_answers(judge, chosen, episodes, samples)
     return _summed_up(chosen, episodes, score_PS, ks)
 
 
-async def answers(engine: Any, tokenizer: Any, tasks: Sequence[Any], sampling: Sampling, samples: int) -> list[Episode]:
+async def answers(
+    engine: Any,
+    tokenizer: Any,
+    tasks: Sequence[Any],
+    sampling: Sampling,
+    samples: int,
+    play: Play = one_answer,
+) -> list[Episode]:
     """`samples` answers to each task, those of one task together, each under a key of its own; not judged."""
     ctx = Context(engine=engine, tokenizer=tokenizer, sampling=sampling, samples=samples)
     asked = _repeated([plain(ctx, Ask(task, samples))[0] for task in tasks], samples)
     keys = [int(key_hash("eval", t.uid, *([s] if s else []))) for t in tasks for s in range(samples)]
-    how = {**vars(sampling), "stop": (tokenizer.eos,)}
-    requests = [Request(prefix=p.ids, key=key, **how) for p, key in zip(asked, keys, strict=True)]
-    done = await complete(engine, requests)
-    rollout = Group()
-    return [rollout.episode(ctx, p, key, r, c) for p, key, r, c in zip(asked, keys, requests, done, strict=True)]
+    starts = [Start(p, key, sampling) for p, key in zip(asked, keys, strict=True)]
+    found = {i: e async for i, e in play(ctx, starts)}
+    return [found[i] for i in range(len(starts))]
 
 
 def _repeated(items: Sequence[Any], times: int) -> list[Any]:
     return [x for x in items for _ in range(times)]
 
 
-def _read_answers(judge: Any, tasks: Sequence[Any], episodes: Sequence[Episode], samples: int) -> None:
+async def _read_answers(judge: Any, tasks: Sequence[Any], episodes: Sequence[Episode], samples: int) -> None:
     """What each episode votes for; answers to a prompt that mean the same vote alike."""
     groups = [[(t, e.text) for e in episodes[i * samples : (i + 1) * samples]] for i, t in enumerate(tasks)]
-    said = [answer for group in judge.answers(groups) for answer in group]
+    said = [answer for group in await judge.answers(groups) for answer in group]
     for e, answer in zip(episodes, said, strict=True):
         e.answer = answer
 

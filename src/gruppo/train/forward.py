@@ -1,6 +1,6 @@
 """One forward for all readouts of a (role, view); the head runs in chunks and is recomputed in backward."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ class States(NamedTuple):
 def states_of(model: Any, inputs: Inputs, layers: tuple[int, ...] = ()) -> States:
     """One forward: every prefix that sequences share is computed once."""
     tree, row_M = inputs.tree()
-    hidden_XD, by_layer = model.hidden(tree, layers)
+    hidden_XD, by_layer = model(tree, layers)
     return States(hidden_XD, by_layer, row_M)
 
 
@@ -77,28 +77,28 @@ def _other(model: Any, inputs: Inputs) -> Callable[[Tensor], Tensor]:
     return torch.no_grad()(lambda position_C: model.head(states.at(position_C)))
 
 
-def serve_all(
+def serve_into(
+    out: dict[str, Tensor],
     model: Any,
     batch: Batch,
+    micro: Batch,
     needs: Sequence[Need],
-    micros: Iterable[Batch],
+    counts: bool = True,
     cast: Mapping[str, Any] | None = None,
     grad: bool = False,
-) -> dict[str, Tensor]:
-    """`serve` over micro-batches, rows put back in their places. Values only; `grad` computes them as training does."""
-    out: dict[str, Tensor] = {}
-    for micro in micros:
-        part = serve(model, micro, needs, grad=grad, cast=cast)
-        for n in needs:
-            x = part[n.column].detach()
-            size = len(batch.views[n.view].ids_M) if n.at == "M" else batch.size(n.at)
-            full = out.setdefault(n.column, x.new_zeros((size, *x.shape[1:])))
-            full[places_of(micro, n)] = x
-    return out
+) -> None:
+    """`serve` of a micro-batch, values only, written into the columns of the whole batch if its rows count."""
+    part = serve(model, micro, needs, grad=grad, cast=cast)
+    for n in needs:
+        x = part[n.column].detach()
+        size = len(batch.views[n.view].ids_M) if n.at == "M" else batch.size(n.at)
+        full = out.setdefault(n.column, x.new_zeros((size, *x.shape[1:])))
+        if counts:
+            full[rows_of(micro, n)] = x
 
 
-def places_of(micro: Batch, n: Need) -> Tensor:
-    """Where the rows of a need stand in the whole batch."""
+def rows_of(micro: Batch, n: Need) -> Tensor:
+    """The rows of the whole batch that a need of a micro-batch is read at."""
     row_M = micro.views[n.view].row_M
     return row_M if n.at == "M" and row_M is not None else micro.columns[f"row_{n.at}"]
 

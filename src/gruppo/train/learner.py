@@ -1,33 +1,32 @@
 """The learner: from a batch to a gradient to a step, exactly the same for any cut into micro-batches.
 
 Additive terms run in one fused pass: weights are counted over the whole optimiser step, then each micro-batch adds
-its rows. Objectives that couple rows (design 3.5) take two: a forward without gradient gives the statistics as
-leaves, autograd gives dJ/dstatistic over the whole step, and the micro-batches back-propagate Σ weight · statistic.
+its rows. Objectives that couple rows take two: a forward without gradient gives the statistics as leaves, autograd
+gives dJ/dstatistic over the whole step, and the micro-batches back-propagate Σ slope · statistic. Several ranks share
+out the micro-batches of either way, and add statistics and gradients.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, micro_batches
-from gruppo.pieces.aggregate import weighted_sum
+from gruppo.data import Batch, micro_rows
 from gruppo.policies import learned_state, load_learned
 from gruppo.policies.memory import free_memory, out_of_memory
-from gruppo.stages import Context, Method, Need, Stats, Term
-from gruppo.stages.check import readable_N
+from gruppo.stages import Context, Method, Need, Stats
+from gruppo.stages.goal import Goal, Sum, zero_of
 from gruppo.stages.schedule import Sched
-from gruppo.stages.select import through_second_door
 from gruppo.train.cast import average
-from gruppo.train.forward import places_of, serve, serve_all
+from gruppo.train.forward import rows_of, serve, serve_into
 from gruppo.train.optim import MasterAdamW
+from gruppo.train.ranks import Ranks
 from gruppo.train.timing import Clock
 
 T = TypeVar("T")
 Cut = Sequence[Tensor] | None
-_AS_STORED = frozenset({"logp_gen_N", "temperature_N", "row_N"})  # NaN in logp_gen says that nothing was sampled
 
 
 @dataclass(frozen=True)
@@ -54,23 +53,47 @@ class Tally:
         self.sums[name] = self.sums.get(name, 0.0) + value
         self.counts[name] = self.counts.get(name, 0.0) + count
 
+    def merge(self, other: "Tally") -> None:
+        for name, value in other.sums.items():
+            self.add(name, value, other.counts[name])
+
+    def most(self, name: str, value: float) -> None:
+        """The largest value so far, which has no mean."""
+        self.sums[name], self.counts[name] = max(self.sums.get(name, 0.0), value), 1.0
+
     def means(self) -> dict[str, float]:
         return {k: v / self.counts[k] if self.counts[k] else 0.0 for k, v in self.sums.items()}
 
 
+class Micros:
+    """(micro-batch, whether its rows count), cut when they are needed: only one of them takes memory."""
+
+    def __init__(self, batch: Batch, parts: Sequence[tuple[Tensor, bool]]) -> None:
+        self.batch, self.parts = batch, parts
+
+    def __iter__(self) -> Iterator[tuple[Batch, bool]]:
+        return ((self.batch.micro(rows_S), counts) for rows_S, counts in self.parts)
+
+
 class Learner:
+    """Trains the roles of a method. `ranks` are the processes that learn together."""
+
     def __init__(
-        self, method: Method, models: Mapping[str, Any], config: OptimConfig, say: Callable[[str], None] = print
+        self,
+        method: Method,
+        models: Mapping[str, Any],
+        config: OptimConfig,
+        say: Callable[[str], None] = print,
+        ranks: Ranks | None = None,
     ) -> None:
         self.method, self.models, self.config, self.say = method, models, config, say
+        self.ranks = ranks or Ranks()
         self.micro_tokens = config.micro_tokens  # less once memory has run out
         self.trained = [r for r in method.objectives if method.cast[r].train]
         self.optimisers = {r: self._optimiser(models[r]) for r in self.trained}
         self.ctx = Context()
-        self.penalties: Sequence[Any] = method.penalties  # those of the gradient that is being made
         self.tally = Tally()
         self.clock = Clock()
-        self.two_pass = False  # laws set it: the slow way must agree with the fused one
         self.bad_steps = dict.fromkeys(self.trained, 0)  # in a row
 
     def _optimiser(self, model: Any) -> torch.optim.Optimizer:
@@ -90,44 +113,49 @@ class Learner:
         self.grad(role, batch, coef, penalties=penalties)
         self.apply(role, lr)
 
-    def grad(self, role: str, batch: Batch, coef: float = 1.0, cut: Cut = None, penalties: bool = True) -> None:
-        """Leave −coef · dJ in the .grad of the role's parameters. `cut` names the sequences of each micro-batch."""
-        self.penalties = self.method.penalties if penalties else ()
-        try:
-            if cut is not None:
-                self._grad(role, batch, coef, cut)
-            else:
-                self._within_memory(batch, lambda: self._grad(role, batch, coef, None))
-        finally:
-            self.penalties = self.method.penalties
+    def grad(
+        self,
+        role: str,
+        batch: Batch,
+        coef: float = 1.0,
+        cut: Cut = None,
+        *,
+        penalties: bool = True,
+        two_pass: bool = False,
+        report: bool = True,
+    ) -> None:
+        """Leave −coef · dJ in the .grad of the role's parameters.
 
-    def _grad(self, role: str, batch: Batch, coef: float, cut: Cut) -> None:
+        cut       the sequences of each micro-batch, instead of a cut by `micro_tokens`
+        two_pass  take the way of objectives that couple rows, also where one fused pass would do
+        report    count the terms in the metrics of the step
+        """
+        goal = Goal(self.method, self.ctx, role, penalties)
+        made = self._within_memory(batch, lambda: self._grad(goal, batch, coef, cut, two_pass))
+        self.ranks.added(p.grad for p in self._params(role) if p.grad is not None)
+        if report:
+            self.tally.merge(made)
+
+    def gradient(self, role: str, batch: Batch, **options: Any) -> Tensor:
+        """What `grad` leaves, as one vector. Nothing is reported, and no gradient is left."""
+        self.grad(role, batch, report=False, **options)
+        params = self._params(role)
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params])
         self.optimisers[role].zero_grad(set_to_none=True)
-        chain = self.method.select if role == "policy" else ()
-        current = any(hasattr(o, "tokens") and o.current for o in chain)
-        dry = self.terms(role, *self._placeholders(role, batch))
-        weights = [t.weights(batch) for t in dry]
-        fused = not self.two_pass and not current and all(t.additive and t.at in "NKS" for t in dry)
-        if fused:
-            self._fused(role, batch, dry, weights, coef, cut)
-        else:
-            self._two_passes(role, batch, coef, cut)
+        return flat
 
     def read(self, role: str, batch: Batch, needs: Sequence[Need], grad: bool = False) -> dict[str, Tensor]:
         """What a role says about a batch, as values; `old` is the policy at the start of the step."""
         model = self.models["policy" if role == "old" else role]
-
-        def attempt() -> dict[str, Tensor]:
-            return serve_all(model, batch, needs, micro_batches(batch, self.micro_tokens), self.models, grad)
-
-        return self._within_memory(batch, attempt)
+        return self._within_memory(
+            batch, lambda: self._statistics(model, batch, needs, self._micros(batch, None), grad)
+        )
 
     def apply(self, role: str, lr: float | None = None) -> None:
         """Clip and step. A gradient that is not finite is dropped and counted; three in a row end the run."""
         with self.clock("optimiser"):
             optimiser = self.optimisers[role]
-            params = optimiser.param_groups[0]["params"]
-            norm = float(torch.nn.utils.clip_grad_norm_(params, self.config.clip_norm))
+            norm = float(torch.nn.utils.clip_grad_norm_(self._params(role), self.config.clip_norm))
             self.tally.add(f"grad_norm_{role}" if role != "policy" else "grad_norm", norm)
             self._count_bad(role, norm)
             if norm == norm and norm != float("inf"):
@@ -143,9 +171,8 @@ class Learner:
     def restore(self, role: str, snapshot: Mapping[str, Any]) -> None:
         load_learned(self.models[role], snapshot["weights"])
         if snapshot["optim"] is not None:
-            optimiser = self.optimisers[role]
-            for p, state in zip(optimiser.param_groups[0]["params"], snapshot["optim"], strict=True):
-                optimiser.state[p] = _copy(state)
+            for p, state in zip(self._params(role), snapshot["optim"], strict=True):
+                self.optimisers[role].state[p] = _copy(state)
 
     def copy(self, source: str, target: str, tau: float = 1.0) -> None:
         """target ← (1 - tau) target + tau source."""
@@ -159,45 +186,91 @@ class Learner:
 
     def moments(self, role: str) -> list[dict[str, Tensor]]:
         """Adam's first and second moments, parameter by parameter."""
-        optimiser = self.optimisers[role]
-        return [dict(optimiser.state[p]) for p in optimiser.param_groups[0]["params"]]
+        return [dict(self.optimisers[role].state[p]) for p in self._params(role)]
+
+    def _params(self, role: str) -> list[Any]:
+        return self.optimisers[role].param_groups[0]["params"]
 
     # how a gradient is made
 
-    def needs(self, role: str) -> list[Need]:
-        """What the role's objective wants to know at every optimiser step, each once."""
-        here = [self.method.objectives[role]]
-        if role == "policy":
-            here += [*self.penalties, *self.method.select]
-        return list(dict.fromkeys(n for o in here for n in o.needs(self.ctx) if n.when == "step"))
+    def _grad(self, goal: Goal, batch: Batch, coef: float, cut: Cut, two_pass: bool) -> Tally:
+        self.optimisers[goal.role].zero_grad(set_to_none=True)
+        terms = goal.terms(batch)
+        micros, made = self._micros(batch, cut), Tally()
+        if goal.fused(terms) and not two_pass:
+            total = Sum(terms, [t.weights(batch) for t in terms])
+            self._fused(goal, micros, total, coef, made)
+        else:
+            total = self._two_passes(goal, batch, micros, coef, made)
+        for term, weight in zip(total.terms, total.weights, strict=True):
+            # Objectives are averaged over optimiser steps, shares (terms with coefficient 0) over their rows.
+            count = float((weight > 0).sum()) if term.logged_only else 1.0
+            made.add(term.name, float(total.totals[term.name]) * count, count)
+        return made
 
-    def terms(self, role: str, batch: Batch, stats: Stats) -> list[Term]:
-        """The objective's terms and, for the policy, the penalties'. Rows that nothing may learn from read as 0.
+    def _micros(self, batch: Batch, cut: Cut) -> Micros:
+        """The micro-batches of this rank."""
+        size = self.ranks.size
+        shares = micro_rows(batch, self.micro_tokens, size) if cut is None else [cut[i::size] for i in range(size)]
+        filler = torch.zeros(min(batch.size("S"), 1), dtype=torch.int64, device=batch.device)
+        return Micros(batch, self.ranks.mine(shares, filler))
 
-        Selection of tokens is the policy's: another role learns from what it dropped, too.
+    def _fused(self, goal: Goal, micros: Micros, total: Sum, coef: float, made: Tally) -> None:
+        needs = goal.needs()
+        for micro, counts in micros:
+            with self.clock("forward"):
+                stats = Stats(serve(self.models[goal.role], micro, needs, grad=True, cast=self.models))
+            if not counts:
+                value = zero_of(stats)
+            else:
+                micro = self._with_old(goal, micro, stats, made)
+                value = total.add_micro(goal.values(micro, stats, total.terms), micro, stats)
+            with self.clock("backward"):
+                (-coef * value).backward()
+        total.totals = {t.name: total.totals.get(t.name, w.new_zeros(())) for t, w in total.pairs()}
+        self.ranks.added(total.totals.values())
+        self.ranks.added_tally(made.sums, made.counts, "sampler_gap")
+
+    def _two_passes(self, goal: Goal, batch: Batch, micros: Micros, coef: float, made: Tally) -> Sum:
+        model, needs = self.models[goal.role], goal.needs()
+        with self.clock("forward"):
+            leaves = self._statistics(model, batch, needs, micros)
+        leaves = {k: v.requires_grad_() for k, v in leaves.items()}
+        batch = self._with_old(goal, batch, Stats(leaves), made)
+        slopes, total = goal.slopes(batch, leaves, -coef)
+        steep = [n for n in needs if n.column in slopes] or needs[:1]  # what has no slope is not read again
+        for micro, counts in micros:
+            with self.clock("forward"):
+                now = serve(model, micro, steep, grad=True, cast=self.models)
+            value = zero_of(now)
+            for n in steep:  # a gradient of 0 is one, too
+                slope = slopes.get(n.column)
+                if slope is not None and counts:
+                    value = value + (slope[rows_of(micro, n)] * now[n.column]).sum()
+            with self.clock("backward"):
+                value.backward()
+        return total
+
+    def _statistics(
+        self, model: Any, batch: Batch, needs: Sequence[Need], micros: Micros, grad: bool = False
+    ) -> dict[str, Tensor]:
+        """What a model says of every row, as values: each rank reads its own rows, and all of them have all.
+
+        `grad` computes them as training does.
         """
-        alive = batch.spread(batch.alive_E, "E", "N") & readable_N(self.method, batch)
-        mine = alive & batch.keep_N if role == "policy" else alive
-        out = list(self.method.objectives[role](self.ctx, *_clean(batch, stats, mine)))
-        if role == "policy" and self.penalties:
-            clean = _clean(batch, stats, alive)
-            out += [t for p in self.penalties for t in p(self.ctx, *clean)]
+        out: dict[str, Tensor] = {}
+        for micro, counts in micros:
+            serve_into(out, model, batch, micro, needs, counts, self.models, grad)
+        self.ranks.added(out.values())
         return out
 
-    def _placeholders(self, role: str, batch: Batch) -> tuple[Batch, Stats]:
-        """Stand-ins with which additive terms give their masks: these depend on no statistic."""
-        like = batch.weight_N
-        rows = {"N": batch.size("N"), "K": batch.size("K"), "S": batch.size("S")}
-        shapes = {n.column: len(batch.views[n.view].ids_M) if n.at == "M" else rows[n.at] for n in self.needs(role)}
-        stats = Stats(
-            {name: torch.full((n,), -1.0, dtype=like.dtype, device=like.device) for name, n in shapes.items()}
-        )
-        if "logp_old_N" not in batch.columns:
-            batch = batch.with_columns(logp_old_N=torch.full_like(like, -1.0))
-        return batch, stats
-
-    def _micros(self, batch: Batch, cut: Cut) -> Iterable[Batch]:
-        return (batch.micro(rows) for rows in cut) if cut is not None else micro_batches(batch, self.micro_tokens)
+    def _with_old(self, goal: Goal, batch: Batch, stats: Stats, made: Tally) -> Batch:
+        """The lazy log π_old: with one optimiser step a batch it is log π itself, and costs no forward."""
+        if goal.role != "policy" or "logp_old_N" in batch.columns or "logp_N" not in stats:
+            return batch
+        logp_old_N = stats.logp_N.detach()
+        sampler_gap(made, batch, logp_old_N)
+        return batch.with_columns(logp_old_N=logp_old_N)
 
     def _step(self, optimiser: torch.optim.Optimizer) -> None:
         try:
@@ -213,13 +286,11 @@ class Learner:
     def _within_memory(self, batch: Batch, attempt: Callable[[], T]) -> T:
         """Once more with smaller micro-batches when memory runs out: the result is the same for any cut."""
         while True:
-            before = Tally(dict(self.tally.sums), dict(self.tally.counts))
             try:
                 return attempt()
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
-            self.tally = before
             self._smaller(batch)
 
     def _smaller(self, batch: Batch) -> None:
@@ -241,65 +312,6 @@ class Learner:
             f"is the same; optim.micro_tokens={self.micro_tokens} starts with it."
         )
 
-    def _fused(
-        self, role: str, batch: Batch, dry: Sequence[Term], weights: Sequence[Tensor], coef: float, cut: Cut
-    ) -> None:
-        needs, totals = self.needs(role), dict[str, Tensor]()
-        for micro in self._micros(batch, cut):
-            with self.clock("forward"):
-                stats = Stats(serve(self.models[role], micro, needs, grad=True, cast=self.models))
-            micro = self._with_old(role, micro, stats)
-            terms = self.terms(role, micro, stats)
-            mine = [w[_rows(micro, t)] for t, w in zip(terms, weights, strict=True)]
-            value = _add_up(terms, mine, stats, totals)
-            with self.clock("backward"):
-                (-coef * value).backward()
-        self._report(totals, dry, weights)
-
-    def _two_passes(self, role: str, batch: Batch, coef: float, cut: Cut) -> None:
-        needs, totals = self.needs(role), dict[str, Tensor]()
-        leaves = self._leaves(role, batch, needs, cut)
-        stats = Stats(leaves)
-        batch = self._with_old(role, batch, stats)
-        if role == "policy":
-            fixed = Stats({k: v.detach() for k, v in stats.items()})
-            batch = through_second_door(self.ctx, self.method.select, batch, fixed, current=True)
-        terms = self.terms(role, batch, stats)
-        weights = [t.weights(batch) for t in terms]
-        value = _add_up(terms, weights, stats, totals)
-        slopes = torch.autograd.grad(-coef * value, list(leaves.values()), allow_unused=True)
-        steep = [(n, slope) for n, slope in zip(needs, slopes, strict=True) if slope is not None]
-        steep = steep or [(needs[0], torch.zeros_like(leaves[needs[0].column]))]  # a gradient of 0 is one, too
-        for micro in self._micros(batch, cut):
-            with self.clock("forward"):  # what has no slope is not read again
-                now = serve(self.models[role], micro, [n for n, _ in steep], grad=True, cast=self.models)
-            total = _zero(now)
-            for n, slope in steep:
-                total = total + (slope[places_of(micro, n)] * now[n.column]).sum()
-            with self.clock("backward"):
-                total.backward()
-        self._report(totals, terms, weights)
-
-    def _leaves(self, role: str, batch: Batch, needs: Sequence[Need], cut: Cut) -> dict[str, Tensor]:
-        """Statistics of the whole step from a forward without gradient, as leaves of a new graph."""
-        with self.clock("forward"):
-            out = serve_all(self.models[role], batch, needs, self._micros(batch, cut), self.models)
-        return {k: v.requires_grad_() for k, v in out.items()}
-
-    def _with_old(self, role: str, batch: Batch, stats: Stats) -> Batch:
-        """The lazy logp_old: with one optimiser step a batch it is logp itself, and costs no forward."""
-        if role != "policy" or "logp_old_N" in batch.columns or "logp_N" not in stats:
-            return batch
-        logp_old_N = stats.logp_N.detach()
-        sampler_gap(self.tally, batch, logp_old_N)
-        return batch.with_columns(logp_old_N=logp_old_N)
-
-    def _report(self, totals: Mapping[str, Tensor], terms: Sequence[Term], weights: Sequence[Tensor]) -> None:
-        """Objectives are averaged over optimiser steps, shares (terms with coefficient 0) over their rows."""
-        for term, weight in zip(terms, weights, strict=True):
-            count = float((weight > 0).sum()) if _silent(term) else 1.0
-            self.tally.add(term.name, float(totals[term.name]) * count, count)
-
     def _count_bad(self, role: str, norm: float) -> None:
         if norm == norm and norm != float("inf"):
             self.bad_steps[role] = 0
@@ -315,45 +327,6 @@ class Learner:
             )
 
 
-def _clean(batch: Batch, stats: Stats, alive_N: Tensor) -> tuple[Batch, Stats]:
-    """Numbers of dead rows read as 0, so that NaN and infinities there reach neither value nor gradient."""
-
-    def zero(x: Tensor) -> Tensor:
-        return torch.where(alive_N.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros((), dtype=x.dtype, device=x.device))
-
-    columns = {
-        name: zero(x)
-        for name, x in batch.columns.items()
-        if name.endswith("_N") and x.is_floating_point() and name not in _AS_STORED
-    }
-    return batch.with_columns(**columns), Stats({k: zero(v) if k.endswith("_N") else v for k, v in stats.items()})
-
-
-def _rows(micro: Batch, term: Term) -> Tensor:
-    return micro.columns[f"row_{term.at}"]
-
-
-def _zero(stats: Mapping[str, Tensor]) -> Tensor:
-    """0 with a graph: an optimiser step without a row to learn from still has a gradient, of 0."""
-    return sum((0.0 * torch.nan_to_num(x).sum() for x in stats.values()), torch.zeros(()))  # type: ignore[return-value]
-
-
-def _silent(term: Term) -> bool:
-    """A share to be logged, not maximised."""
-    return isinstance(term.coef, float | int) and term.coef == 0
-
-
-def _add_up(terms: Sequence[Term], weights: Sequence[Tensor], stats: Stats, totals: dict[str, Tensor]) -> Tensor:
-    """J of these rows; `totals` collects each term's own mean, without its coefficient, for the log."""
-    value = _zero(stats)
-    for term, weight in zip(terms, weights, strict=True):
-        if not _silent(term):
-            value = value + term.total(weight)
-        plain = weighted_sum(term.value.detach(), weight)
-        totals[term.name] = totals.get(term.name, torch.zeros_like(plain)) + plain
-    return value
-
-
 def sampler_gap(tally: Tally, batch: Batch, logp_old_N: Tensor) -> None:
     """|log π_old − log π_gen| where the same thing was computed twice: by the sampler and by the trainer."""
     known = batch.on_policy_N & torch.isfinite(batch.logp_gen_N)
@@ -361,8 +334,7 @@ def sampler_gap(tally: Tally, batch: Batch, logp_old_N: Tensor) -> None:
     gap = (logp_old_N - batch.logp_gen_N)[here].abs()
     if len(gap):
         tally.add("sampler_gap", float(gap.sum()), len(gap))
-        tally.sums["sampler_gap_max"] = max(tally.sums.get("sampler_gap_max", 0.0), float(gap.max()))
-        tally.counts["sampler_gap_max"] = 1.0
+        tally.most("sampler_gap_max", float(gap.max()))
 
 
 def _copy(x: Any) -> Any:

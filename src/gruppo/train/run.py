@@ -1,18 +1,20 @@
 """Everything that a run holds while it goes: models, engine, judge, learner, memory, clock."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from gruppo.data import Episode, Status
+from gruppo.data import Batch, Episode, Status, pack
 from gruppo.data.prefix import WORTH
 from gruppo.engines.native import NativeEngine
 from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
-from gruppo.stages import Context, Memory, Need, Never, Prompt, kind
+from gruppo.stages import Context, Memory, Never, kind
 from gruppo.stages.check import check, compares
+from gruppo.stages.requires import RecurringTasks
+from gruppo.stages.walk import Walk
 from gruppo.tasks import TaskSet
 from gruppo.tasks.fit import refuse_unfit
 from gruppo.tasks.judge import Judge
@@ -22,6 +24,7 @@ from gruppo.train.cast import build_cast
 from gruppo.train.checkpoint import State, optimiser_tensors, restore_optimiser
 from gruppo.train.config import RunConfig
 from gruppo.train.learner import Learner
+from gruppo.train.ranks import ranks
 
 
 class Run:
@@ -41,12 +44,9 @@ class Run:
         self.memory = Memory()
         self.replay: list[Episode] = []
         self.version, self.checked = 0, False
-        self.whole = True  # not from the first optimiser step to the end of a step: that state is nobody's
-        self.known_tasks: dict[str, Any] = {}
-        self.places: dict[str, int] = {}  # of the known tasks, among those to train on
+        self.between_steps = True  # else an optimiser step was taken that memory and replay do not know of yet
         self.dead_steps, self.empty_steps = 0, 0
-        self.scored: set[int] = set()  # episodes of this step that have been through the reward room
-        check(self.method, self.bare_context(0), samples=config.samples, can=NativeEngine.can)
+        check(self.method, self.bare_context(0), samples=config.samples)
         m = config.model
         self.tokenizer = load_tokenizer(m.name)
         policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
@@ -56,8 +56,17 @@ class Run:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
         self.judge = Judge(self.tasks.scorer, seconds=config.task.seconds).start()
-        self.learner = Learner(self.method, self.models, config.optim, self.warn)
+        self.learner = Learner(self.method, self.models, config.optim, self.warn, ranks())
         self.clock = self.learner.clock
+        self.walk = Walk(
+            self.method,
+            self.learner.read,
+            self.tasks.train,
+            self.judge,
+            self.packed,
+            budget_tokens=config.budget_tokens,
+            clock=self.clock,
+        )
 
     def _writers(self) -> dict[str, Any]:
         """The roles that can be sampled from."""
@@ -75,38 +84,16 @@ class Run:
             sampling=self.sampling,
         )
 
-    def remember_tasks(self, prompts: Sequence[Prompt]) -> None:
-        """The tasks of this draw, for the judge, and their places."""
-        if len(self.known_tasks) > 100_000:
-            self.known_tasks.clear()
-            self.places.clear()
-        self.known_tasks.update({p.ask.task.uid: p.ask.task for p in prompts})
-        self.places.update({p.ask.task.uid: p.ask.place for p in prompts})
+    def context(self, step: int) -> Context:
+        """What the rooms of this step are given."""
+        ctx = self.bare_context(step)
+        ctx.cast, ctx.engine, ctx.tokenizer = self.models, self.engine, self.tokenizer
+        return self.walk.opened(ctx, self.replay)
 
-    def task_of(self, e: Episode) -> Any:
-        """The task of an episode; of one that an earlier process drew, by its place."""
-        if e.task not in self.known_tasks:
-            found = self.tasks.train[e.place] if 0 <= e.place < len(self.tasks.train) else None
-            if found is None or found.uid != e.task:
-                raise ValueError(
-                    f"task {e.task!r} of an episode is not among the tasks of this run, so it cannot be judged. Put "
-                    "the data back as it was, or let the curriculum say the places of its tasks: Ask(…, place=i)."
-                )
-            self.known_tasks[e.task] = found
-        return self.known_tasks[e.task]
-
-    def say_where(self, episodes: Sequence[Episode]) -> None:
-        """Write the domain and the place of its task on every episode: rollouts need not think of it."""
-        for e in episodes:
-            e.domain, e.place = self.task_of(e).domain, self.places.get(e.task, e.place)
-
-    def lazy_old(self, ctx: Context) -> frozenset[Need]:
-        """logp@old needs no forward of its own when one optimiser step a batch is all that reads it."""
-        if getattr(self.method.update, "steps", 2) != 1 or self.method.replay.stores:
-            return frozenset()
-        old = Need("logp", "old")
-        early = [n for room, _, n in self.method.needs(ctx) if room not in ("objective", "penalties")]
-        return frozenset() if old in early else frozenset({old})
+    def packed(
+        self, episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None, views: Sequence[str] = ()
+    ) -> Batch:
+        return pack(episodes, drawn=drawn, views=views, dtype=self.batch_dtype, share=self.share).to(self.device)
 
     def warn(self, *sentences: str) -> None:
         for sentence in sentences:
@@ -115,7 +102,8 @@ class Run:
     def note_recurrence(self) -> None:
         """What is remembered of a task is of use when the task comes again."""
         drawn, tasks = self.config.steps * self.config.prompts, len(self.tasks.train)
-        who = [f"{kind(o)} in {room}" for room, o in self.method.occupants() if o.remembers]
+        remembering = [(room, o) for room, o in self.method.occupants() if RecurringTasks() in o.requires]
+        who = [f"{kind(o)} in {room}" for room, o in remembering]
         if who and drawn < 2 * tasks:
             self.warn(
                 f"{', '.join(who)} learns from what was remembered of a task, and {drawn:,} prompts are drawn from "

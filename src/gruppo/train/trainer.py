@@ -185,7 +185,7 @@ class Trainer:
             try:
                 record = await train_step(self.run, step)
             except ValueError as error:
-                if self.run.whole:
+                if self.run.between_steps:
                     self._save(step)
                 raise ValueError(f"step {step + 1}: {error}") from error
             await self._after_step(step + 1, record)
@@ -213,7 +213,7 @@ class Trainer:
     async def _evaluate(self) -> Evaluation:
         sampling = replace(self.run.sampling, temperature=self.config.eval.temperature, top_k=0, top_p=1.0)
         r, e = self.run, self.config.eval
-        return await evaluate(r.engine, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k)
+        return await evaluate(r.engine, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k, r.walk.play)
 
     def _log(self, row: dict[str, Any]) -> None:
         self.folder.append_metrics(row)

@@ -1,4 +1,4 @@
-"""Is the trained policy preferred to the one it started from? For runs with pairs, beside their accuracy.
+"""Is the trained policy preferred to the one it started from? For runs with pairs, in addition to their accuracy.
 
 win rate   each held-out prompt is answered by both policies under the same key; the answer with the higher task score
            wins, and equal ones share the win. At the start it is 0.5: both are the same policy.
@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from gruppo.data import pack
 from gruppo.stages import Ask, Stats
 from gruppo.stages.prompting import plain
 from gruppo.stages.recorded import Recorded
 from gruppo.stages.relations import PairUp
 from gruppo.tasks.recorded import recorded
-from gruppo.train import loop
 from gruppo.train.estimates import Interval, score_interval
 from gruppo.train.evaluate import Evaluation
 from gruppo.train.run import Run
@@ -41,27 +39,30 @@ def win_rate(before: Mapping[str, float], found: Evaluation) -> Interval | None:
 
 async def preferred(run: Run, prompts: int) -> Interval | None:
     """Over held-out tasks whose recorded answers differ, the best against the worst; None where there is no such."""
-    objective = run.method.objectives["policy"]
-    if not hasattr(objective, "implicit_E"):
+    objective = _implicit(run)
+    if objective is None:
         return None
-    ctx = loop.context(run, 0)
+    ctx = run.context(0)
     tasks = (run.tasks.held_out[i] for i in range(min(prompts, len(run.tasks.held_out))))
     asked = [plain(ctx, Ask(task, ctx.samples))[0] for task in tasks if len(recorded(task)) > 1]
-    run.remember_tasks(asked)
-    episodes = loop.score(run, ctx, await Recorded()(ctx, asked))
-    batch = pack(episodes, dtype=run.batch_dtype, share=run.share).to(run.device)
+    batch = run.packed(await run.walk.rewarded(ctx, await Recorded()(ctx, asked)))
     batch = batch.with_columns(**PairUp()(ctx, batch))
     if not batch.size("P"):
         return None
     stats = Stats()
     for n in objective.needs(ctx):
         if n.view == "as_trained":
-            read = loop.served(run, n.role, batch, [n])
+            read = run.learner.read(n.role, batch, [n])
             stats.update(read)
             batch = batch.with_columns(**read)
     gap_P = batch.pairs.gap(objective.implicit_E(batch, stats)).cpu()
     run.clock.take()  # the time of an evaluation is no part of a step
     return score_interval(0.5 + 0.5 * np.sign(gap_P.double().numpy()))
+
+
+def _implicit(run: Run) -> Any:
+    """The objective of the policy that implies a reward, if one does."""
+    return next((o for o in run.method.objectives["policy"] if hasattr(o, "implicit_E")), None)
 
 
 class Wins:
@@ -75,8 +76,8 @@ class Wins:
         self.facts: dict[str, Any] = {}
 
     def _pairs(self) -> bool:
-        objective, held_out = self.run.method.objectives["policy"], self.run.tasks.held_out
-        return hasattr(objective, "implicit_E") or (len(held_out) > 0 and "answers" in held_out[0].meta)
+        held_out = self.run.tasks.held_out
+        return _implicit(self.run) is not None or (len(held_out) > 0 and "answers" in held_out[0].meta)
 
     async def row(self, found: Evaluation) -> dict[str, float]:
         """For the log, at every evaluation; the first one is the start."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, pack
+from gruppo.data import Batch, Episode, Source, pack
 from gruppo.lab.exact.groups import Draws, Unlike, all_draws
 from gruppo.lab.exact.world import ExactWorld, TablePolicy
 from gruppo.stages import Context
@@ -20,23 +20,20 @@ from gruppo.stages import Context
 class LabContext(Context):
     """A context that knows whether a room drew random numbers of its own, or asked for other draws."""
 
-    luck: bool = False
+    random: bool = False
     again: int = 0
 
     def uniform(self, *key: int | str | Tensor) -> Any:
-        self.luck = True
+        self.random = True
         return super().uniform(*key)
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A packed draw: for each decision of each view its edge, the (state, token) of the tree; for each episode its
-    place among all answers."""
+    """A packed draw, before credit; a column `edge_N` for each view says which (state, token) a decision is."""
 
     batch: Batch
     episodes: list[Episode]
-    edge_N: dict[str, Tensor]
-    place_E: Tensor
     drawn: list[Episode]  # before selection
 
 
@@ -65,7 +62,7 @@ class Bench:
         self.edges_of_answer = torch.zeros(len(world.rates) * width, len(cells), dtype=torch.float64)
         self.edges_of_answer.index_put_((self.atlas.episode_N, edge_N), torch.ones(len(edge_N)).double())
         self._draws: dict[tuple[int, int], Draws] = {}
-        self.shelf: dict[tuple[int, int, int], Drawn] = {}  # plain draws, the same for every method
+        self.shelf: dict[tuple[int, int, int], Batch] = {}  # plain draws, the same for every method
 
     def states(self, batch: Batch, view: str) -> Tensor:
         """The state in which each decision of a view was made."""
@@ -73,12 +70,14 @@ class Bench:
         return model.states(inputs)[inputs.parent_M[inputs.at_N]]
 
     def edges(self, batch: Batch, view: str) -> Tensor:
+        """The edge of each decision; 0 for tokens that were put in and are not learned."""
         state_N, token_N = self.states(batch, view), batch.token_N
+        put_in_N = batch.source_N == Source.INJECTED
         outside = token_N >= self.world.tokenizer.choices
         edge_N = self.edge_XV[state_N, token_N.clamp(max=self.world.tokenizer.choices - 1)]
-        if bool((outside | (edge_N < 0)).any()):
-            raise Unlike("it learns tokens that no answer of the laboratory has in that place")
-        return edge_N
+        if bool(((outside | (edge_N < 0)) & ~put_in_N).any()):
+            raise Unlike("it learns tokens that no answer of the laboratory has there")
+        return torch.where(put_in_N, torch.zeros_like(edge_N), edge_N)
 
     def draws(self, prompts: int, samples: int) -> Draws:
         if (prompts, samples) not in self._draws:

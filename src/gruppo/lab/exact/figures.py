@@ -24,6 +24,7 @@ from gruppo.lab.exact.trial import Moments, Trial
 from gruppo.lab.exact.world import ExactWorld, entropy
 from gruppo.methods import method as by_name
 from gruppo.stages import Method
+from gruppo.stages.check import least_samples
 
 Tick = Callable[[str], None]
 
@@ -143,14 +144,14 @@ def _row(
     """A method that cannot go through the enumeration is answered with a sentence, whatever stops it."""
     prompts, samples, changed = _shape(m, prompts, samples)
     try:
-        draws = len(bench.draws(prompts, samples).places)
         with closing(Trial(m, bench, prompts, samples)) as trial:
+            draws = len(trial.draws.places)
             path = _walk(trial, bench.world.theta, steps, size, lambda: tick(m.name))
         figures = _figures(bench, path, true_T)
         says = [*changed, *remarks(trial)]
         if figures.cosine is None:
             says.append("its expected gradient is 0")
-        return Row(m.name, draws, prompts, samples, not trial.ctx.luck, says, figures)
+        return Row(m.name, draws, prompts, samples, not trial.ctx.random, says, figures)
     except Unlike as said:
         return Row(m.name, 0, prompts, samples, False, [*changed, f"not done: {said}"], None)
     except Exception as error:  # a room that wants what the laboratory does not have: say what it was
@@ -160,12 +161,10 @@ def _row(
 
 
 def _shape(m: Method, prompts: int, samples: int) -> tuple[int, int, list[str]]:
-    """The step that a method needs at least: two groups for one that compares groups, with fewer samples in each."""
-    least = max([o.min_samples for _, o in m.occupants()])
-    several = prompts == 1 and any("several_groups" in o.expects for _, o in m.occupants())
-    shape = (2, max(samples // 2, least)) if several else (prompts, max(samples, least))
-    changed = [f"a step of {shape[0]} × {shape[1]} answers, which it needs"] if shape != (prompts, samples) else []
-    return shape[0], shape[1], changed
+    """The step that a method needs at least."""
+    enough = max(samples, least_samples(m))
+    changed = [f"a step of {prompts} × {enough} answers, which it needs"] if enough != samples else []
+    return prompts, enough, changed
 
 
 @dataclass(frozen=True)

@@ -79,72 +79,76 @@ def all_draws(world: ExactWorld, prompts: int, samples: int) -> Draws:
     )
 
 
+class Masses:
+    """What a policy says of every answer: its probability and the log-probabilities of its tokens, at a temperature."""
+
+    def __init__(self, mass_QA: Tensor, logp: Sequence[Tensor]) -> None:
+        self.mass, self.logp = mass_QA.tolist(), logp
+
+
 class Script:
     """An engine that hands out the answers of one draw instead of sampling, so that any rollout can be enumerated.
 
-    A greedy request is answered with the policy's most probable answer. What goes on from inside an answer, or asks for
-    more answers than the draw has, is sampled by `luck` from the policy as it is given what is written already. What
-    needs other randomness is refused with a sentence.
+    Only plain requests are answered from the draw: a prompt of the laboratory, nothing written, temperature 1. A greedy
+    request is answered with the policy's most probable answer. Any other one, and more plain ones than the draw has,
+    are sampled with `noise` from the policy as it is, given what is written already.
     """
 
     can: frozenset[str] = frozenset()
     version = 0
 
-    def __init__(self, world: ExactWorld, luck: Callable[..., Any]) -> None:
-        self.world, self.luck = world, luck
+    def __init__(self, world: ExactWorld, noise: Callable[..., Any], masses: Callable[[float], Masses]) -> None:
+        self.world, self.noise, self.masses = world, noise, masses
         self.left: dict[int, list[int]] = {}
-        self.mass: list[list[float]] = []
-        self.logp: Sequence[Tensor] = ()
-        self.asked = self.more = 0
+        self.asked = self.sampled = 0
 
-    def begin(self, places: Sequence[int], mass_QA: Tensor, logp: Sequence[Tensor]) -> None:
-        """The answers of a draw, in the order in which they will be handed out; log π of the tokens of every answer."""
-        self.left, self.asked, self.more = {}, 0, 0
-        self.mass, self.logp = mass_QA.tolist(), logp
-        for place in places:
-            q, a = divmod(place, len(self.world.answers))
+    def begin(self, draw: Sequence[int]) -> None:
+        """The answers of a draw, in the order in which they will be handed out."""
+        self.left, self.asked = {}, 0
+        for number in draw:
+            q, a = divmod(number, len(self.world.answers))
             self.left.setdefault(q, []).append(a)
 
-    def end(self) -> None:
-        left = sum(map(len, self.left.values()))
-        if left and (self.asked or self.more):
-            raise Unlike(
-                f"its rollout samples {self.asked} answers of the {self.asked + left} of a step, so the groups that "
-                "are enumerated are not those it draws"
-            )
+    def taken(self, samples: int) -> int:
+        """How many answers to a prompt the rollout has taken from the draw."""
+        return samples - min(map(len, self.left.values()), default=0)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Completion]]:
         for i, request in enumerate(requests):
-            q, written = self._asked(request)
-            a = self._answer(request, q, written)
-            ids, logp = self.world.ids(a)[written:], self.logp[q * len(self.world.answers) + a][written:].numpy()
+            q, plain, start = self._read(request)
+            a = self._answer(request, q, plain, start)
+            ids = self.world.ids(a)[len(start) :]
+            masses = self.masses(request.temperature or 1.0)
+            logp = masses.logp[q * len(self.world.answers) + a][len(start) :].numpy().astype(np.float64)
             allowed = [np.array([t]) for t in ids] if request.temperature == 0 else None
-            logp = np.zeros(len(ids)) if allowed else logp.astype(np.float64)
-            yield i, Completion(ids, logp, np.zeros(len(ids), np.int32), "stop", allowed=allowed)
+            logp = np.zeros(len(ids)) if allowed else logp
+            cut = len(ids) > request.max_tokens
+            ids, logp = ids[: request.max_tokens], logp[: request.max_tokens]
+            yield i, Completion(ids, logp, np.zeros(len(ids), np.int32), "length" if cut else "stop", allowed=allowed)
 
-    def _asked(self, request: Request) -> tuple[int, int]:
-        """The prompt that a request begins with, and how many tokens of an answer it has already."""
-        prefix = [int(i) for i in request.prefix]
-        for q in range(len(self.world.rates)):
-            prompt = self.world.prompt(q).tolist()
-            if prefix[: len(prompt)] == prompt:
-                return q, len(prefix) - len(prompt)
-        raise Unlike("its rollout samples from other prompts than those of the laboratory: hints are not enumerated")
+    def _read(self, request: Request) -> tuple[int, bool, list[int]]:
+        """The prompt of a request, whether it is a plain one, and the letters of the answer that are there already."""
+        prefix, prompts = [int(i) for i in request.prefix], self.world.tokenizer.encode(self.world.tokenizer.prompts)
+        at = max((i for i, token in enumerate(prefix) if token in prompts), default=-1)
+        if at < 0:
+            raise Unlike("its rollout samples after texts without a prompt of the laboratory")
+        q = prompts.tolist().index(prefix[at])
+        letters = [token for token in prefix[at + 1 :] if token < self.world.tokenizer.choices]
+        return q, prefix == self.world.prompt(q).tolist(), letters
 
-    def _answer(self, request: Request, q: int, written: int) -> int:
+    def _answer(self, request: Request, q: int, plain: bool, start: list[int]) -> int:
         if request.role != "policy":
             raise Unlike(f"its rollout samples from the role {request.role!r}, and only the policy is enumerated")
+        masses = self.masses(request.temperature or 1.0)
         if request.temperature == 0:
-            return int(np.argmax(self.mass[q]))
-        if request.temperature != 1 or request.truncates:
-            raise Unlike("its rollout samples at another temperature or truncation than the policy's own")
-        if not written and self.left.get(q):
+            return int(np.argmax(masses.mass[q]))
+        if request.truncates:
+            raise Unlike("its rollout samples from a truncated distribution")
+        if plain and request.temperature == 1 and self.left.get(q):
             self.asked += 1
             return self.left[q].pop(0)
-        start = [int(i) for i in request.prefix][len(request.prefix) - written :]
-        goes_on = [self.world.ids(a)[:written].tolist() == start for a in range(len(self.world.answers))]
-        mass = np.cumsum(np.where(goes_on, self.mass[q], 0.0))
+        goes_on = [self.world.ids(a)[: len(start)].tolist() == start for a in range(len(self.world.answers))]
+        mass = np.cumsum(np.where(goes_on, masses.mass[q], 0.0))
         if not mass[-1] > 0:
             raise Unlike("its rollout goes on from texts that begin no answer of the laboratory")
-        self.more += 1
-        return int(np.searchsorted(mass, float(self.luck("more", request.key)) * mass[-1], side="right"))
+        return int(np.searchsorted(mass, float(self.noise("more", request.key)) * mass[-1], side="right"))

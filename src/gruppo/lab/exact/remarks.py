@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from gruppo.lab.exact.trial import Trial
 from gruppo.stages import Method, kind
 from gruppo.stages.curriculum import Uniform
-from gruppo.stages.replay import Forget
 
 
 def remarks(trial: Trial) -> list[str]:
-    return [*_cast(trial), *_data(trial), *_update(trial.method), *_luck(trial)]
+    return [*_cast(trial), *_data(trial), *_update(trial.method), *_sampled(trial)]
 
 
 def _cast(trial: Trial) -> Iterable[str]:
@@ -23,7 +22,7 @@ def _cast(trial: Trial) -> Iterable[str]:
 
 def _data(trial: Trial) -> Iterable[str]:
     m = trial.method
-    if "expert" in m.rollout.makes:
+    if "expert" in m.rollout.writes:
         yield "its recorded answers are those of the draw"
     if m.reward:
         yield f"{', '.join(kind(o) for o in m.reward)} is in its reward, not in the true gradient"
@@ -31,8 +30,15 @@ def _data(trial: Trial) -> Iterable[str]:
         yield "what selection drops is not drawn again"
     if type(m.curriculum) is not Uniform:
         yield f"prompts come uniformly, not by {kind(m.curriculum)}"
-    if type(m.replay) is not Forget:
+    if m.remembers_episodes:
         yield "nothing is in its replay yet"
+    if any(template(o) for o in m.prompting) or "injected" in m.rollout.writes:
+        yield "the policy reads over drafts and inducers: it answers as if they were not there"
+
+
+def template(occupant: object) -> bool:
+    """Whether it writes words around the prompt."""
+    return hasattr(occupant, "template")
 
 
 def _update(m: Method) -> Iterable[str]:
@@ -41,6 +47,6 @@ def _update(m: Method) -> Iterable[str]:
         yield f"the first of {steps} optimiser steps a batch" if steps else f"without its update, {kind(m.update)}"
 
 
-def _luck(trial: Trial) -> Iterable[str]:
-    if trial.ctx.luck:
-        yield f"throws dice of its own, which are sampled: an error of about {trial.error:.0%}"
+def _sampled(trial: Trial) -> Iterable[str]:
+    if trial.ctx.random:
+        yield f"draws random numbers of its own, which are sampled: an error of about {trial.error:.0%}"

@@ -6,6 +6,7 @@ has the same log-probability wherever it stands. So nothing is approximated, and
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,17 +16,18 @@ from torch import Tensor
 
 from gruppo.data import Batch, Episode, Use, key_hash, pack
 from gruppo.lab.exact.bench import Bench, Drawn, LabContext
-from gruppo.lab.exact.groups import Script, Unlike
-from gruppo.lab.exact.world import TableCritic, TablePolicy
-from gruppo.stages import Ask, Memory, Method, Need, Sampling, Stats, StepRecord
+from gruppo.lab.exact.groups import Masses, Script, Unlike
+from gruppo.lab.exact.world import ExactWorld, TableCritic, TablePolicy
+from gruppo.lab.laws.world import at_once
+from gruppo.stages import Ask, Memory, Method, Need, Sampling, StepRecord
 from gruppo.stages.check import check_first_batch, problems
-from gruppo.stages.prompting import prompts_for
+from gruppo.stages.goal import Goal
 from gruppo.stages.recorded import Recorded
-from gruppo.stages.reward import add_components
 from gruppo.stages.rollout import Group
-from gruppo.stages.select import through_first_door, through_second_door
+from gruppo.stages.select import through_first_door
+from gruppo.stages.walk import Walk
+from gruppo.tasks.judge import Verdict
 from gruppo.train.forward import serve
-from gruppo.train.learner import Learner, OptimConfig
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,21 @@ class Moments:
         return total
 
 
+class ExactJudge:
+    """Scores by looking the answer up."""
+
+    in_order = True
+
+    def __init__(self, world: ExactWorld) -> None:
+        self.world = world
+
+    async def score(self, items: Sequence[tuple[Any, str]]) -> list[Verdict]:
+        return [Verdict({"task": self.world.score(task.uid, text)}) for task, text in items]
+
+    async def answers(self, groups: Sequence[Sequence[tuple[Any, str]]]) -> list[list[str]]:
+        return [[text for _, text in group] for group in groups]
+
+
 class Trial:
     """One method on the bench, with a step of `prompts` × `samples` answers."""
 
@@ -74,23 +91,26 @@ class Trial:
         self.bench, self.world = bench, bench.world
         self.prompts, self.samples = prompts, samples
         self.draws = bench.draws(prompts, samples)
-        self.script = Script(bench.world, lambda *key: self.ctx.uniform(*key))
+        self.script = Script(bench.world, lambda *key: self.ctx.uniform(*key), self.masses)
         longest = max(map(len, self.world.answers)) + 1
+        self.walk = Walk(method, self.read, self.world.tasks, ExactJudge(self.world), self.pack)
         self.ctx = LabContext(
-            step=bench.warm, steps=100, seed=bench.seed, memory=Memory(), prompts=prompts, samples=samples,
-            engine=self.script, tokenizer=self.world.tokenizer, sampling=Sampling(max_tokens=longest + 1),
+            step=bench.warm, steps=5 * max(bench.warm, 1), seed=bench.seed, memory=Memory(), prompts=prompts,
+            samples=samples, engine=self.script, tokenizer=self.world.tokenizer,
+            sampling=Sampling(max_tokens=longest + 1),
         )  # fmt: skip
-        self.ctx.fresh, self.ctx.score, self.ctx.reward = self._fresh, self._score, self._judged
+        self.walk.opened(self.ctx)
+        self.ctx.fresh = self._fresh
         doors = any(hasattr(o, "episodes") for o in method.select)
         self.own_rollout = method.rollout != Group() or bool(method.prompting)
         self.plain = not (self.own_rollout or doors or method.reward)
         self.checked, self.error = False, 0.0
         self.runner = asyncio.Runner()
-        for said in problems(method, self.ctx, samples=samples, can=self.script.can):
+        for said in problems(method, self.ctx, samples=samples):
             raise Unlike(said.removeprefix(f"{method.name}: ").rstrip("."))
         self.at(self.world.theta)
-        views = dict.fromkeys(n.view for n in [*self.batch_needs, *self.learner.needs("policy")])
-        self.views = list(dict.fromkeys(("as_trained", *views)))
+        if self.own_rollout:
+            self._enumerate_what_it_draws()
         self._remember()
 
     def close(self) -> None:
@@ -100,10 +120,12 @@ class Trial:
         self.ctx.again += n
         return []
 
-    def _score(self, episodes: Sequence[Episode], role: str = "policy", readouts: Sequence[str] = ("logp",)) -> Batch:
-        batch = pack(episodes, dtype=torch.float64)
-        needs = [Need(r, role) for r in readouts]
-        return batch.with_columns(**serve(self.models[role], batch, needs, cast=self.models))
+    def _enumerate_what_it_draws(self) -> None:
+        """A rollout may take fewer answers to a prompt than samples are asked for: one path, or an expert besides."""
+        self.drawn(0)
+        taken = self.script.taken(self.samples)
+        if 0 < taken < self.samples:
+            self.draws = self.bench.draws(self.prompts, taken)
 
     # the models and what they know
 
@@ -117,122 +139,130 @@ class Trial:
         for name, role in self.method.cast.items():
             if name != "policy":
                 self.models[name] = TableCritic(self.world, known) if role.as_ == "head" else start
-        before = {**self.models, "policy": old, "old": old}
-        self.learner = Learner(self.method, self.models, OptimConfig())
-        self.learner.begin(self.ctx)
-        wanted = [n for _, _, n in self.method.needs(self.ctx) if n.when == "batch"]
-        self.batch_needs = list(dict.fromkeys(wanted))
-        self.known = {n: self._told(before[n.role], n) for n in self.batch_needs if n.at != "S"}
-        self.of_sequences = {n: before[n.role] for n in self.batch_needs if n.at == "S"}  # no table: read at each draw
-        self.gen_B = self._told(old, Need("logp"))
-        atlas = self.bench.atlas
-        rows = torch.bincount(atlas.episode_N, minlength=atlas.size("E")).tolist()
-        self.gen_of_place = self.gen_B[self.bench.edges(atlas, "as_trained")].detach().float().split(rows)
-        needs = self.learner.needs("policy")
-        now = {n: self._told(policy, n, grad=True) for n in needs}
-        self.slope_table = {n: _jacobian(x, policy.theta) for n, x in now.items()}
-        self.now = {n: x.detach() for n, x in now.items()}
+        self.before = {**self.models, "policy": old, "old": old}
+        self.goal = Goal(self.method, self.ctx)
+        self._tables: dict[tuple[Need, float, bool], Tensor] = {}
+        self._slope_tables: dict[tuple[Need, float], Tensor] = {}
+        self._masses: dict[float, Masses] = {}
 
-    def _told(self, model: Any, n: Need, grad: bool = False) -> Tensor:
+    def table(self, n: Need, T: float, trained: bool = False) -> Tensor:
+        """A need of every edge at a temperature: of the model being trained, or as it was at the start of the step."""
+        if (n, T, trained) not in self._tables:
+            model = self.models["policy"] if trained else self.before[n.role]
+            self._tables[n, T, trained] = self._read_atlas(model, n, T, grad=False)
+        return self._tables[n, T, trained]
+
+    def slope_table(self, n: Need, T: float) -> Tensor:
+        """dstatistic/dθ of every edge, of the model being trained."""
+        if (n, T) not in self._slope_tables:
+            policy = self.models["policy"]
+            self._slope_tables[n, T] = _jacobian(self._read_atlas(policy, n, T, grad=True), policy.theta)
+        return self._slope_tables[n, T]
+
+    def _read_atlas(self, model: Any, n: Need, T: float, grad: bool) -> Tensor:
         """A need of every edge, read as the trainer reads it."""
         if n.at != "N":
             raise Unlike(f"it reads {n} at level {n.at}, and the table of the laboratory holds decisions")
-        plain = replace(n, view="as_trained")
-        out = serve(model, self.bench.atlas, [plain], grad=grad, cast=self.models)[plain.column]
+        plain, atlas = replace(n, view="as_trained"), self.bench.atlas
+        atlas = atlas.with_columns(temperature_N=torch.full_like(atlas.temperature_N, T))
+        out = serve(model, atlas, [plain], grad=grad, cast=self.models)[plain.column]
         if out.dim() != 1:
             raise Unlike(f"it reads {n}, which is no single number")
         return out[self.bench.row_of_edge]
+
+    def masses(self, T: float) -> Masses:
+        """What the policy that samples says of every answer, at a temperature."""
+        if T not in self._masses:
+            atlas, logp_B = self.bench.atlas, self.table(Need("logp", "old"), T)
+            rows = torch.bincount(atlas.episode_N, minlength=atlas.size("E")).tolist()
+            logp = logp_B[self.bench.edges(atlas, "as_trained")].float().split(rows)
+            log_mass_QA = (self.bench.edges_of_answer @ logp_B).view(len(self.world.rates), -1)
+            self._masses[T] = Masses(log_mass_QA.exp(), logp)
+        return self._masses[T]
+
+    def read(self, role: str, batch: Batch, needs: Sequence[Need]) -> dict[str, Tensor]:
+        """What the rooms want to know, from the tables; of whole sequences, from the model at each draw."""
+        whole = [n for n in needs if n.at == "S"]
+        columns = serve(self.before[role], batch, whole, cast=self.models) if whole else {}
+        return columns | {n.column: self.looked_up(batch, n) for n in needs if n.at != "S"}
+
+    def looked_up(self, batch: Batch, n: Need, trained: bool = False) -> Tensor:
+        out = torch.zeros_like(batch.weight_N)
+        for T, rows in _by_temperature(batch):
+            out[rows] = self.table(n, T, trained)[_edge_N(batch, n)[rows]]
+        return out
+
+    def pack(self, episodes: Sequence[Episode], drawn: Any = None, views: Sequence[str] = ()) -> Batch:
+        """A batch with the edge of each decision, and with the exact probabilities that were sampled from."""
+        if any(s.allowed and e.use != Use.BASELINE for e in episodes for s in e.sequences):
+            raise Unlike("it learns from answers that were sampled from a truncated distribution")
+        views = list(dict.fromkeys(("as_trained", *views, *(n.view for n in self.goal.needs()))))
+        batch = pack(episodes, drawn=drawn, views=views, dtype=torch.float64)
+        batch = batch.with_columns(**{_edge_name(view): self.bench.edges(batch, view) for view in views})
+        gen_N = batch.logp_gen_N
+        return batch.with_columns(
+            logp_gen_N=torch.where(torch.isnan(gen_N), gen_N, self.looked_up(batch, Need("logp", "old")))
+        )
 
     # one draw through the rooms
 
     def drawn(self, c: int, backwards: bool = False) -> Drawn | None:
         """A draw, packed; None when selection leaves nothing to learn from."""
-        places = self.draws.places[c].tolist()
-        if self.plain and not backwards and self.views == ["as_trained"]:
-            key = (self.prompts, self.samples, c)
-            if key not in self.bench.shelf:
-                self.bench.shelf[key] = self._packed([self.world.episode(1000 + i, p) for i, p in enumerate(places)])
-            return self.bench.shelf[key]
+        numbers = self.draws.places[c].tolist()
         if backwards:
-            places.reverse()
+            numbers.reverse()
         if self.own_rollout:
-            episodes = self.runner.run(self._rolled_out(places))
+            drawn = self.runner.run(self._rolled_out(numbers))
         else:
-            episodes = [self.world.episode(1000 + i, p) for i, p in enumerate(places)]
-            for e, p in zip(episodes, places, strict=True):  # a reward may ask how likely an answer was
-                e.sequences[0].logp[e.sequences[0].prompt_len :] = self.gen_of_place[p]
-        add_components(self.ctx, self.method.reward, episodes)
-        kept = [e for e in through_first_door(self.ctx, self.method.select, episodes)[0] if e.use != Use.NONE]
-        for e in kept:
-            e.answer = e.text
-        add_components(self.ctx, self.method.reward, kept, whole=True)
-        if not any(e.use != Use.BASELINE for e in kept):
-            return None
-        return self._packed(kept, episodes)
+            drawn = [self.world.episode(1000 + i, p) for i, p in enumerate(numbers)]
+            if self.plain and not backwards:
+                return self._from_shelf(c, drawn)
+            for e, p in zip(drawn, numbers, strict=True):  # a reward may ask how likely an answer was
+                e.sequences[0].logp[e.sequences[0].prompt_len :] = self.masses(1.0).logp[p]
+            drawn = at_once(self.walk.rewarded(self.ctx, drawn))
+        kept = at_once(self.walk.compared(self.ctx, through_first_door(self.ctx, self.method.select, drawn)[0]))
+        batch = self.walk.batch_of(self.ctx, drawn, kept, lazy=False)
+        return None if batch is None else Drawn(batch, kept, drawn)
 
-    async def _rolled_out(self, places: Sequence[int]) -> list[Episode]:
-        """Prompting and rollout as they are, with an engine that hands out the answers of the draw."""
-        asked = list(dict.fromkeys(p // len(self.world.answers) for p in places))
-        # What is recorded is the draw itself; beside samples an expert writes a right answer.
+    def _from_shelf(self, c: int, drawn: list[Episode]) -> Drawn:
+        """Plain draws are packed once for all methods; only what the models say is the method's own."""
+        wanted = self.walk.needs(self.ctx)
+        if {n.view for n in (*wanted, *self.goal.needs())} - {"as_trained"}:
+            counts = dict(Counter(e.group for e in drawn))
+            return Drawn(self.walk.with_needs(self.pack(drawn, counts, [n.view for n in wanted]), wanted), drawn, drawn)
+        key = (self.prompts, self.draws.samples, c)
+        if key not in self.bench.shelf:
+            self.bench.shelf[key] = self.pack(drawn, dict(Counter(e.group for e in drawn)))
+        batch = self.bench.shelf[key]
+        batch = batch.with_columns(logp_gen_N=self.looked_up(batch, Need("logp", "old")))
+        return Drawn(self.walk.with_needs(batch, wanted), drawn, drawn)
+
+    async def _rolled_out(self, numbers: Sequence[int]) -> list[Episode]:
+        """Prompting, rollout and reward as they are, with an engine that hands out the answers of the draw."""
+        asked = list(dict.fromkeys(p // len(self.world.answers) for p in numbers))
+        # What is recorded is the draw itself; an expert among samples writes a right answer.
         read = isinstance(self.method.rollout, Recorded)
-        tasks = [self.world.told(q, places) if read else self.world.tasks[q] for q in asked]
-        asks = [Ask(task, self.samples + self.method.rollout.brings) for task in tasks]
-        self.script.begin(places, self.log_mass_QA.exp(), self.gen_of_place)
-        prompts = [p for ask in asks for p in prompts_for(self.ctx, self.method.prompting, ask)]
-        episodes = await self.method.rollout(self.ctx, prompts)
-        self.script.end()
-        return self._judged(episodes)
-
-    def _judged(self, episodes: Sequence[Episode]) -> list[Episode]:
-        for e in episodes:
-            if e.status.judged and "task" not in e.reward:
-                e.reward["task"] = self.world.score(e.task, e.text)
-        return list(episodes)
-
-    def _packed(self, kept: list[Episode], drawn: Sequence[Episode] = ()) -> Drawn:
-        counts: dict[str, int] = {}
-        for e in drawn or kept:
-            counts[e.group] = counts.get(e.group, 0) + 1
-        batch = pack(kept, drawn=counts, views=self.views, dtype=torch.float64)
-        if any((s.temperature is not None or s.allowed) and e.use != Use.BASELINE for e in kept for s in e.sequences):
-            raise Unlike("it learns from answers that were sampled at another temperature or truncation")
-        edges = {view: self.bench.edges(batch, view) for view in self.views}
-        width, index = len(self.world.answers), {t.uid: q for q, t in enumerate(self.world.tasks)}
-        place_E = torch.tensor([index[e.task] * width + self.world.answers.index(e.text) for e in kept])
-        return Drawn(batch, kept, edges, place_E, list(drawn or kept))
+        tasks = [self.world.told(q, numbers) if read else self.world.tasks[q] for q in asked]
+        self.script.begin(numbers)
+        asks = [Ask(task, self.samples, index=q) for q, task in zip(asked, tasks, strict=True)]
+        return await self.walk.drawn(self.ctx, asks, self.method.rollout)
 
     def prepared(self, d: Drawn) -> Batch:
-        """The batch after credit and the second door of select, as the loop makes it."""
-        batch, gen_N = d.batch, d.batch.logp_gen_N
-        exact = torch.where(torch.isnan(gen_N), gen_N, self.gen_B[d.edge_N["as_trained"]])
-        columns = {n.column: x[d.edge_N[n.view]] for n, x in self.known.items()}
-        if "logp_old_N" not in columns:
-            columns["logp_old_N"] = self.gen_B[d.edge_N["as_trained"]]
-        for n, model in self.of_sequences.items():
-            columns |= serve(model, batch, [n], cast=self.models)
-        batch = batch.with_columns(logp_gen_N=exact, **columns)
-        batch = batch.with_columns(**self.method.credit(self.ctx, batch))
-        return through_second_door(self.ctx, self.method.select, batch, Stats(), current=False)
+        """The batch after credit and the second door of select."""
+        batch = d.batch
+        if "logp_old_N" not in batch.columns:
+            batch = batch.with_columns(logp_old_N=self.looked_up(batch, Need("logp", "old")))
+        return self.walk.credited(self.ctx, batch)
 
-    def slopes(self, d: Drawn, batch: Batch) -> dict[Need, Tensor]:
-        """dJ/dstatistic of every decision: the objective and the penalties of one optimiser step on the whole draw."""
-        leaves = {n: x[d.edge_N[n.view]].requires_grad_() for n, x in self.now.items()}
-        stats = Stats({n.column: x for n, x in leaves.items()})
-        fixed = Stats({k: v.detach() for k, v in stats.items()})
-        batch = through_second_door(self.ctx, self.method.select, batch, fixed, current=True)
-        terms = self.learner.terms("policy", batch, stats)
-        loud = [t for t in terms if not (isinstance(t.coef, float | int) and t.coef == 0)]
-        value = sum((t.total(t.weights(batch)) for t in loud), torch.zeros((), dtype=torch.float64))
-        if not value.requires_grad:
-            return {}
-        grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        return {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
-
-    def gradient(self, d: Drawn, batch: Batch) -> Tensor:
-        """The gradient in θ of one draw."""
+    def gradient(self, batch: Batch) -> Tensor:
+        """The gradient in θ of one draw: the objective and the penalties of one optimiser step on the whole of it."""
+        leaves = {n: self.looked_up(batch, n, trained=True).requires_grad_() for n in self.goal.needs()}
+        slopes, _ = self.goal.slopes(batch, {n.column: x for n, x in leaves.items()})
         total = torch.zeros_like(self.world.theta)
-        for n, g in self.slopes(d, batch).items():
-            total = total + g @ self.slope_table[n][d.edge_N[n.view]]
+        for n in leaves:
+            if n.column in slopes:
+                for T, rows in _by_temperature(batch):
+                    total = total + slopes[n.column][rows] @ self.slope_table(n, T)[_edge_N(batch, n)[rows]]
         if not bool(torch.isfinite(total).all()):
             raise Unlike("its gradient is not finite on some draw")
         return total
@@ -245,7 +275,7 @@ class Trial:
             self._order_matters_not()
         chance = self.draws.chances(self.log_mass_QA)
         first = self._pass(chance, tick)
-        if not self.ctx.luck:
+        if not self.ctx.random:
             return first
         second = self._pass(chance, tick, again=True)
         apart = float((first.mean_T - second.mean_T).norm())
@@ -265,7 +295,7 @@ class Trial:
             while throw < throws:
                 self.ctx.seed = int(key_hash(self.bench.seed, c, throw, int(again))) % 2**31
                 grad, adv = self._through(c)
-                throws = 1 + int(p * len(chance)) if self.ctx.luck else 1
+                throws = 1 + int(p * len(chance)) if self.ctx.random else 1
                 grads.append(grad)
                 weight.append(p / throws)
                 which.append(c)
@@ -285,7 +315,17 @@ class Trial:
         batch = self.prepared(d)
         self._check(batch)
         adv_N = batch.columns.get("adv_N", batch.weight_N)
-        return self.gradient(d, batch), (d.place_E, batch.gather(adv_N, "N", "E", "mean", where=batch.policy_N))
+        adv_E = batch.gather(adv_N, "N", "E", "mean", where=batch.policy_N)
+        return self.gradient(batch), self._by_answer(batch, d, adv_E)
+
+    def _by_answer(self, batch: Batch, d: Drawn, adv_E: Tensor) -> tuple[Tensor, Tensor]:
+        """The number of each episode's answer, prompt by prompt, and its advantage; without texts that give no answer."""
+        width, prompt = len(self.world.answers), {t.uid: q for q, t in enumerate(self.world.tasks)}
+        number = {e.uid: prompt[e.task] * width + self.world.answer_of(e.text) for e in d.drawn}
+        none = {e.uid for e in d.drawn if self.world.answer_of(e.text) < 0}
+        uids = batch.uid_E.tolist()
+        rows = [i for i, uid in enumerate(uids) if uid in number and uid not in none]
+        return torch.tensor([number[uids[i]] for i in rows], dtype=torch.int64), adv_E[rows]
 
     def _check(self, batch: Batch) -> None:
         """What a run checks at its first batch, here at the first one that holds right and wrong answers."""
@@ -301,8 +341,8 @@ class Trial:
         """A rollout of its own may treat answers by their order; then a group is no set."""
         for c in range(0, len(self.draws.places), max(len(self.draws.places) // 12, 1)):
             a, b = self.drawn(c), self.drawn(c, backwards=True)
-            one, two = (self.gradient(d, self.prepared(d)) if d else torch.zeros(1) for d in (a, b))
-            if not self.ctx.luck and not torch.allclose(one, two, atol=1e-12):
+            one, two = (self.gradient(self.prepared(d)) if d else torch.zeros(1) for d in (a, b))
+            if not self.ctx.random and not torch.allclose(one, two, atol=1e-12):
                 raise Unlike("its rollout treats the answers to a prompt by their order, so groups are no sets")
 
     def _remember(self) -> None:
@@ -317,7 +357,21 @@ class Trial:
             with self.ctx.memory.writing() as state:
                 for _, o in self.method.occupants():
                     o.observe(record, state)
-        self.ctx.again, self.ctx.luck = 0, False
+        self.ctx.again, self.ctx.random = 0, False
+
+
+def _edge_name(view: str) -> str:
+    return "edge_N" if view == "as_trained" else f"edge_{view}_N"
+
+
+def _edge_N(batch: Batch, n: Need) -> Tensor:
+    return batch.columns[_edge_name(n.view)]
+
+
+def _by_temperature(batch: Batch) -> list[tuple[float, Tensor]]:
+    """(temperature, decisions sampled at it); greedy answers are no part of a gradient and read as at 1."""
+    warm_N = torch.where(batch.temperature_N > 0, batch.temperature_N, torch.ones_like(batch.temperature_N))
+    return [(float(T), torch.nonzero(warm_N == T)[:, 0]) for T in torch.unique(warm_N)]
 
 
 def _jacobian(table_B: Tensor, theta: Tensor) -> Tensor:

@@ -25,8 +25,12 @@ SHARES = (0.6, 0.3, 0.1)  # of the right answers' mass, to which answer by the s
 NEVER = -1e4  # the logit of what cannot follow: its probability is 0 exactly, and 0 · log 0 is no NaN
 
 
+SEPARATORS = "\n "  # inside a prompt or between two pieces of an answer; the policies of the laboratory read over them
+
+
 class Letters(CharTokenizer):
-    """Characters with other numbers: the end is 0, then the letters of answers, `<bos>`, a capital for each prompt."""
+    """Characters with other numbers: the end is 0, then the letters of answers, `<bos>`, a capital for each prompt,
+    separators."""
 
     eos = 0
     stops = (0,)
@@ -37,8 +41,9 @@ class Letters(CharTokenizer):
         self.bos = self.pad = self.choices
         self._id = {c: 1 + i for i, c in enumerate(letters)}
         self._id |= {c: self.bos + 1 + i for i, c in enumerate(self.prompts)}
+        self._id |= {c: self.bos + 1 + prompts + i for i, c in enumerate(SEPARATORS)}
         self._letter = {i: c for c, i in self._id.items()}
-        self.vocab = self.bos + 1 + prompts
+        self.vocab = self.bos + 1 + prompts + len(SEPARATORS)
 
     def encode(self, text: str) -> NDArray[np.int64]:
         if not set(text) <= self._id.keys():
@@ -150,6 +155,7 @@ class ExactWorld:
                 for c in self.following(b):
                     if c != ".":
                         out[self.node(q, b), self.tokenizer.encode(c)[0]] = self.node(q, b + c)
+        out[:, self.tokenizer.encode(SEPARATORS)] = torch.arange(len(out))[:, None]
         return out
 
     def token(self, c: str) -> int:
@@ -160,7 +166,10 @@ class ExactWorld:
     @cached_property
     def tasks(self) -> list[Task]:
         names = zip(self.tokenizer.prompts, self.rates, strict=True)
-        return [Task(name, name, self.right[0], 1, "lab", self.right[0], meta={"rate": p}) for name, p in names]
+        longest = max(self.right, key=len)
+        hints = [longest[:i] for i in range(1, len(longest))]
+        meta = {"hints": hints} if hints else {}
+        return [Task(n, n, self.right[0], 1, "lab", longest, meta={"rate": p, **meta}) for n, p in names]
 
     def told(self, q: int, places: Sequence[int]) -> Task:
         """The task with the answers of a draw written down, for methods that learn from recorded answers."""
@@ -185,9 +194,15 @@ class ExactWorld:
             reward=reward, text=self.answers[a], answer=self.answers[a], step=0,
         )  # fmt: skip
 
+    def answer_of(self, text: str) -> int:
+        """The number of the answer that a text gives; -1 for none."""
+        plain = text.translate({ord(c): None for c in SEPARATORS})
+        return self.answers.index(plain) if plain in self.answers else -1
+
     def score(self, task: str, text: str) -> float:
         """The task's own reward for a text."""
-        return float(text in self.right and task in self.tokenizer.prompts)
+        a = self.answer_of(text)
+        return float(a >= 0 and self.answers[a] in self.right and task in self.tokenizer.prompts)
 
 
 class Table(nn.Module):
@@ -199,6 +214,7 @@ class Table(nn.Module):
         super().__init__()
         self.world, self.dim, self.vocab = world, rows_XD.shape[1], rows_XD.shape[1]
         self.base_XD = rows_XD
+        self.head = nn.Identity()
 
     @property
     def device(self) -> torch.device:
@@ -207,12 +223,9 @@ class Table(nn.Module):
     def rows(self) -> Tensor:
         return self.base_XD
 
-    def hidden(self, inputs: Inputs, collect: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+    def forward(self, inputs: Inputs, collect: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         rows_MD = self.rows()[self.states(inputs)]
         return rows_MD, dict.fromkeys(collect, rows_MD)
-
-    def head(self, hidden_XD: Tensor) -> Tensor:
-        return hidden_XD
 
     def states(self, inputs: Inputs) -> Tensor:
         """Walk down the tree, all sequences at once; a position goes on from its parent."""

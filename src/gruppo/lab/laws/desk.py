@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import Any
 
 from gruppo.data import Episode
@@ -10,18 +9,28 @@ from gruppo.data.keyed import uniform
 from gruppo.engines.native import NativeEngine
 from gruppo.lab.laws.world import GROUPS, World
 from gruppo.policies import CharTokenizer, TinyConfig, TinyTransformer
-from gruppo.stages import Ask, Method, Prompt
+from gruppo.stages import Ask, Prompt
 from gruppo.stages.prompting import prompts_for
-from gruppo.stages.reward import add_components
-from gruppo.stages.rollout import Group
 from gruppo.tasks import Task
+from gruppo.tasks.judge import Verdict
+
+
+class ByChance:
+    """A judge: right or wrong by chance, keyed by what was written."""
+
+    in_order = True
+
+    async def score(self, items: Seq[tuple[Task, str]]) -> list[Verdict]:
+        return [Verdict({"task": float(uniform("right", task.uid, text) < 0.5)}) for task, text in items]
+
+    async def answers(self, groups: Seq[Seq[tuple[Task, str]]]) -> list[list[str]]:
+        return [[text for _, text in group] for group in groups]
 
 
 class Desk:
-    """The rooms before the batch: tasks, a tokenizer and an engine that really samples."""
+    """The walk of a world with tasks, a judge and an engine that really samples."""
 
     def __init__(self, world: World) -> None:
-        self.ctx = world.ctx
         self.tasks = [
             Task(f"t-{g}", f"{i}+{i}=", str(2 * i), 1 + i % 2, "desk", f"{i} and {i} is {2 * i}")
             for i, g in enumerate(GROUPS)
@@ -29,25 +38,10 @@ class Desk:
         config = TinyConfig(vocab=CharTokenizer.vocab, dim=8, layers=1, heads=2, ffn=12, context=64)
         policy = TinyTransformer(config, world.seed).double()
         models = {"policy": policy, **{name: policy for name in world.method.cast}}
+        world.walk.tasks, world.walk.judge = self.tasks, ByChance()
+        self.ctx = world.walk.opened(world.ctx, world.store)
         self.ctx.tokenizer, self.ctx.engine = CharTokenizer(), NativeEngine(models)
         self.ctx.prompts, self.ctx.samples = 3, 2
-        self.ctx.fresh = lambda n: world.method.curriculum(replace(self.ctx, prompts=n, round=1), self.tasks)
-        self.ctx.draw = lambda asks: self._draw(world.method, asks)
-        self.ctx.reward = lambda episodes: self._reward(world.method, list(episodes))
-
-    async def _draw(self, method: Method, asks: Seq[Ask | Prompt]) -> list[Episode]:
-        prompts: list[Prompt] = []
-        for ask in asks:
-            prompts += [ask] if isinstance(ask, Prompt) else prompts_for(self.ctx, method.prompting, ask)
-        return self._reward(method, await Group()(self.ctx, prompts))
-
-    def _reward(self, method: Method, episodes: list[Episode]) -> list[Episode]:
-        """Right or wrong by chance, keyed by what was written; an episode is scored once."""
-        new = [e for e in episodes if e.status.judged and "task" not in e.reward]
-        for e in new:
-            e.reward["task"] = float(uniform("right", e.task, e.text) < 0.5)
-        add_components(self.ctx, method.reward, new)
-        return episodes
 
     def asks(self, curriculum: Any) -> list[Ask]:
         return curriculum(self.ctx, self.tasks)

@@ -1,8 +1,9 @@
 """Laws about hyper-parameters: every field of every occupant changes something, and schedules are followed."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields, replace
-from typing import Any, get_args, get_type_hints
+from contextlib import suppress
+from dataclasses import MISSING, Field, fields, replace
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 
@@ -10,8 +11,9 @@ from gruppo.data import Episode
 from gruppo.lab.laws.desk import Desk
 from gruppo.lab.laws.same import drifted, observe
 from gruppo.lab.laws.world import World, random_episodes, with_notes
-from gruppo.stages import CHAINS, ROOMS, Method, Schedule, kind
-from gruppo.train.loop import annotated
+from gruppo.stages import ROOMS, Method, Schedule, kind
+from gruppo.stages.occupant import hints_of
+from gruppo.stages.walk import noted
 
 BEFORE_THE_BATCH = ("curriculum", "prompting", "rollout")
 ROOMS_OF_THEIR_OWN = (*BEFORE_THE_BATCH, "replay", "reward", "update")  # what they do is seen by itself
@@ -35,13 +37,11 @@ def fields_matter(method: Method, seed: int) -> str:
 
     for room, place, occupant in _places(method):
         for f in fields(occupant):
-            before = getattr(occupant, f.name)
-            named = occupant.witness.get(f.name, list(_others(before)))
-            tries = [*(named if isinstance(named, list) else [named]), *([] if f.default is MISSING else [f.default])]
-            tries = [v for v in tries if v != before]
-            if not any(shows(room, place, replace(occupant, **{f.name: v})) for v in tries):
+            tries = list(_tries(occupant, f))
+            if not any(shows(room, place, new) for new in tries):
+                values = [getattr(new, f.name) for new in tries]
                 return (
-                    f"{kind(occupant)}.{f.name} in {room}: none of {tries} changed anything; name a witness, or drop "
+                    f"{kind(occupant)}.{f.name} in {room}: none of {values} changed anything; name a witness, or drop "
                     "the field"
                 )
     return ""
@@ -50,11 +50,11 @@ def fields_matter(method: Method, seed: int) -> str:
 def schedules(method: Method, seed: int) -> str:
     """A field that takes a schedule reads it at the step: the same as the number that the schedule has there."""
     for room, place, occupant in _places(method):
-        hints = get_type_hints(type(occupant))
+        hints = hints_of(type(occupant))
         for f in fields(occupant):
             if Schedule not in get_args(hints[f.name]):
                 continue
-            number = 0.3 if occupant.witness.get(f.name) != 0.3 else 0.2
+            number = 0.3
             moving = Schedule(f"linear(0.0, {number!r}, steps=10)")
             now = moving.value(World(method, seed).ctx.step, {})
             left, right = (_with(method, room, place, replace(occupant, **{f.name: v})) for v in (moving, now))
@@ -67,16 +67,29 @@ def _places(method: Method) -> Iterable[tuple[str, Any, Any]]:
     for room in ROOMS:
         held = getattr(method, room)
         if isinstance(held, Mapping):
-            yield from ((room, role, o) for role, o in held.items())
+            yield from ((room, (role, i), o) for role, chain in held.items() for i, o in enumerate(chain))
         elif isinstance(held, tuple):
             yield from ((room, i, o) for i, o in enumerate(held))
         else:
             yield room, None, held
 
 
-def _others(value: Any) -> Iterable[Any]:
-    """Values to try for a field that names no witness."""
-    if isinstance(value, bool):
+def _tries(occupant: Any, f: Field[Any]) -> Iterable[Any]:
+    """The occupant with other values of a field: its witnesses, its default, and the usual tries."""
+    before, named = getattr(occupant, f.name), list(f.metadata.get("witness", ()))
+    default = [] if f.default is MISSING else [f.default]
+    for value in (*named, *default, *_others(f.name, before, hints_of(type(occupant)).get(f.name))):
+        if value != before:
+            with suppress(ValueError):  # outside its bounds
+                yield replace(occupant, **{f.name: value})
+
+
+def _others(name: str, value: Any, hint: Any) -> Iterable[Any]:
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+    elif name == "mean":
+        yield from (7.0, "token", "sequence")
+    elif isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
         yield from (value + 1, value + 5, 0)
@@ -86,16 +99,19 @@ def _others(value: Any) -> Iterable[Any]:
 
 def _with(method: Method, room: str, place: Any, new: Any) -> Method:
     held = getattr(method, room)
-    if room in CHAINS:
+    if isinstance(held, Mapping):
+        role, i = place
+        return method.but(**{room: {**held, role: tuple(new if j == i else o for j, o in enumerate(held[role]))}})
+    if isinstance(held, tuple):
         return method.but(**{room: tuple(new if i == place else o for i, o in enumerate(held))})
-    return method.but(**{room: new if place is None else {**held, place: new}})
+    return method.but(**{room: new})
 
 
 def _fingerprint(method: Method, room: str, place: Any, seed: int) -> str:
     """What a room does on one batch, as text: so NaN is equal to NaN, and cannot pass for a change."""
     world = World(method, seed)
     held = getattr(method, room)
-    occupant = held if place is None else held[place]
+    occupant = held if place is None else held[place[0]][place[1]] if isinstance(held, Mapping) else held[place]
     episodes = random_episodes(seed, groups=4, mixed=seed % 2 == 0)
     if room in BEFORE_THE_BATCH:
         return repr(_before_the_batch(world, room, occupant, episodes))
@@ -152,11 +168,11 @@ def _before_the_batch(world: World, room: str, occupant: Any, episodes: list[Epi
 def _remembered(world: World, replay: Any, episodes: list[Episode]) -> Any:
     """What comes back over some steps, and what the loop reads beside it (see stages.replay.Replay)."""
     store: list[Episode] = []
-    noted = _annotated(world, episodes)
-    out: list[Any] = [replay.stores, replay.proximal, replay.credited]
+    stored = _annotated(world, episodes)
+    out: list[Any] = [replay.joins, replay.proximal, replay.credited]
     for world.ctx.step in range(8):
         out.append([e.uid for e in replay.get(world.ctx, store)])
-        made = [replace(e, uid=e.uid + 100 * world.ctx.step, step=world.ctx.step) for e in noted[:8]]
+        made = [replace(e, uid=e.uid + 100 * world.ctx.step, step=world.ctx.step) for e in stored[:8]]
         store = replay.put(world.ctx, store, made)
     return out
 
@@ -165,7 +181,7 @@ def _annotated(world: World, episodes: list[Episode]) -> list[Episode]:
     """With the notes that the loop gives to what is stored."""
     kept = world.selected(episodes)
     batch = world.prepared(world.joined(kept, episodes))
-    return annotated(batch, kept, [c for c in ("logp_old_N", *world.method.credit.gives) if c in batch.columns])
+    return noted(batch, kept, ("logp_old_N", *world.method.credit.writes))
 
 
 def _door(world: World, occupant: Any, episodes: list[Episode]) -> Any:

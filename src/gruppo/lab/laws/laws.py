@@ -23,6 +23,7 @@ from gruppo.lab.laws.same import EXACT, drifted, first, observe, remembers, same
 from gruppo.lab.laws.world import World, bare, random_cut, random_episodes, with_rewards
 from gruppo.pieces.stop import freeze
 from gruppo.stages import Method, StepRecord
+from gruppo.stages.check import least_samples
 from gruppo.stages.record import from_table, record_hash, to_table
 from gruppo.train.checkpoint import pack_memory, unpack_memory
 
@@ -182,12 +183,12 @@ def finite_differences(method: Method, seed: int) -> str:
 
 
 def alone(method: Method, seed: int) -> str:
-    """A method that learns nothing from groups of one says so: an occupant has min_samples of 2 or more."""
-    if any(o.min_samples > 1 for _, o in method.occupants()):
+    """A method that learns nothing from groups of one says so: an occupant requires two samples or more."""
+    if least_samples(method) > 1:
         return ""
     episodes = [replace(e, group=f"{e.group}-{e.uid}") for e in random_episodes(seed, dead=False)]
     size = float(World(bare(method), seed).gradient(episodes).norm())
-    return "" if size > 1e-9 else "groups of one teach nothing, and no occupant has min_samples"
+    return "" if size > 1e-9 else "groups of one teach nothing, and no occupant requires Samples(2)"
 
 
 def roles(method: Method, seed: int) -> str:

@@ -10,7 +10,8 @@ from torch import Tensor
 from gruppo.data import Batch, Episode, Source, Status, Use
 from gruppo.lab.laws.same import first, observe, remembers, same
 from gruppo.lab.laws.world import World, random_episodes
-from gruppo.stages import Method, Stats
+from gruppo.stages import Method
+from gruppo.stages.check import readable_N
 
 
 def nan_mask(method: Method, seed: int) -> str:
@@ -28,9 +29,7 @@ def _dead_rows(method: Method, seed: int) -> Iterable[str]:
     batch = world.packed(random_episodes(seed))
     plain = world.prepared(batch)
     dead_E = ~(batch.alive_E | batch.judged_E)
-    known = {Source[s.upper()] for _, o in method.occupants() for s in o.handles} | {Source.POLICY}
-    given_N = ~torch.isin(batch.source_N, torch.tensor(sorted(known)))
-    dead = {"N": batch.spread(dead_E, "E", "N") | given_N}
+    dead = {"N": batch.spread(dead_E, "E", "N") | ~readable_N(method, batch)}
     dead |= {level: batch.spread(dead_E, "E", level) for level in ("K", "S", "E")}  # type: ignore[arg-type]
     healthy = {role: world.grad(plain, role) for role in world.learner.trained}
     for poison in POISONS:
@@ -157,7 +156,7 @@ def keep_and_weight(method: Method, seed: int) -> str:
         said = _muted(all_slopes, off) or same(slope["keep"], slope["never written"], "dropped tokens still count")
         if said:
             return said
-        if all(t.additive for t in world.learner.terms(role, batch, Stats(stats))):
+        if all(t.additive for t in world.goal(role).terms(batch)):
             said = same(2 * slope["plain"], slope["twice"], "twice all weights")
             if said:
                 return said

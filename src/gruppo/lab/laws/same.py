@@ -9,7 +9,6 @@ from torch import Tensor
 from gruppo.data import Batch, Episode
 from gruppo.lab.laws.world import World
 from gruppo.stages import Method, Occupant, StepRecord
-from gruppo.train.loop import annotated
 from gruppo.train.metrics import batch_metrics, episode_metrics
 
 EXACT = 1e-9
@@ -35,7 +34,7 @@ def first(sentences: Iterable[str]) -> str:
 def remembers(method: Method) -> bool:
     """Whether an occupant observes steps or stores episodes: without one, the next step is this one again."""
     observes = any(type(o).observe is not Occupant.observe for _, o in method.occupants())
-    return observes or method.replay.stores
+    return observes or method.remembers_episodes
 
 
 def observe(world: World, episodes: list[Episode], step: int = 1) -> None:
@@ -52,17 +51,14 @@ def observe(world: World, episodes: list[Episode], step: int = 1) -> None:
     batch = world.prepared(world.joined(kept, drawn))
     world.learner.begin(ctx)
     for role in world.learner.trained:
-        world.grad(batch, role)
+        world.learner.grad(role, batch)
     facts = episode_metrics(drawn) | batch_metrics(batch) | world.learner.tally.means()
-    store = list(ctx.replay)
-    if world.method.replay.stores:
-        columns = ("logp_old_N", *world.method.credit.gives)
-        columns = tuple(c for c in columns if c in batch.columns)
-        store = world.method.replay.put(ctx, store, annotated(batch, kept, columns))
+    world.store = world.walk.remembered(ctx, world.store, batch, kept)
     with ctx.memory.writing() as state:
         for _, o in world.method.occupants():
             o.observe(StepRecord(step, kept, batch, facts, ctx, drawn), state)
-    ctx.replay, ctx.step = tuple(store), now
+    ctx.step = now
+    ctx.replay = tuple(world.method.replay.get(ctx, world.store))
 
 
 def drifted(batch: Batch) -> Iterable[Batch]:

@@ -1,5 +1,6 @@
 """A small world for the laws: random episodes with every kind of row, tiny models in float64, a real learner."""
 
+from collections.abc import Coroutine, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -13,12 +14,13 @@ from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, Turn, Us
 from gruppo.data.keyed import uniform
 from gruppo.data.prefix import WORTH
 from gruppo.data.views import as_sampled
-from gruppo.pieces.stop import stop
 from gruppo.policies import Critic, TinyConfig, TinyTransformer
-from gruppo.stages import Context, Memory, Method, Noted, Sampling, Stats, need
+from gruppo.stages import Context, Memory, Method, Need, Sampling, Stats
+from gruppo.stages.goal import Goal
+from gruppo.stages.occupant import NoteColumn
 from gruppo.stages.readouts import READOUTS
-from gruppo.stages.reward import add_components
-from gruppo.stages.select import through_first_door, through_second_door
+from gruppo.stages.select import through_first_door
+from gruppo.stages.walk import Walk
 from gruppo.train.forward import serve
 from gruppo.train.learner import Learner, OptimConfig
 
@@ -28,6 +30,7 @@ UNJUDGED = (Status.ENV_ERROR, Status.OPEN, Status.TIMEOUT, Status.CANCELLED)
 GROUPS = ("g0", "g1", "g2", "g3", "one", "equal", "new")  # a task each, of two domains; the last is never seen
 JUDGED = (Status.OK, Status.TRUNCATED, Status.INVALID)
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 
 
 def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: bool = True) -> list[Episode]:
@@ -143,8 +146,8 @@ def _episode(
     turns = [queues[i].pop(0) for i in (places[::2] + places[1::2] if number % 4 == 0 else rng.permutation(places))]
     parts = {} if reward is None else {"task": reward}
     e = Episode(1000 + number, f"t-{group}", group, sequences, turns, parts, status, use, author, text="x", step=0)
-    e.replayed, e.place = replayed, GROUPS.index(group)
-    e.domain = f"desk/{1 + e.place % 2}"
+    e.replayed, e.index = replayed, GROUPS.index(group)
+    e.domain = f"desk/{1 + e.index % 2}"
     return e
 
 
@@ -178,19 +181,20 @@ def with_notes(method: Method, episodes: Seq[Episode]) -> list[Episode]:
 
     Numbers are keyed by episode. One that failed has no notes: NaN in the columns.
     """
-    wanted = {name: noted for _, o in method.occupants() for name, noted in o.notes.items()}
-    if not wanted:
+    read = {column for _, o in method.occupants() for column in o.reads if isinstance(column, NoteColumn)}
+    if not read:
         return list(episodes)
 
-    def note(e: Episode, name: str, noted: Noted) -> Note:
+    def note(e: Episode, name: str, level: str, among: tuple[float, ...]) -> Note:
         decisions = sum(len(as_sampled(s)[1]) for s in e.sequences)
-        size = {"E": 1, "S": len(e.sequences), "K": len(e.turns), "N": decisions}[noted.level]
+        size = {"E": 1, "S": len(e.sequences), "K": len(e.turns), "N": decisions}[level]
         draw = np.array([float(uniform("note", name, e.uid, i)) for i in range(size)])
-        values = np.array(noted.among)[(draw * len(noted.among)).astype(int)] if noted.among else draw
-        return Note(values.astype(np.float32), noted.level, 0)
+        values = np.array(among)[(draw * len(among)).astype(int)] if among else draw
+        return Note(values.astype(np.float32), level, 0)
 
+    wanted = {c.removeprefix("note_")[:-2]: (c[-1], c.among) for c in sorted(read)}
     return [
-        replace(e, notes={n: note(e, n, noted) for n, noted in wanted.items() if e.status.judged} | e.notes)
+        replace(e, notes={n: note(e, n, *spec) for n, spec in wanted.items() if e.status.judged} | e.notes)
         for e in episodes
     ]
 
@@ -253,9 +257,12 @@ class World:
                 moved = tiny(seed + 50 + i, near) if role.train and not on_policy else near
                 self.before[name] = self._critic(moved, seed) if role.as_ == "head" else moved
         self.learner = Learner(method, self.models, OptimConfig())
-        self.ctx = Context(step=1, steps=10, seed=seed, memory=Memory(), samples=4, sampling=Sampling(max_tokens=8))
+        self.share = WORTH
+        self.walk = Walk(method, self.read, packed=self.pack)
+        self.store: list[Episode] = []
+        ctx = Context(step=1, steps=10, seed=seed, memory=Memory(), samples=4, sampling=Sampling(max_tokens=8))
+        self.ctx = self.walk.opened(ctx)
         self.ctx.fresh = lambda n: []
-        self.ctx.score = self.score
         self.learner.begin(self.ctx)
 
     def _critic(self, trunk: TinyTransformer, seed: int) -> Critic:
@@ -266,16 +273,19 @@ class World:
             critic.value.weight.copy_(torch.randn(critic.value.weight.shape, generator=generator, dtype=torch.float64))
         return critic
 
-    def score(self, episodes: Seq[Episode], role: str = "policy", readouts: Seq[str] = ("logp",)) -> Batch:
-        """ctx.score, as the loop has it."""
-        batch = pack(episodes, dtype=torch.float64)
-        return batch.with_columns(**serve(self.models[role], batch, [need(r, role) for r in readouts]))
+    def read(self, role: str, batch: Batch, needs: Seq[Need]) -> dict[str, Tensor]:
+        """What a role said at the start of the step."""
+        return serve(self.before[role], batch, needs, cast=self.models)
+
+    def pack(self, episodes: Seq[Episode], drawn: Mapping[str, int] | None = None, views: Seq[str] = ()) -> Batch:
+        """In float64; of a step, with a group that selection has lost."""
+        lost = None if drawn is None else {**drawn, "lost": 2}
+        return pack(episodes, drawn=lost, views=views, dtype=torch.float64, share=self.share)
 
     def scored(self, episodes: Seq[Episode]) -> list[Episode]:
         """With notes and through the reward room; the episodes given stay as they are."""
         mine = [replace(e, reward=dict(e.reward)) for e in with_notes(self.method, episodes)]
-        add_components(self.ctx, self.method.reward, mine)
-        return mine
+        return at_once(self.walk.rewarded(self.ctx, mine))
 
     def selected(self, episodes: Seq[Episode]) -> list[Episode]:
         """Through the reward room and the first door of select."""
@@ -284,62 +294,46 @@ class World:
     def kept(self, scored: Seq[Episode]) -> list[Episode]:
         """Through the first door of select, and rewards that compare a group."""
         kept = through_first_door(self.ctx, self.method.select, list(scored))[0]
-        add_components(self.ctx, self.method.reward, kept, whole=True)
-        return kept
+        return at_once(self.walk.compared(self.ctx, kept))
 
     def packed(self, episodes: Seq[Episode], share: float = WORTH, **columns: Tensor) -> Batch:
         """The batch with its needs, before credit. `share` as in `pack`."""
-        return self.joined(self.selected(episodes), episodes, share).with_columns(**columns)
+        self.share = share
+        return self.joined(self.selected(episodes), episodes).with_columns(**columns)
 
-    def joined(self, kept: Seq[Episode], episodes: Seq[Episode], share: float = WORTH) -> Batch:
+    def joined(self, kept: Seq[Episode], episodes: Seq[Episode]) -> Batch:
         """What selection kept of the episodes, packed, with the needs of the batch."""
-        drawn = {e.group: sum(o.group == e.group for o in episodes) for e in episodes}
-        needs = [n for _, _, n in self.method.needs(self.ctx)]
-        if self.method.replay.stores:
-            needs.append(need("logp", "old"))
-        views = [n.view for n in needs]
-        batch = pack(kept, drawn=drawn | {"lost": 2}, views=views, dtype=torch.float64, share=share)
-        for n in dict.fromkeys(n for n in needs if n.when == "batch"):
-            batch = batch.with_columns(**serve(self.before[n.role], batch, [n], cast=self.models))
+        batch = self.walk.batch_of(self.ctx, episodes, kept, lazy=False)
+        assert batch is not None
         return batch
 
     def prepared(self, batch: Batch) -> Batch:
         """After credit and the second door of select."""
-        batch = batch.with_columns(**self.method.credit(self.ctx, batch))
-        return through_second_door(self.ctx, self.method.select, batch, Stats(), current=False)
+        return self.walk.credited(self.ctx, batch)
 
-    def grad(
-        self, batch: Batch, role: str = "policy", cut: Seq[Tensor] | None = None, two_pass: bool = False
-    ) -> Tensor:
+    def grad(self, batch: Batch, role: str = "policy", cut: Seq[Tensor] | None = None, **options: Any) -> Tensor:
         """The flat gradient of the role's parameters."""
-        self.learner.two_pass = two_pass
-        self.learner.grad(role, batch, cut=cut)
-        params = [p for p in self.models[role].parameters() if p.requires_grad]
-        return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().clone() for p in params])
+        return self.learner.gradient(role, batch, cut=cut, **options)
 
     def gradient(self, episodes: Seq[Episode], role: str = "policy", **options: Any) -> Tensor:
         return self.grad(self.prepared(self.packed(episodes)), role, **options)
+
+    def goal(self, role: str = "policy") -> Goal:
+        return Goal(self.method, self.ctx, role)
 
     def statistics(self, batch: Batch, role: str = "policy") -> dict[str, Tensor]:
         """Synthetic statistics, one generator a readout, for laws that need no model."""
         generator = torch.Generator().manual_seed(self.seed)
         out: dict[str, Tensor] = {}
-        for n in self.learner.needs(role):
+        for n in self.goal(role).needs():
             out[n.column] = READOUTS[n.readout].synthetic(generator, batch.size(n.at), torch.float64)  # type: ignore[arg-type]
         return out
 
     def value(self, batch: Batch, stats: dict[str, Tensor], role: str = "policy") -> Tensor:
         """J of given statistics."""
-        table = Stats(stats)
         if "logp_old_N" not in batch.columns and "logp_N" in stats:
-            batch = batch.with_columns(logp_old_N=table.logp_N.detach())
-        fixed = Stats({k: stop(v) for k, v in stats.items()})
-        batch = through_second_door(
-            self.ctx, self.method.select if role == "policy" else (), batch, fixed, current=True
-        )
-        terms = self.learner.terms(role, batch, table)
-        zero = torch.zeros((), dtype=torch.float64)
-        return sum((t.total(t.weights(batch)) for t in terms if not _silent(t.coef)), zero)
+            batch = batch.with_columns(logp_old_N=stats["logp_N"].detach())
+        return self.goal(role).whole(batch, Stats(stats)).value.double()
 
     def slopes(self, batch: Batch, stats: dict[str, Tensor], role: str = "policy") -> dict[str, Tensor]:
         """dJ/dstatistic."""
@@ -351,8 +345,13 @@ class World:
         return {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), slopes, strict=True)}
 
 
-def _silent(coef: Any) -> bool:
-    return isinstance(coef, float | int) and coef == 0
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise RuntimeError("the coroutine waits for something")
 
 
 def random_cut(batch: Batch, seed: int) -> list[Tensor]:

@@ -1,0 +1,177 @@
+"""What a role maximises in one optimiser step: the terms of its objectives and penalties. No model is needed here.
+
+The native learner, the laws and the laboratory share it: terms are declared before statistics are known, their counts
+are those of the whole step, and dJ/dstatistic is all that a model has to be given.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch
+from gruppo.pieces.aggregate import weighted_sum
+from gruppo.pieces.stop import stop
+from gruppo.stages.check import readable_N
+from gruppo.stages.context import Context
+from gruppo.stages.method import Method, kind
+from gruppo.stages.names import nearest
+from gruppo.stages.readouts import Need, Stats
+from gruppo.stages.select import reads_current, through_second_door
+from gruppo.stages.terms import Counts, Term
+
+_AS_STORED = frozenset({"logp_gen_N", "temperature_N", "row_N"})  # NaN in logp_gen says that nothing was sampled
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The objectives of a role and, for the policy, the penalties: to be maximised together."""
+
+    method: Method
+    ctx: Context
+    role: str = "policy"
+    penalties: bool = True
+
+    def occupants(self) -> list[tuple[Any, bool]]:
+        """(occupant, whether it reads tokens that selection dropped, as penalties do). Penalties are the policy's."""
+        mine = [(o, "dropped" in o.reads) for o in self.method.objectives[self.role]]
+        return mine + [(o, True) for o in self.method.penalties if self.role == "policy" and self.penalties]
+
+    def needs(self) -> list[Need]:
+        """What it wants to know at every optimiser step, each once."""
+        here = [o for o, _ in self.occupants()] + list(self.method.select if self.role == "policy" else ())
+        return list(dict.fromkeys(n for o in here for n in o.needs(self.ctx) if n.when == "step"))
+
+    def terms(self, batch: Batch) -> list[Term]:
+        """What is counted, before any statistic is known."""
+        out: list[Term] = []
+        clean = {p: self._clean(batch, Stats(), p)[0] for p in {penalty for _, penalty in self.occupants()}}
+        for occupant, penalty in self.occupants():
+            out += [replace(t, mean=self._mean(t.mean)) for t in occupant.terms(self.ctx, clean[penalty])]
+        names = [t.name for t in out]
+        if len(set(names)) < len(names):
+            twice = next(n for n in names if names.count(n) > 1)
+            raise ValueError(
+                f"{self.method.name}: two terms of {self.role} are called {twice!r}, so one would hide the other in "
+                "the log. Rename one of them, or leave one of the objectives out."
+            )
+        return out
+
+    def values(self, batch: Batch, stats: Stats, terms: Sequence[Term]) -> list[Tensor]:
+        """The values of these terms, in their order."""
+        out: list[Tensor] = []
+        left = list(terms)
+        clean = {p: self._clean(batch, stats, p) for p in {penalty for _, penalty in self.occupants()}}
+        for occupant, penalty in self.occupants():
+            found = occupant(self.ctx, *clean[penalty])
+            names = [t.name for t in left[: len(found)]]
+            if set(names) != set(found):
+                strange = next(iter(set(found) ^ set(names)))
+                raise ValueError(
+                    f"{kind(occupant)} declares the terms {', '.join(names)} and gives values for {', '.join(found)}"
+                    f"{nearest(strange, names)}: what is counted would not be what is maximised. Use the same names."
+                )
+            out += [found[name] for name in names]
+            left = left[len(found) :]
+        return out
+
+    def counts(self, batch: Batch, terms: Sequence[Term]) -> Counts:
+        return Counts({t.name: t.count(batch) for t in terms})
+
+    def fused(self, terms: Sequence[Term]) -> bool:
+        """Whether micro-batches can be added up: no row looks at another sequence, and selection is done."""
+        chain = self.method.select if self.role == "policy" else ()
+        current = any(hasattr(o, "tokens") and reads_current(self.ctx, o) for o in chain)
+        return not current and all(t.additive and t.at in "NKS" for t in terms)
+
+    def selected(self, batch: Batch, stats: Stats) -> Batch:
+        """After the selection of tokens by current statistics, which have no gradient there."""
+        chain = self.method.select if self.role == "policy" else ()
+        fixed = Stats({k: stop(v) for k, v in stats.items()})
+        return through_second_door(self.ctx, chain, batch, fixed, current=True)
+
+    def whole(self, batch: Batch, stats: Stats) -> "Sum":
+        """J of a whole optimiser step, from its statistics."""
+        batch = self.selected(batch, stats)
+        terms = self.terms(batch)
+        weights = [t.weights(batch) for t in terms]
+        out = Sum(terms, weights)
+        out.value = out.add(self.values(batch, stats, terms), weights, stats)
+        return out
+
+    def slopes(self, batch: Batch, leaves: Mapping[str, Tensor], scale: float = 1.0) -> "tuple[dict[str, Tensor], Sum]":
+        """scale · dJ/dstatistic for each leaf that J depends on, over the whole step."""
+        total = self.whole(batch, Stats(leaves))
+        found = torch.autograd.grad(scale * total.value, list(leaves.values()), allow_unused=True)
+        return {k: g for k, g in zip(leaves, found, strict=True) if g is not None}, total
+
+    def _mean(self, mean: str | float) -> str | float:
+        """`episode_sum/max_tokens` divides by the longest answer that the run allows."""
+        if isinstance(mean, str) and mean.endswith("/max_tokens"):
+            return f"{mean.removesuffix('max_tokens')}{self.ctx.sampling.max_tokens}"
+        return mean
+
+    def _clean(self, batch: Batch, stats: Stats, penalty: bool) -> tuple[Batch, Stats]:
+        """Without what may not be learned from. Another role, and penalties, also look at tokens that selection
+        dropped."""
+        alive_N = batch.spread(batch.alive_E, "E", "N") & readable_N(self.method, batch)
+        return _clean(batch, stats, alive_N & batch.keep_N if self.role == "policy" and not penalty else alive_N)
+
+
+class Sum:
+    """J as it is added up, with each term's own mean, without its coefficient, for the log.
+
+    `value` is J itself where the whole step was given at once.
+    """
+
+    def __init__(self, terms: Sequence[Term], weights: Sequence[Tensor]) -> None:
+        self.terms, self.weights = terms, weights
+        self.value = torch.zeros(())
+        self.totals: dict[str, Tensor] = {}
+
+    def pairs(self) -> list[tuple[Term, Tensor]]:
+        return list(zip(self.terms, self.weights, strict=True))
+
+    def add_micro(self, values: Sequence[Tensor], micro: Batch, stats: Mapping[str, Tensor]) -> Tensor:
+        """The part of J of a micro-batch, under the weights of the whole step."""
+        rows = [micro.columns[f"row_{t.at}"] for t in self.terms]
+        terms = [replace(t, coef=t.coef[r]) if isinstance(t.coef, Tensor) and t.coef.dim() else t
+                 for t, r in zip(self.terms, rows, strict=True)]  # fmt: skip
+        return self.add(values, [w[r] for w, r in zip(self.weights, rows, strict=True)], stats, terms)
+
+    def add(
+        self,
+        values: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        stats: Mapping[str, Tensor],
+        terms: Sequence[Term] | None = None,
+    ) -> Tensor:
+        """The part of J of these rows."""
+        part = zero_of(stats)
+        for term, value, weight in zip(self.terms if terms is None else terms, values, weights, strict=True):
+            if not term.logged_only:
+                part = part + term.total(value, weight)
+            plain = weighted_sum(value.detach(), weight)
+            self.totals[term.name] = self.totals.get(term.name, torch.zeros_like(plain)) + plain
+        return part
+
+
+def zero_of(stats: Mapping[str, Tensor]) -> Tensor:
+    """0 with a graph: an optimiser step without a row to learn from still has a gradient, of 0."""
+    return sum((0.0 * torch.nan_to_num(x).sum() for x in stats.values()), torch.zeros(()))  # type: ignore[return-value]
+
+
+def _clean(batch: Batch, stats: Stats, alive_N: Tensor) -> tuple[Batch, Stats]:
+    """Numbers of dead rows read as 0, so that NaN and infinities there reach neither value nor gradient."""
+
+    def zero(x: Tensor) -> Tensor:
+        return torch.where(alive_N.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+    columns = {
+        name: zero(x)
+        for name, x in batch.columns.items()
+        if name.endswith("_N") and x.is_floating_point() and name not in _AS_STORED
+    }
+    return batch.with_columns(**columns), Stats({k: zero(v) if k.endswith("_N") else v for k, v in stats.items()})

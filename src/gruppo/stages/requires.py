@@ -1,0 +1,124 @@
+"""What an occupant requires: decided before the run, or at the first batch before the first update."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gruppo.data import Batch, Source, Use
+
+if TYPE_CHECKING:
+    from gruppo.stages.method import Method
+
+
+class Requirement:
+    """One thing that must hold. A sentence says what is missing, with the remedy; "" if nothing is."""
+
+    @property
+    def called(self) -> str:
+        return ""
+
+    def before(self, method: "Method", room: str, kind: str, samples: int) -> str:
+        """Before the run, of the occupant `kind` in `room`."""
+        return ""
+
+    def at_first_batch(self, batch: Batch) -> str:
+        """Before the first update; without a full stop."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Samples(Requirement):
+    """At least so many samples of a prompt."""
+
+    least: int = 2
+    why: str = "It compares the samples of one prompt, so a single sample has no advantage."
+
+    def before(self, method: "Method", room: str, kind: str, samples: int) -> str:
+        if samples >= self.least:
+            return ""
+        return (
+            f"samples={samples}: {method.name} has {kind} in {room}. {self.why} "
+            f"Use samples >= {self.least}, or a method without groups such as method=reinforce."
+        )
+
+
+@dataclass(frozen=True)
+class InRoom(Requirement):
+    """One of these kinds of occupants in a room: two halves of one mechanism. A class derived from a half is one."""
+
+    room: str
+    kinds: tuple[str, ...]
+
+    def before(self, method: "Method", room: str, kind: str, samples: int) -> str:
+        from gruppo.stages.method import CHAINS
+        from gruppo.stages.method import kind as kind_of
+
+        here = [o for r, o in method.occupants() if r == self.room]
+        if {kind_of(c) for o in here for c in type(o).__mro__}.intersection(self.kinds):
+            return ""
+        return (
+            f"{method.name}: {kind} in {room} requires {' or '.join(self.kinds)} in {self.room}, which has "
+            f"{', '.join(map(kind_of, here)) or 'nothing'}: it would not do what it says. Use "
+            f"method.{self.room}{'+=' if self.room in CHAINS else '='}{self.kinds[0]}, or another {room}."
+        )
+
+
+@dataclass(frozen=True)
+class RecurringTasks(Requirement):
+    """Tasks that come again, because something is remembered of each. A run in which few do is warned, not refused."""
+
+
+@dataclass(frozen=True)
+class OfBatch(Requirement):
+    """A property of the first batch, by name."""
+
+    name: str
+    missing: Callable[[Batch], str]
+
+    @property
+    def called(self) -> str:
+        return self.name
+
+    def at_first_batch(self, batch: Batch) -> str:
+        return self.missing(batch)
+
+
+def _binary_reward(batch: Batch) -> str:
+    values = torch.unique(batch.reward_E[batch.judged_E])
+    if len(values) > 2:
+        return (
+            f"rewards have {len(values)} different values, and it takes right or wrong. Use a task or a reward with "
+            "two values"
+        )
+    if len(values) == 2 and not bool(values[0] <= 0 < values[1]):
+        return (
+            f"rewards are {float(values[0]):g} and {float(values[1]):g}, but right is above 0 and wrong is not: all "
+            "would be the same. Use a task or a reward of 0 and 1"
+        )
+    return ""
+
+
+def _pairs(batch: Batch) -> str:
+    """Sampled groups may all be equal at first; recorded answers stay as they are."""
+    if batch.size("P") or not bool((batch.source_E == Source.EXPERT).all()):
+        return ""
+    return (
+        "no task has two recorded answers of different reward, so there is nothing to compare. Use a preference file, "
+        "task=preference, or pairs of sampled answers with method.rollout=group"
+    )
+
+
+def _baseline_episodes(batch: Batch) -> str:
+    if bool((batch.judged_E & (batch.use_E == Use.BASELINE)).any()):
+        return ""
+    return (
+        "no episode is one, or none was judged, so every advantage would be 0. Use a rollout that makes them, such as "
+        "method.rollout=with_greedy"
+    )
+
+
+BINARY_REWARD = OfBatch("binary_reward", _binary_reward)
+PAIRS = OfBatch("pairs", _pairs)
+BASELINE_EPISODES = OfBatch("baseline_episodes", _baseline_episodes)

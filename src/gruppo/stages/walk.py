@@ -1,0 +1,289 @@
+"""The walk: the way of the data from the curriculum to a batch with credit, written once.
+
+    curriculum ─▶ prompting ─▶ rollout ─▶ reward ─▶ select ─▶ reward ─▶ [pack] ─▶ needs ─▶ credit ─▶ select
+                      ▲                              episodes   groups                               tokens
+                      └────────── draw again ───────────┘
+
+The sources are handed in: tasks, a way to play, a judge, a way to pack and a way to read models. The trainer, step
+zero, the laws and the laboratory walk here, so what is proved is what trains.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, Note, Status, Use, pack
+from gruppo.stages.context import Ask, Context, Prompt
+from gruppo.stages.method import Method
+from gruppo.stages.play import Fork, Play, Start, one_answer, starts_of
+from gruppo.stages.prompting import prompts_for
+from gruppo.stages.readouts import Need, Stats, need
+from gruppo.stages.reward import add_components
+from gruppo.stages.select import through_first_door, through_second_door
+
+NO_TASK = (
+    "The scorer returned the components {} but none called `task`: what counts as solved is not known, and selection "
+    "looks at it. Return {{'task': …}} among them."
+)
+Read = Callable[[str, Batch, list[Need]], Mapping[str, Tensor]]
+OLD = need("logp", "old")
+
+
+class Judge(Protocol):
+    """Scores answers: what a task's own scorer says, awaited."""
+
+    in_order: bool  # whether the order of answers may matter to it: then they are scored together, in their order
+
+    def score(self, items: Sequence[tuple[Any, str]]) -> Awaitable[Sequence[Any]]: ...
+
+    def answers(self, groups: Sequence[Sequence[tuple[Any, str]]]) -> Awaitable[Sequence[Sequence[str]]]: ...
+
+
+@dataclass
+class Walk:
+    """The rooms of a method with their sources.
+
+    tasks   the training set, by index
+    judge   scores answers; None: episodes come with their rewards
+    read    (role, batch, needs) -> columns, without gradient; the role "old" is the policy at the start of the step
+    packed  (episodes, drawn, views) -> Batch
+    play    how an episode is played
+    clock   times the parts of a step
+    """
+
+    method: Method
+    read: Read
+    tasks: Any = ()
+    judge: Judge | None = None
+    packed: Callable[..., Batch] = pack
+    play: Play = one_answer
+    budget_tokens: int = 0  # sampled tokens of a step, draws again included; 0: no limit
+    clock: Callable[[str], AbstractContextManager[Any]] = field(default=lambda name: nullcontext())
+
+    def opened(self, ctx: Context, store: Sequence[Episode] = ()) -> Context:
+        """The context with the verbs of the walk, and with what the replay recalls from its store."""
+        ctx.replay = tuple(self.method.replay.get(ctx, store))
+        ctx.play = lambda starts, window=0: self.played(ctx, starts, window)
+        ctx.reward = lambda episodes: self.rewarded(ctx, list(episodes))
+        ctx.draw = lambda asks: self.drawn(ctx, asks)
+        ctx.read = self.read_episodes
+        ctx.fresh = lambda n: self.method.curriculum(replace(ctx, prompts=n, round=ctx.round + 1), self.tasks)
+        return ctx
+
+    # from asks to scored episodes
+
+    async def collected(self, ctx: Context) -> tuple[list[Episode], list[Episode]]:
+        """Draw, reward, select; draw again what selection asks for. Returns (everything drawn, what was kept)."""
+        asks: Sequence[Ask | Prompt] = self.method.curriculum(ctx, self.tasks)
+        drawn: list[Episode] = []
+        kept: list[Episode] = []
+        while asks:
+            fresh = await self.drawn(ctx, asks, self.method.rollout)
+            drawn += fresh
+            kept, asks = through_first_door(ctx, self.method.select, [*kept, *fresh])
+            if self.budget_tokens and sum(e.tokens for e in drawn) >= self.budget_tokens:
+                break
+            if asks:
+                ctx.round += 1
+        return drawn, await self.compared(ctx, kept)
+
+    async def drawn(self, ctx: Context, asks: Sequence[Ask | Prompt], rollout: Any = None) -> list[Episode]:
+        """Asks or prompts to rewarded episodes; without a rollout, one play for each sample."""
+        prompts: list[Prompt] = []
+        for ask in asks:
+            prompts += [ask] if isinstance(ask, Prompt) else prompts_for(ctx, self.method.prompting, ask)
+        return await self.rewarded(ctx, await (rollout(ctx, prompts) if rollout else ctx.play(prompts)))
+
+    async def played(self, ctx: Context, starts: Sequence[Prompt | Start | Fork], window: int = 0) -> list[Episode]:
+        """Episodes of these starts, in their order. They are scored as they end, while others are still played."""
+        each = starts_of(ctx, starts)
+        found: dict[int, Episode] = {}
+        scoring = Scoring(self)
+        try:
+            with self.clock("sampling"):
+                async for i, episode in self.play(ctx, each, window):
+                    found[i] = episode
+                    await scoring.add(episode)
+        finally:
+            await scoring.end()
+        out = [found[i] for i in range(len(each))]
+        await self.scored(out)
+        return out
+
+    async def scored(self, episodes: Sequence[Episode]) -> None:
+        """The task's own score of those that have none yet. A failure is a status, never a reward."""
+        new = [e for e in episodes if e.status.judged and "task" not in e.reward]
+        if new:
+            with self.clock("scoring"):
+                await self.judged(new)
+
+    async def judged(self, episodes: Sequence[Episode]) -> None:
+        new = [e for e in episodes if e.status.judged and "task" not in e.reward]
+        if not new or self.judge is None:
+            return
+        verdicts = await self.judge.score([(self.task_of(e), e.text) for e in new])
+        for e, verdict in zip(new, verdicts, strict=True):
+            if verdict.status == "ok" and "task" not in verdict.components:
+                e.status, e.error = Status.ENV_ERROR, NO_TASK.format(", ".join(verdict.components))
+            elif verdict.status == "ok":
+                e.reward.update(verdict.components)
+            else:
+                e.status, e.error = Status[verdict.status.upper()], verdict.error
+
+    async def rewarded(self, ctx: Context, episodes: list[Episode]) -> list[Episode]:
+        """The task's own score and the components of the reward room. An episode passes here once."""
+        await self.scored(episodes)
+        new = [e for e in episodes if e.status.judged and not e.rewarded]
+        add_components(ctx, self.method.reward, new)
+        for e in new:
+            e.rewarded = True
+        return episodes
+
+    async def compared(self, ctx: Context, kept: list[Episode]) -> list[Episode]:
+        """When a step has all its episodes: which answers are the same, then the rewards that compare a group."""
+        if self.judge is not None and any("answer_E" in o.reads for _, o in self.method.occupants()):
+            groups: dict[str, list[Episode]] = {}
+            for e in kept:
+                if e.status.judged:
+                    groups.setdefault(e.group, []).append(e)
+            with self.clock("scoring"):
+                found = await self.judge.answers([[(self.task_of(e), e.text) for e in g] for g in groups.values()])
+            for group, answers in zip(groups.values(), found, strict=True):
+                for e, answer in zip(group, answers, strict=True):
+                    e.answer = answer
+        add_components(ctx, self.method.reward, kept, of_groups=True)
+        return kept
+
+    def task_of(self, e: Episode) -> Any:
+        """The task of an episode: that of its ask, or for one of an earlier process the task at its index."""
+        if e.ask is not None:
+            return e.ask.task
+        found = self.tasks[e.index] if 0 <= e.index < len(self.tasks) else None
+        if found is None or found.uid != e.task:
+            raise ValueError(
+                f"task {e.task!r} of an episode is not in the training set, so it cannot be scored. Put the data back "
+                "as it was; a rollout of your own makes its episodes with ctx.play or stages.play.episode_of."
+            )
+        return found
+
+    # from episodes to a batch with credit
+
+    def batch_of(
+        self, ctx: Context, drawn: Sequence[Episode], kept: Sequence[Episode], lazy: bool = True
+    ) -> Batch | None:
+        """What was kept and what the replay adds, packed, with every need that is read once a batch.
+
+        None if there is nothing to learn from. `lazy` leaves log π_old out where the update reads it for nothing.
+        """
+        joined = [recalled(e, self.method.replay.credited) for e in ctx.replay] if self.method.replay.joins else []
+        used = [e for e in (*kept, *joined) if e.use != Use.NONE]
+        if all(e.use == Use.BASELINE for e in used):
+            return None
+        counts: dict[str, int] = {}
+        for e in drawn:
+            counts[e.group] = counts.get(e.group, 0) + 1
+        wanted = self.needs(ctx)
+        batch = self.packed(used, drawn=counts, views=[n.view for n in wanted])
+        left_out = self.lazy_old(ctx) if lazy else frozenset[Need]()
+        return self.with_needs(batch, [n for n in wanted if n not in left_out])
+
+    def needs(self, ctx: Context) -> list[Need]:
+        """What the rooms want to know. What is remembered is noted with its log π_old, also if no room needs it."""
+        return [n for _, _, n in self.method.needs(ctx)] + ([OLD] if self.method.remembers_episodes else [])
+
+    def lazy_old(self, ctx: Context) -> frozenset[Need]:
+        """log π_old needs no forward of its own if one optimiser step a batch is all that reads it."""
+        if getattr(self.method.update, "steps", 2) != 1 or self.method.remembers_episodes:
+            return frozenset()
+        early = [n for room, _, n in self.method.needs(ctx) if room not in ("objective", "penalties")]
+        return frozenset() if OLD in early else frozenset({OLD})
+
+    def with_needs(self, batch: Batch, wanted: Sequence[Need]) -> Batch:
+        needs = list(dict.fromkeys(n for n in wanted if n.when == "batch"))
+        for role in dict.fromkeys(n.role for n in needs):
+            with self.clock("forward"):
+                batch = batch.with_columns(**self.read(role, batch, [n for n in needs if n.role == role]))
+        return batch
+
+    def credited(self, ctx: Context, batch: Batch) -> Batch:
+        """After credit and the second door of select. Replayed rows keep what they were learned under, if the replay
+        says so."""
+        batch = _stored(batch, ("logp_old_N",)) if self.method.replay.proximal == "stored" else batch
+        batch = batch.with_columns(**self.method.credit(ctx, batch))
+        if self.method.replay.credited == "stored":
+            batch = _stored(batch, self.method.credit.writes)
+        return through_second_door(ctx, self.method.select, batch, Stats(), current=False)
+
+    def read_episodes(
+        self, episodes: Sequence[Episode], role: str = "policy", readouts: Sequence[str] = ("logp",)
+    ) -> Batch:
+        """ctx.read: a batch of these episodes with readouts of a role's model as columns; before pack or in observe."""
+        return self.with_needs(self.packed(episodes), [need(r, role) for r in readouts])
+
+    def remembered(
+        self, ctx: Context, store: list[Episode], batch: Batch | None, kept: Sequence[Episode]
+    ) -> list[Episode]:
+        """What the replay keeps after the step."""
+        if not self.method.remembers_episodes:
+            return []
+        return self.method.replay.put(ctx, store, noted(batch, kept, ("logp_old_N", *self.method.credit.writes)))
+
+
+class Scoring:
+    """Scores episodes in the background, some at a time, while others are still played."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.waiting: list[Episode] = []
+        self.task: asyncio.Task[None] | None = None
+
+    async def add(self, episode: Episode) -> None:
+        if self.walk.judge is None or getattr(self.walk.judge, "in_order", False):
+            return
+        self.waiting.append(episode)
+        if self.task is None or self.task.done():
+            some, self.waiting = self.waiting, []
+            self.task = asyncio.create_task(self.walk.judged(some))
+        await asyncio.sleep(0)  # an engine in this process would not let it begin, or go on
+
+    async def end(self) -> None:
+        if self.task is not None:
+            await self.task
+
+
+def recalled(e: Episode, credited: str) -> Episode:
+    """A remembered episode for this batch: its group is the group of its own step, not one of today.
+
+    With the credit that was stored it stays out of the statistics of today.
+    """
+    use = Use.APART if credited == "stored" and e.use == Use.LEARN else e.use
+    return replace(e, replayed=True, group=f"{e.group}@{e.step}", use=use)
+
+
+def _stored(batch: Batch, names: Sequence[str]) -> Batch:
+    """Replayed rows with these columns as they were noted in the step that made them."""
+    stored = {c: batch.columns[f"note_{c}"] for c in names if f"note_{c}" in batch.columns and c in batch.columns}
+    past_N = batch.spread(batch.replayed_E, "E", "N")
+    return batch.with_columns(
+        **{c: x.to(batch.columns[c].dtype).where(past_N & ~x.isnan(), batch.columns[c]) for c, x in stored.items()}
+    )
+
+
+def noted(batch: Batch | None, episodes: Sequence[Episode], columns: Sequence[str]) -> list[Episode]:
+    """Episodes for replay, with the log π_old and the credit that they were learned under as notes."""
+    if batch is None:
+        return []
+    row = {uid: i for i, uid in enumerate(batch.uid_E.tolist())}
+    length = batch.gather(batch.keep_N, "N", "E", "count").tolist()
+    mine = [c for c in columns if c.endswith("_N") and c in batch.columns]
+    parts = {c.removesuffix("_N"): torch.split(batch.columns[c].float().cpu(), length) for c in mine}
+
+    def notes(e: Episode) -> dict[str, Note]:
+        return {name: Note(rows[row[e.uid]].numpy(), "N", e.step) for name, rows in parts.items()}
+
+    return [replace(e, notes=e.notes | notes(e)) for e in episodes if e.uid in row]

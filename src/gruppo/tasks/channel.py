@@ -1,0 +1,119 @@
+"""A child process and its pipes, seen from the parent: requests are length-prefixed bytes, replies are lines of JSON.
+
+The other end is `child.py`. Nothing that a child sends is unpickled here. No signals are used, so a channel works in
+any thread.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from queue import Empty, SimpleQueue
+from typing import Any
+
+_BOOT = (
+    "import json, sys; from importlib import import_module; "
+    "sys.path[:] = json.loads(sys.argv[2]); import_module(sys.argv[1]).main()"
+)
+_GATHER = 0.0005  # seconds between two reads of a burst of replies: waking up for each one costs more than judging it
+
+
+class Hung(Exception):
+    """No reply came in time."""
+
+
+class Died(Exception):
+    """The process has ended; the message says how."""
+
+
+class Channel:
+    """Runs `main()` of a module in a process of its own, until `close()`, or until this object or Python ends."""
+
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
+        command = [sys.executable, "-c", _BOOT, module, json.dumps([os.path.abspath(p) for p in sys.path])]
+        # In a session of its own, so that Ctrl-C reaches the parent only, and the parent decides.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=environment,
+            start_new_session=True,
+        )
+        self._chunks: SimpleQueue[bytes] = SimpleQueue()
+        self._lines: list[bytes] = []  # the next one is the last
+        self._rest = b""
+        self.close = weakref.finalize(self, _stop, self._process, os.getpid())
+        threading.Thread(target=_collect, args=(self._process.stdout, self._chunks), daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, body: bytes) -> None:
+        pipe = self._process.stdin
+        assert pipe is not None
+        data = memoryview(len(body).to_bytes(8, "little") + body)
+        try:
+            while data:
+                data = data[pipe.write(data) :]
+        except (OSError, ValueError):  # broken, or closed by `close`
+            raise Died(self._ending()) from None
+
+    def read(self, seconds: float) -> tuple[str, Any]:
+        """The next reply, (kind, content). One that has arrived is returned however late we are."""
+        deadline = time.monotonic() + seconds
+        while not self._lines:
+            try:
+                chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                raise Hung from None
+            if not chunk:
+                raise Died(self._ending())
+            *self._lines, self._rest = (self._rest + chunk).split(b"\n")
+            self._lines.reverse()
+        try:
+            kind, content = json.loads(self._lines.pop())
+        except (TypeError, ValueError) as error:  # the child wrote to the pipe on purpose
+            raise Died(f"garbled reply: {error}") from None
+        return kind, content
+
+    def _ending(self) -> str:
+        code = _end(self._process)
+        try:
+            return f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"exit code {code}"
+
+
+def _collect(pipe: Any, chunks: "SimpleQueue[bytes]") -> None:
+    """Reads replies as they come; an empty chunk is the end. In a thread, because Windows cannot wait for pipes."""
+    with pipe:
+        while chunk := pipe.read(1 << 16):
+            chunks.put(chunk)
+            if chunk.count(b"\n") > 1:
+                time.sleep(_GATHER)
+    chunks.put(b"")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    """Kills the child and everything it started, and reaps it; returns its exit code."""
+    if process.returncode is None:  # not reaped yet, so the pid is still ours
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (AttributeError, OSError):  # Windows has no process groups
+            process.kill()
+    return process.wait()
+
+
+def _stop(process: "subprocess.Popen[bytes]", owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the parent must not end the parent's child
+        return
+    _end(process)
+    if process.stdin is not None:
+        process.stdin.close()

@@ -1,0 +1,49 @@
+"""The child's end of a `Channel`. Light to import, because a scorer that hangs is restarted."""
+
+import json
+import os
+import signal
+import threading
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+
+class Parent:
+    """The pipes to the parent, moved off stdin and stdout: prints go to stderr, and input() is empty."""
+
+    def __init__(self) -> None:
+        requests, replies = os.dup(0), os.dup(1)  # not inherited by processes that the scorer starts
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        try:
+            os.dup2(2, 1)
+        except OSError:  # the parent has no stderr
+            os.dup2(nothing, 1)
+        self._replies = os.fdopen(replies, "wb", buffering=0)
+        self._inbox: SimpleQueue[bytes] = SimpleQueue()
+        threading.Thread(target=_receive, args=(os.fdopen(requests, "rb"), self._inbox), daemon=True).start()
+
+    def receive(self) -> bytes:
+        return self._inbox.get()
+
+    def send(self, kind: str, content: Any = None) -> None:
+        data = memoryview(json.dumps([kind, content]).encode() + b"\n")
+        while data:
+            data = data[self._replies.write(data) :]
+
+
+def _receive(requests: BinaryIO, inbox: "SimpleQueue[bytes]") -> None:
+    """In a thread, so that the child ends with its parent even while a scorer hangs."""
+    while True:
+        head = requests.read(8)
+        body = requests.read(int.from_bytes(head, "little")) if len(head) == 8 else b""
+        if not body:
+            _end_group()
+        inbox.put(body)
+
+
+def _end_group() -> None:
+    """Ends this process and, where it leads its process group, everything it started."""
+    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)

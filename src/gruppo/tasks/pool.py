@@ -1,0 +1,311 @@
+"""The worker processes of a judge, each served by a thread. They share a queue of calls.
+
+A worker gets as many items at once as it can judge in a few milliseconds, and hands back those it has not begun. So a
+fast scorer needs few messages, and no item waits behind a slow one while another worker is free.
+"""
+
+import os
+import pickle
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from gruppo.tasks.channel import Channel, Died, Hung
+
+MOST = 8  # workers, if their number is automatic
+GROWTH = 4  # a worker that has judged all items of a message in time gets this many times more with the next one
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The components of an answer's reward, or why there are none."""
+
+    components: dict[str, float]
+    status: Literal["ok", "env_error", "timeout"] = "ok"
+    error: str = ""
+
+
+class Job:
+    """One call: its items, and the replies so far."""
+
+    def __init__(self, kind: str, items: Sequence[Any]) -> None:
+        self.kind, self.items = kind, items
+        self.replies: list[Any] = [None] * len(items)
+        self.waiting = deque(range(len(items)))
+        self.missing = len(items)
+        self.future: Future[list[Any]] = Future()
+
+    def reply(self, indices: Sequence[int], replies: Sequence[Any]) -> None:
+        for index, reply in zip(indices, replies, strict=False):
+            self.replies[index] = reply
+        self.missing -= len(replies)
+        if not self.missing:
+            with suppress(InvalidStateError):  # cancelled
+                self.future.set_result(self.replies)
+
+    def fail(self, error: Exception) -> None:
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+
+class Part(NamedTuple):
+    """Some items of a job, for one worker."""
+
+    job: Job
+    indices: list[int]
+
+    def request(self) -> bytes:
+        items = [self.job.items[i] for i in self.indices]
+        return pickle.dumps((self.job.kind, items), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+class Pool:
+    """The queue of jobs and the lanes that serve it. The first job starts one lane; `grow` adds others."""
+
+    def __init__(self, scorer: str, args: dict[str, Any], seconds: float, start_seconds: float, workers: int) -> None:
+        self.scorer, self.args, self.seconds, self.start_seconds = scorer, args, seconds, start_seconds
+        self.workers = workers or min(MOST, _cores())
+        self.most = 1  # lanes; the first worker finds out whether the scorer can run in several
+        self.loaded = self.batched = False
+        self.lost = self.done = 0  # workers, items
+        self._jobs: list[Job] = []  # those with waiting items
+        self._lanes: list[Lane] = []
+        self._changed = threading.Condition()
+
+    def submit(self, kind: str, items: Sequence[Any]) -> Job:
+        job = Job(kind, items)
+        with self._changed:
+            self._jobs.append(job)
+            if not self._lanes:
+                self._add_lane()
+            self._changed.notify_all()
+        return job
+
+    def grow(self, before: int) -> int:
+        """Adds lanes if the waiting items need more time than the items since `done` was `before`; returns `done`."""
+        with self._changed:
+            waiting = sum(len(job.waiting) for job in self._jobs)
+            if waiting > self.done - before:
+                for _ in range(min(self.most - len(self._lanes), waiting)):
+                    self._add_lane()
+            return self.done
+
+    def close(self) -> None:
+        """Ends the lanes; calls that are still waiting raise."""
+        with self._changed:
+            lanes, self._lanes = self._lanes, []
+            jobs, self._jobs = self._jobs, []
+            for job in jobs:
+                job.fail(_closed())
+            for lane in lanes:
+                lane.ended = True
+            self._changed.notify_all()
+        for lane in lanes:
+            lane.end()
+
+    def _add_lane(self) -> None:
+        lane = Lane(self)
+        self._lanes.append(lane)
+        lane.start()
+
+    # The lanes call the following.
+
+    def wait(self, lane: "Lane") -> bool:
+        """Waits for items; False once the lane has to end."""
+        with self._changed:
+            while not self._jobs and not lane.ended:
+                self._changed.wait()
+            return not lane.ended
+
+    def take(self, size: int) -> Part | None:
+        """At most `size` items of the first job, or all of them for a batched scorer; None if there are none."""
+        with self._changed:
+            while self._jobs:
+                job = self._jobs[0]
+                if job.future.done():  # cancelled
+                    self._jobs.pop(0)
+                    continue
+                count = len(job.waiting) if self.batched and job.kind == "score" else min(size, len(job.waiting))
+                indices = [job.waiting.popleft() for _ in range(count)]
+                if not job.waiting:
+                    self._jobs.pop(0)
+                if indices:
+                    return Part(job, indices)
+                job.reply([], [])  # a call that only waited for the worker to start
+            return None
+
+    def finish(self, lane: "Lane", part: Part, replies: Sequence[Any]) -> None:
+        """Stores the replies to the first items of a part; the others go back to the front of the queue."""
+        job, rest = part.job, part.indices[len(replies) :]
+        with self._changed:
+            self.done += len(replies)
+            job.reply(part.indices, replies)
+            if rest and lane.ended:
+                job.fail(_closed())
+            elif rest:
+                if job not in self._jobs:
+                    self._jobs.insert(0, job)
+                job.waiting.extendleft(reversed(rest))
+                self._changed.notify_all()
+
+    def ready(self, lane: "Lane", batched: bool, parallel: bool) -> None:
+        """A lane has loaded the scorer."""
+        with self._changed:
+            self.batched, self.loaded = batched, True
+            if self._lanes == [lane]:
+                self.most = self.workers if parallel else 1
+
+    def refuse(self, lane: "Lane", error: Exception) -> None:
+        """A lane cannot load the scorer. It ends if there are others; the last one fails all jobs instead."""
+        with self._changed:
+            if len(self._lanes) > 1 and not lane.ended:
+                lane.ended = True
+                self._lanes.remove(lane)
+                self.most = len(self._lanes)
+            if lane.ended:
+                return
+            said = Verdict({}, "env_error", f"The scorer's process could not be started again: {error}")
+            jobs, self._jobs = self._jobs, []
+            for job in jobs:
+                if self.loaded:
+                    job.reply(job.waiting, [said] * len(job.waiting))
+                else:
+                    job.fail(error)
+
+    def lose(self, lane: "Lane") -> None:
+        """A lane has lost its worker."""
+        with self._changed:
+            self.lost += not lane.ended
+
+
+class Lane(threading.Thread):
+    """A thread that serves the queue with one worker, which it starts when there is something to do."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(daemon=True, name="judge")
+        self.pool = pool
+        self.channel: Channel | None = None
+        self.ended = False
+        self.size = 1  # items in one message
+        self.unread = 0  # messages in a row that no worker has read
+
+    def run(self) -> None:
+        pool = self.pool
+        while pool.wait(self):
+            try:
+                channel = self._ready()
+            except Exception as error:
+                pool.refuse(self, error)
+                continue
+            part = pool.take(self.size)
+            if part is not None:
+                pool.finish(self, part, self._serve(channel, part))
+
+    def end(self) -> None:
+        """Ends the worker and the thread."""
+        if self.channel is not None:
+            self.channel.close()
+        if threading.current_thread() is not self:
+            self.join()
+
+    def _ready(self) -> Channel:
+        if self.channel is not None and not self.channel.alive:
+            self._lose()
+        if self.channel is None:
+            self.channel = Channel("gruppo.tasks.worker")
+            try:
+                self._load(self.channel)
+            except Exception:
+                self.channel.close()
+                self.channel = None
+                raise
+        return self.channel
+
+    def _load(self, channel: Channel) -> None:
+        if self.ended:  # `end` may not have seen the channel
+            raise _closed()
+        scorer, seconds = self.pool.scorer, self.pool.start_seconds
+        try:
+            channel.send(pickle.dumps((scorer, self.pool.args)))
+            kind, content = channel.read(seconds)
+        except Hung:
+            raise ValueError(
+                f"{scorer} was not loaded within {seconds:g} s, so nothing can be judged. Raise start_seconds, or "
+                "import less in its file."
+            ) from None
+        except Died as error:
+            raise ValueError(f"{scorer}: the process that loads it died ({error}). stderr may say more.") from None
+        if kind == "refused":
+            raise ValueError(content)
+        self.pool.ready(self, *content)
+
+    def _lose(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+            self.pool.lose(self)
+
+    def _serve(self, channel: Channel, part: Part) -> list[Any]:
+        """The replies to the first items of a part; the others have to be sent again."""
+        try:
+            request = part.request()
+        except Exception as error:
+            return self._unsent(
+                part, f"The tasks cannot be sent to the scorer: {error}. Use plain values in Task.meta."
+            )
+        try:
+            channel.send(request)
+            kind, content = channel.read(self.pool.start_seconds)
+        except (Hung, Died) as error:  # not the fault of an answer, so another worker gets the message
+            self._lose()
+            self.unread += 1
+            return [] if self.unread < 2 else _failed(part, f"The scorer's process cannot be reached ({error}).")
+        self.unread = 0
+        return self._replies(channel, part) if kind == "begun" else self._unsent(part, content)
+
+    def _unsent(self, part: Part, why: str) -> list[Any]:
+        """Items that cannot be sent together are sent one by one, so that a bad one does not fail the others."""
+        if len(part.indices) > 1 and not self.pool.batched:
+            self.size = 1
+            return []
+        return _failed(part, why)
+
+    def _replies(self, channel: Channel, part: Part) -> list[Any]:
+        replies: list[Any] = []
+        seconds = self.pool.seconds
+        try:
+            while len(replies) < len(part.indices):
+                kind, content = channel.read(seconds)
+                if kind == "rest":
+                    self.size = len(replies)
+                    return replies
+                replies += content if kind == "all" else [content]
+        except (Hung, Died) as error:
+            self._lose()
+            if self.ended:
+                return replies
+            status, why = "timeout", f"Judging took longer than {seconds:g} s, so the scorer was killed and the answer "
+            why += "has no reward. Raise task.seconds, or make the scorer faster."
+            if isinstance(error, Died):
+                status, why = "env_error", f"The scorer's process died ({error}), so the answer has no reward. "
+                why += "Look for os._exit or a crash in a C library; stderr may say more."
+            whole = self.pool.batched and part.job.kind == "score"
+            return replies + _failed(part, why, status)[: None if whole else 1]
+        self.size = max(self.size, GROWTH * len(replies))
+        return replies
+
+
+def _failed(part: Part, error: str, status: Any = "env_error") -> list[Any]:
+    return [Verdict({}, status, error)] * len(part.indices)
+
+
+def _closed() -> Exception:
+    return RuntimeError("the judge was closed, so the answers that were still waiting have no score.")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

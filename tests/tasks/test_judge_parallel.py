@@ -1,0 +1,268 @@
+"""Several answers at once: overlap, order, hangs, cancellation, and which scorers have one worker."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gruppo.tasks import Scorer, Task, load_task
+from gruppo.tasks.judge import PATIENCE, Judge, Verdict
+
+SCORERS = """
+import os, time
+
+def slow(task, text):
+    if text == "hang": time.sleep(600)
+    if text == "die": os._exit(7)
+    if text == "pid": time.sleep(0.1); return os.getpid()
+    time.sleep(float(text))
+    return float(text)
+
+def batch(tasks, texts):
+    time.sleep(0.3)
+    return [os.getpid()] * len(texts)
+
+class Counter:
+    def __init__(self): self.seen = 0
+    def __call__(self, task, text):
+        time.sleep(0.05)
+        self.seen += 1
+        return {"task": self.seen, "pid": os.getpid()}
+
+class Free(Counter):
+    stateless = True
+
+def factory(*, start):
+    counter = Counter()
+    counter.seen = start
+    return counter
+
+instance = Counter()
+
+def first_then_slow(task, text):
+    time.sleep(float(text))
+    return os.getpid()
+"""
+TASK = Task("t", "1+1=", "2", 1, "own")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("parallel") / "scorers.py"
+    path.write_text(SCORERS)
+    return str(path)
+
+
+def items(*texts: str) -> list[tuple[Task, str]]:
+    return [(TASK, text) for text in texts]
+
+
+def tasks_of(verdicts: list[Verdict]) -> list[float | str]:
+    return [v.components.get("task", v.status) for v in verdicts]
+
+
+def test_slow_answers_overlap_and_keep_their_order(file: str) -> None:
+    texts = [f"{0.3 + i / 1000}" for i in range(8)]
+    with Judge(f"{file}:slow", workers=4) as judge:
+        begun = time.monotonic()
+        verdicts = asyncio.run(judge.score(items(*texts)))
+        took = time.monotonic() - begun
+        assert tasks_of(verdicts) == [float(t) for t in texts]
+        assert took < 1.7, "one after the other would take 2.4 s"
+        begun = time.monotonic()
+        assert asyncio.run(judge.score(items(*texts))) == verdicts
+        assert time.monotonic() - begun < 1.2, "the workers stay"
+        assert judge.restarts == 0
+
+
+def test_concurrent_calls_overlap(file: str) -> None:
+    async def both(judge: Judge) -> tuple[list[Verdict], ...]:
+        return tuple(await asyncio.gather(*(judge.score(items(t, t)) for t in ("0.4", "0.401", "0.402"))))
+
+    with Judge(f"{file}:slow", workers=6) as judge:
+        asyncio.run(judge.score(items(*["0.2"] * 12)))  # starts the workers
+        begun = time.monotonic()
+        found = asyncio.run(both(judge))
+        assert time.monotonic() - begun < 1.2, "one after the other would take 2.4 s"
+        assert [tasks_of(verdicts) for verdicts in found] == [[t, t] for t in (0.4, 0.401, 0.402)]
+
+
+def test_calls_of_single_answers_overlap(file: str) -> None:
+    """A rollout that scores each answer as it comes."""
+
+    async def all_of(judge: Judge) -> list[list[Verdict]]:
+        return await asyncio.gather(*(judge.score(items(f"{0.2 + i / 1000}")) for i in range(12)))
+
+    with Judge(f"{file}:slow", workers=4) as judge:
+        begun = time.monotonic()
+        found = asyncio.run(all_of(judge))
+        assert time.monotonic() - begun < 1.9, "one after the other would take 2.4 s"
+        assert [tasks_of(v) for v in found] == [[0.2 + i / 1000] for i in range(12)]
+
+
+def test_one_hang_and_one_crash_among_others(file: str) -> None:
+    texts = ["0.01", "hang", "0.02", "0.03", "die", "0.04", "0.05", "0.06"]
+    with Judge(f"{file}:slow", seconds=0.6, workers=3) as judge:
+        for _ in range(2):
+            verdicts = asyncio.run(judge.score(items(*texts)))
+            assert tasks_of(verdicts) == [0.01, "timeout", 0.02, 0.03, "env_error", 0.04, 0.05, 0.06]
+            assert "longer than 0.6 s" in verdicts[1].error and "exit code 7" in verdicts[4].error
+        assert judge.restarts == 4
+
+
+def test_hangs_overlap(file: str) -> None:
+    with Judge(f"{file}:slow", seconds=0.8, workers=4) as judge:
+        begun = time.monotonic()
+        assert tasks_of(asyncio.run(judge.score(items(*["hang"] * 4)))) == ["timeout"] * 4
+        assert time.monotonic() - begun < 2.6, "one after the other would take 3.2 s"
+        assert judge.restarts == 4
+
+
+def test_cancellation_leaves_the_judge_usable(file: str) -> None:
+    async def cancelled(judge: Judge) -> list[Verdict]:
+        call = asyncio.create_task(judge.score(items(*["0.3"] * 40)))
+        other = asyncio.create_task(judge.score(items("0.11", "0.12")))
+        await asyncio.sleep(0.4)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        begun = time.monotonic()
+        verdicts = await judge.score(items("0.01", "0.02"))
+        assert time.monotonic() - begun < 2.0, "the answers that had not begun are not scored"
+        assert tasks_of(await other) == [0.11, 0.12]
+        return verdicts
+
+    with Judge(f"{file}:slow", workers=2) as judge:
+        assert tasks_of(asyncio.run(cancelled(judge))) == [0.01, 0.02]
+        with pytest.raises(asyncio.TimeoutError):
+            asyncio.run(asyncio.wait_for(judge.score(items("0.5", "0.5")), 0.1))
+        assert tasks_of(asyncio.run(judge.score(items("0.03")))) == [0.03]  # in another event loop
+        assert judge.restarts == 0
+
+
+def test_interrupted_run_leaves_the_judge_usable(file: str) -> None:
+    async def interrupted(judge: Judge) -> None:
+        asyncio.get_running_loop().call_later(0.2, os.kill, os.getpid(), signal.SIGINT)
+        await judge.score(items(*["0.2"] * 50))
+
+    with Judge(f"{file}:slow", workers=2) as judge:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(interrupted(judge))
+        assert tasks_of(asyncio.run(judge.score(items("0.01")))) == [0.01]
+
+
+def test_closing_fails_the_calls_that_wait(file: str) -> None:
+    async def closed(judge: Judge) -> None:
+        call = asyncio.create_task(judge.score(items(*["0.2"] * 20)))
+        await asyncio.sleep(0.3)
+        judge.close()
+        with pytest.raises(RuntimeError, match="the judge was closed"):
+            await call
+        assert tasks_of(await judge.score(items("0.01"))) == [0.01]
+
+    judge = Judge(f"{file}:slow", workers=2)
+    asyncio.run(closed(judge))
+    judge.close()
+    assert judge.restarts == 0
+
+
+def test_many_calls_with_many_texts_are_always_the_same(file: str) -> None:
+    texts = [f"{(i * 7 % 11) / 500:.3f}" for i in range(120)]
+
+    async def calls(judge: Judge) -> list[list[Verdict]]:
+        return await asyncio.gather(*(judge.score(items(*texts[i::6])) for i in range(6)))
+
+    wanted = [[float(t) for t in texts[i::6]] for i in range(6)]
+    for workers in (1, 3):
+        with Judge(f"{file}:slow", workers=workers) as judge:
+            assert [tasks_of(v) for v in asyncio.run(calls(judge))] == wanted
+
+
+def processes(judge: Judge, count: int = 16) -> int:
+    return len({v.components["task"] for v in asyncio.run(judge.score(items(*["pid"] * count)))})
+
+
+def test_a_function_has_several_workers_and_never_more_than_allowed(file: str) -> None:
+    for workers in (1, 3):
+        with Judge(f"{file}:slow", workers=workers) as judge:
+            processes(judge)
+            assert processes(judge) == workers
+
+
+@pytest.mark.parametrize("scorer", [Scorer("Counter"), Scorer("factory", {"start": 0}), Scorer("instance")])
+def test_a_scorer_with_state_has_one_worker_that_sees_the_calls_in_order(file: str, scorer: Scorer) -> None:
+    async def calls(judge: Judge) -> list[list[Verdict]]:
+        return await asyncio.gather(*(judge.score(items(*"abcd")) for _ in range(4)))
+
+    with Judge(Scorer(f"{file}:{scorer.path}", scorer.args), workers=4) as judge:
+        found = [v for verdicts in asyncio.run(calls(judge)) for v in verdicts]
+    assert tasks_of(found) == [*range(1, 17)] and len({v.components["pid"] for v in found}) == 1
+
+
+def test_a_class_may_say_that_it_has_no_state(file: str) -> None:
+    with Judge(f"{file}:Free", workers=3) as judge:
+        found = asyncio.run(judge.score(items(*["x"] * 30)))
+    assert len({v.components["pid"] for v in found}) == 3
+
+
+def test_a_batched_scorer_has_one_worker(file: str) -> None:
+    async def calls(judge: Judge) -> list[list[Verdict]]:
+        return await asyncio.gather(*(judge.score(items("a", "b")) for _ in range(6)))
+
+    with Judge(f"{file}:batch", workers=4) as judge:
+        assert len({v.components["task"] for verdicts in asyncio.run(calls(judge)) for v in verdicts}) == 1
+
+
+def test_a_fast_scorer_keeps_one_worker() -> None:
+    tasks = load_task("addition")
+    with Judge(tasks.scorer, workers=4) as judge:
+        for _ in range(5):
+            asyncio.run(judge.score([(t, t.answer) for t in tasks.train[:2000]]))
+        assert len(judge._pool._lanes) == 1
+
+
+def test_answers_stuck_in_a_message_are_handed_back(file: str) -> None:
+    """After many fast answers, a message holds many; slow ones among them still reach other workers."""
+    with Judge(f"{file}:first_then_slow", workers=4) as judge:
+        asyncio.run(judge.score(items(*["0.0001"] * 500)))
+        begun = time.monotonic()
+        asyncio.run(judge.score(items(*["0.2"] * 16)))
+        assert time.monotonic() - begun < 2.4, "one after the other would take 3.2 s"
+
+
+def test_groups_of_answers_overlap(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import time\n"
+        "def score(task, text): return 1.0\n"
+        "def find(task, text):\n"
+        "    time.sleep(0.3)\n"
+        "    return text\n"
+        "score.answer = find\n"
+    )
+    with Judge(f"{tmp_path}/mine.py:score", workers=4) as judge:
+        begun = time.monotonic()
+        assert asyncio.run(judge.answers([items(c) for c in "abcdefgh"])) == [[c] for c in "abcdefgh"]
+        assert time.monotonic() - begun < 1.7, "one after the other would take 2.4 s"
+
+
+def test_a_further_worker_that_cannot_start_is_not_missed(tmp_path: Path) -> None:
+    """It loads once, and a second process finds the file that the first one wrote."""
+    (tmp_path / "once.py").write_text(
+        "import time\nfrom pathlib import Path\n"
+        f"lock = Path({str(tmp_path / 'lock')!r})\n"
+        "if lock.exists(): raise OSError('in use')\n"
+        "lock.touch()\n"
+        "def score(task, text):\n    time.sleep(0.1)\n    return float(text)\n"
+    )
+    with Judge(f"{tmp_path}/once.py:score", workers=3) as judge:
+        assert tasks_of(asyncio.run(judge.score(items(*map(str, range(8)))))) == [*range(8)]
+        assert judge.restarts == 0 and len(judge._pool._lanes) == 1
+
+
+def test_settings() -> None:
+    assert PATIENCE == 0.25
+    with pytest.raises(ValueError, match=r"task\.workers=-1.*Use 0"):
+        Judge("m:f", workers=-1)
