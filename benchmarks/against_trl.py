@@ -53,9 +53,9 @@ def workload(name: str, folder: Path, threads: int) -> Workload:
 
 
 def _tiny(folder: Path) -> Path:
-    from gruppo.policies import Llama, TinyConfig
+    from gruppo.policies import TinyConfig, TinyTransformer
 
-    Llama(TinyConfig(dim=192, layers=4, heads=4, ffn=512)).save(folder)
+    TinyTransformer(TinyConfig(dim=192, layers=4, heads=4, ffn=512)).save(folder)
     path = folder / "tokenizer.json"
     told = json.loads(path.read_text())
     text = {"Sequence": {"id": "A", "type_id": 0}}

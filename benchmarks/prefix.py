@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gruppo.data import Batch, micro_batches, pack, single_turn
 from gruppo.data.prefix import WORTH
-from gruppo.policies import Llama, TinyConfig, load_policy
+from gruppo.policies import TinyConfig, TinyTransformer, load_policy
 from gruppo.policies.dense import dense_of
 from gruppo.policies.layout import layout_of
 from gruppo.stages import need
@@ -66,7 +66,7 @@ def models(names: list[str]) -> dict[str, tuple[Callable[[], Any], int]]:
     """{name: (how to make it, copied tokens a pass)}."""
     known: dict[str, tuple[Callable[[], Any], int]] = {
         "tiny": (lambda: load_policy("tiny"), 8_000),
-        "smollm2": (lambda: Llama(SMOLLM2), 1_000),
+        "smollm2": (lambda: TinyTransformer(SMOLLM2), 1_000),
         "qwen2": (_qwen2, 1_000),
     }
     return {name: known[name] for name in names}

@@ -183,7 +183,7 @@ def inputs_of(parts: list[tuple[Chunk, int, int]]) -> Inputs:
 def loss_of(policy: TinyTransformer, inputs: Inputs) -> torch.Tensor:
     """Mean cross-entropy of the answers; the blocks run in bfloat16 on a GPU, the logits in float32."""
     with torch.autocast("cuda", torch.bfloat16, enabled=inputs.ids_M.is_cuda):
-        hidden, _ = policy.hidden(inputs)
+        hidden, _ = policy(inputs)
     logits = policy.head(hidden[inputs.parent_M[inputs.at_N]])
     return F.cross_entropy(logits, inputs.ids_M[inputs.at_N])
 
@@ -237,7 +237,7 @@ def answer(policy: TinyTransformer, tasks: list[Task], max_tokens: int, greedy: 
     for _ in range(max_tokens):
         inputs = packed([written[i] for i in unfinished], policy.device)
         last = torch.tensor(np.cumsum([len(written[i]) for i in unfinished]) - 1, device=policy.device)
-        logits = policy.head(policy.hidden(inputs)[0][last]).cpu()
+        logits = policy.head(policy(inputs)[0][last]).cpu()
         drawn = logits.argmax(-1) if greedy else logits.softmax(-1).multinomial(1, generator=generator)[:, 0]
         for i, token in zip(unfinished, drawn.tolist(), strict=True):
             written[i] = np.append(written[i], token)

@@ -27,7 +27,7 @@ class Positions:
     def __init__(self, values: bool = False) -> None:
         self.values, self.vocab = values, 1 if values else VOCAB
 
-    def hidden(self, inputs: Any, collect: Any = ()) -> tuple[Tensor, dict[int, Tensor]]:
+    def __call__(self, inputs: Any, collect: Any = ()) -> tuple[Tensor, dict[int, Tensor]]:
         return inputs.pos_M[:, None].double(), {}
 
     def head(self, hidden_XD: Tensor) -> Tensor:

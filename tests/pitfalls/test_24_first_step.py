@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from small_runs import batch_of, drawn, flat, running, take_step
 from torch import Tensor
 
-from gruppo.data import Inputs, pack, single_turn
+from gruppo.data import pack, single_turn
 from gruppo.methods import method
 from gruppo.pieces.aggregate import weights
 from gruppo.policies import TinyTransformer, load_policy, packed
@@ -60,14 +60,14 @@ def test_a_gradient_that_depends_on_the_cut_is_refused_unless_it_is_rounding(
 
 
 def test_dropout_is_refused(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden = TinyTransformer.hidden
+    forward = TinyTransformer.forward
 
-    def dropping(self: TinyTransformer, inputs: Inputs, collect: tuple[int, ...] = ()) -> Any:
-        h, layers = hidden(self, inputs, collect)
+    def dropping(self: TinyTransformer, *args: Any, **kept: Any) -> Any:
+        h, layers = forward(self, *args, **kept)
         return F.dropout(h, 0.1, self.training), layers
 
     with running(policy) as run:
-        monkeypatch.setattr(TinyTransformer, "hidden", dropping)
+        monkeypatch.setattr(TinyTransformer, "forward", dropping)
         assert "ratio" in failing(run)
         run.models["policy"].eval()
         assert failing(run) == set()
@@ -113,9 +113,9 @@ def test_neighbours_in_a_batch_do_not_matter(policy: Path) -> None:
     """No padding side to get wrong: a sequence alone, first, last, beside longer and shorter ones."""
     model, rng = load_policy(policy, torch.float64), np.random.default_rng(0)
     short, middle, long = (rng.integers(3, 99, n) for n in (2, 7, 40))
-    alone, _ = model.hidden(packed([middle]))
+    alone, _ = model(packed([middle]))
     for others, start in (([short, middle, long], 2), ([long, middle], 40), ([middle, long, short], 0)):
-        both, _ = model.hidden(packed(others))
+        both, _ = model(packed(others))
         assert torch.allclose(both[start : start + 7], alone, atol=1e-12)
 
 
@@ -143,7 +143,7 @@ def test_logits_and_log_softmax_are_float32(policy: Path, plain_kernels: None) -
     model = load_policy(policy, torch.bfloat16)
     inputs = packed([np.array([1, 25, 27, 15, 26])])
     with torch.no_grad():
-        h, _ = model.hidden(inputs)
+        h, _ = model(inputs)
         logits, rounded = model.head(h), F.linear(h, model.model.embed_tokens.weight)  # the bug: a head in bfloat16
     assert h.dtype == torch.bfloat16 and logits.dtype == torch.float32
     off = (torch.log_softmax(rounded.float(), -1) - torch.log_softmax(logits, -1)).abs().max()

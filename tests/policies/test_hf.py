@@ -233,16 +233,16 @@ def test_bad_folders(hf_folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = hf_folder("qwen2")
-    told = json.loads((folder / "config.json").read_text())
+    given = json.loads((folder / "config.json").read_text())
     for change, said in (
         ({"is_encoder_decoder": True, "model_type": "t5"}, "is an encoder-decoder"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights"),
         ({"model_type": "nobody_knows"}, "could not be loaded as a causal language model"),
     ):
-        (folder / "config.json").write_text(json.dumps(told | change))
+        (folder / "config.json").write_text(json.dumps(given | change))
         with pytest.raises(ValueError, match=said):
             load_policy(folder)
-    (folder / "config.json").write_text(json.dumps(told))
+    (folder / "config.json").write_text(json.dumps(given))
     weights = load_file(folder / "model.safetensors")
     gone = next(k for k in weights if "q_proj.weight" in k)
     save_file({k: v for k, v in weights.items() if k != gone}, folder / "model.safetensors", {"format": "pt"})

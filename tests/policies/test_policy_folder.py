@@ -63,9 +63,9 @@ def test_other_architectures_are_refused(make, tmp_path, key, value):
 def test_a_config_that_does_not_speak_of_tied_embeddings_means_untied(make, tmp_path):
     make().save(tmp_path)
     path = tmp_path / "config.json"
-    told = json.loads(path.read_text())
-    del told["tie_word_embeddings"]
-    path.write_text(json.dumps(told))
+    given = json.loads(path.read_text())
+    del given["tie_word_embeddings"]
+    path.write_text(json.dumps(given))
     with pytest.raises(ValueError, match="tie_word_embeddings=False"):
         TinyTransformer.load(tmp_path)
 

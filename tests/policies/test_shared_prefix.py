@@ -18,7 +18,7 @@ from gruppo.policies import tiny as tinies
 from gruppo.policies.dense import dense_of
 from gruppo.policies.layout import Layout, layout_of, lines_of
 from gruppo.stages import need
-from gruppo.train.forward import States, places_of, serve, serve_all
+from gruppo.train.forward import States, rows_of, serve, serve_into
 
 NEVER, ANY = 2.0, 0.0
 LAW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -26,7 +26,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def random_sequences(seed: int, most: int = 12) -> list[np.ndarray]:
-    """Sequences that go on from the middle, the start or the end of others, or begin anew; some are the same."""
+    """Sequences that continue others from any point, or start afresh; some are equal."""
     rng, out = np.random.default_rng(seed), []
     for _ in range(int(rng.integers(1, most))):
         stem = out[rng.integers(len(out))] if out and rng.random() < 0.8 else np.zeros(0, np.int64)
@@ -180,7 +180,7 @@ def total_gradient(policy: TinyTransformer, micros: Iterable[Batch], slopes: dic
     policy.zero_grad()
     for micro in micros:
         now = serve(policy, micro, NEEDS, grad=True)
-        sum((slopes[n.column][places_of(micro, n)] * now[n.column]).sum() for n in NEEDS).backward()
+        sum((slopes[n.column][rows_of(micro, n)] * now[n.column]).sum() for n in NEEDS).backward()
     return torch.cat([p.grad.flatten() for p in policy.parameters()])
 
 
@@ -190,7 +190,10 @@ def test_every_readout_and_its_gradient_is_that_of_the_copies_for_any_cut(make, 
     policy, episodes = make(), mixed_episodes(seed)
     copied, shared = (pack(episodes, views=VIEWS, dtype=torch.float64, share=s) for s in (NEVER, ANY))
     want = serve(policy, copied, NEEDS)
-    for got in (serve(policy, shared, NEEDS), serve_all(policy, shared, NEEDS, micro_batches(shared, tokens))):
+    pieces: dict[str, torch.Tensor] = {}
+    for micro in micro_batches(shared, tokens):
+        serve_into(pieces, policy, shared, micro, NEEDS)
+    for got in (serve(policy, shared, NEEDS), pieces):
         for name, x in want.items():
             torch.testing.assert_close(got[name], x, rtol=0, atol=1e-11, msg=name)
     slopes = slopes_of(copied, seed)
@@ -252,9 +255,9 @@ def _leaks_a_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _reads_a_siblings_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A branch takes its place in the path from the last row of the line that it branches from."""
+    """The position of a branch in its path is counted from the last row of the line that it branches from."""
     monkeypatch.setattr(
-        layouts.Lines, "path", lambda self, line, place: np.minimum(self.first[line] + place, self.first.max())
+        layouts.Lines, "path", lambda self, line, index: np.minimum(self.first[line] + index, self.first.max())
     )
 
 

@@ -24,9 +24,9 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path / "gruppo"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    for system, place in (("linux", ".cache/gruppo"), ("darwin", "Library/Caches/gruppo")):
+    for system, folder in (("linux", ".cache/gruppo"), ("darwin", "Library/Caches/gruppo")):
         monkeypatch.setattr(sys, "platform", system)
-        assert cache_folder() == tmp_path / place
+        assert cache_folder() == tmp_path / folder
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
     assert cache_folder() == tmp_path / "local" / "gruppo" / "Cache"
@@ -37,7 +37,7 @@ def test_it_is_made_once_with_a_sentence(cache, monkeypatch, capsys):
 
     def convert(gguf, folder):
         made.append(gguf)
-        assert not (cache / "smollm2").exists()  # nobody sees it half made
+        assert not (cache / "smollm2").exists()  # it is not visible before it is complete
         (folder / "config.json").write_text("{}")
 
     monkeypatch.setattr(smollm2, "convert", convert)
@@ -109,8 +109,8 @@ def test_the_real_tokenizer_on_three_turns():
     def turn(role, text):
         return [start, *role, line, *t.encode(text), end, line]
 
-    told = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    golden = turn(system, told) + turn(user, "hi") + turn(assistant, "yo") + turn(user, "1+1?") + turn(assistant, "2")
+    given = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    golden = turn(system, given) + turn(user, "hi") + turn(assistant, "yo") + turn(user, "1+1?") + turn(assistant, "2")
     golden += [*turn(user, "ok"), start, *assistant, line]
     assert t.chat(TALK).tolist() == golden
     assert t.stops == (end,) and t.bos is None and t.rewrites == ""

@@ -26,7 +26,6 @@ def of(scorer: object, text: str) -> str:
         ("addition:score", " 12 \n", "12"),
         ("addition:score", "3 and 4\n12", "12"),  # a step of the solution before it
         ("addition:score", "because\n12", "because 12"),  # no step: the scorer reads the whole text
-        ("addition:score_last", "it is 12, I think", "12"),
         ("chain:score", "13 22 26", "26"),
         ("countdown:score", "( 5 - 3 ) * 8", "(5-3)*8"),
         ("sorting:score", "1  2 3", "1 2 3"),
@@ -48,7 +47,7 @@ def test_named_scorers() -> None:
     assert of(JsonSchema(schema='{"type": "number"}'), "<answer>4</answer>") == "4"
 
 
-def test_who_says_nothing_is_asked_by_the_form() -> None:
+def test_other_scorers_find_the_answer_by_its_form() -> None:
     assert of(lambda task, text: 1.0, "so\n#### 42\n") == "42" and of(lambda task, text: 1.0, "a\n b  c \n") == "b c"
 
 

@@ -1,4 +1,4 @@
-"""Import paths: what loads, and what each mistake is told."""
+"""Import paths: what loads, and the error for each mistake."""
 
 import sys
 
@@ -10,15 +10,15 @@ from gruppo.tasks.imports import load_object
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
-        "import beside\n\nclass Mine:\n    kind = beside.KIND\n\n\ndef reward(task, text):\n    return 1\n"
+        "import neighbour\n\nclass Mine:\n    kind = neighbour.KIND\n\n\ndef reward(task, text):\n    return 1\n"
     )
-    (tmp_path / "beside.py").write_text("KIND = 'own'\n")
+    (tmp_path / "neighbour.py").write_text("KIND = 'own'\n")
     (tmp_path / "bad.py").write_text("x = 1\ny = x / 0\n")
     (tmp_path / "typo.py").write_text("def f(:\n")
     (tmp_path / "needs.py").write_text("import no_such_package_here\n")
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for name in [n for n in sys.modules if n.startswith("gruppo_user_") or n == "beside"]:
+    for name in [n for n in sys.modules if n.startswith("gruppo_user_") or n == "neighbour"]:
         del sys.modules[name]
     sys.path[:] = [p for p in sys.path if p != str(tmp_path)]
 
@@ -36,7 +36,7 @@ def test_file_module_and_nested_names(mine) -> None:
     [
         ("./min.py:Mine", r"there is no file .*min.py\. Did you mean 'mine.py'\?"),
         ("./none/x.py:Mine", "there is no file"),
-        ("./mine.py:Mein", r"there is no 'Mein' in .*Did you mean 'Mine'\? It has: Mine, beside, reward"),
+        ("./mine.py:Mein", r"there is no 'Mein' in .*Did you mean 'Mine'\? It has: Mine, neighbour, reward"),
         ("./mine.py:Mine.kin", "Did you mean 'kind'"),
         ("./bad.py:f", r'failed at .*bad.py:2 "y = x / 0".*ZeroDivisionError: division by zero'),
         ("./typo.py:f", "SyntaxError"),
@@ -50,7 +50,7 @@ def test_file_module_and_nested_names(mine) -> None:
         ("a.b:x y", "is no import path"),
     ],
 )
-def test_mistakes_are_told(mine, path: str, said: str) -> None:
+def test_mistakes_have_clear_errors(mine, path: str, said: str) -> None:
     with pytest.raises(ValueError, match="(?s)" + said):
         load_object(path)
 

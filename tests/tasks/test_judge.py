@@ -152,7 +152,7 @@ def test_values_that_are_no_reward(judge: Judge, text: str, value: str) -> None:
     assert_says(bad.error, rf"The scorer returned .*{value}.*: .*Return a finite number")
 
 
-def test_a_list_for_one_answer_is_told_how_lists_are_meant(judge: Judge) -> None:
+def test_a_list_for_one_answer_is_explained(judge: Judge) -> None:
     assert_says(score(judge, "=[1.0]")[0].error, r"returned \[1.0\].*write \(tasks, texts\)")
 
 
@@ -221,7 +221,7 @@ def test_death_of_the_worker_is_an_error_of_that_answer(judge: Judge, text: str,
     assert judge.restarts == 1
 
 
-def test_a_worker_that_died_between_calls_is_nobody_s_fault(judge: Judge) -> None:
+def test_a_worker_that_died_between_calls_is_no_answer_s_fault(judge: Judge) -> None:
     (pid,) = score(judge, "pid")
     os.kill(int(pid.components["task"]), signal.SIGKILL)
     assert until(lambda: not alive(int(pid.components["task"])))
@@ -329,7 +329,7 @@ def test_a_scorer_that_cannot_be_loaded_again_is_an_error_and_not_the_end(tmp_pa
 
 
 def test_tasks_that_cannot_be_sent(judge: Judge) -> None:
-    """Only they fail, wherever they stand among the others."""
+    """Only they fail, wherever they are among the others."""
     odd = Task("t", "", "", 1, "own", meta={"f": lambda: 1})
     local = Task("t", "", "", 1, "own", meta={"f": OnlyHere()})
     for _ in range(2):

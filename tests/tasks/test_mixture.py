@@ -1,4 +1,4 @@
-"""Tasks of several distributions: parts take turns, are held out as ever, and each is judged by its own scorer."""
+"""Tasks of several distributions: parts take turns, hold out the same problems, and have their own scorers."""
 
 import asyncio
 import time
@@ -109,6 +109,6 @@ def test_domains_of_many_tasks_take_milliseconds() -> None:
 def test_a_task_that_comes_twice_has_two_groups_and_two_keys() -> None:
     tasks = load_task("addition", train_size=5).train
     one, other, again, third = asked(Context(samples=3), tasks, [4, 0, 4, 4])
-    assert [a.place for a in (one, other, again, third)] == [4, 0, 4, 4] and one.task == again.task
+    assert [a.index for a in (one, other, again, third)] == [4, 0, 4, 4] and one.task == again.task
     assert one.group == one.task.uid and len({a.group for a in (one, other, again, third)}) == 4
     assert len({(a.task.uid, a.key) for a in (one, other, again, third)}) == 4 and one.samples == 3

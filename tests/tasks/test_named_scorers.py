@@ -19,7 +19,7 @@ def task(answer: str, **meta: object) -> Task:
     return Task("t", "?", answer, 1, "own", meta=meta)
 
 
-# ---- where the answer stands ---------------------------------------------------------------------
+# ---- where the answer is ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_boxed(text: str, found: str | None) -> None:
         (".5", ".5"),
         ("1/2", "1/2"),
         ("6e23", "6e23"),
-        ("7e99999", None),  # nobody's number
+        ("7e99999", None),  # too large
         ("-$5", "-$5"),
         ("50%", "50"),
         ("v1.2.3", None),
@@ -220,7 +220,7 @@ def test_regex(scorer: Regex, text: str, score: float) -> None:
     assert scorer(task("7"), text) == score
 
 
-@pytest.mark.parametrize(("pattern", "said"), [("(", "is no regular expression"), ("", "requires a pattern")])
+@pytest.mark.parametrize(("pattern", "said"), [("(", "is no regular expression"), ("", "without a pattern")])
 def test_bad_pattern(pattern: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Regex(pattern)

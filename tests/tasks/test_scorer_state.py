@@ -20,7 +20,7 @@ def batched(tasks, texts, *, scale):
 class New:
     """1 for a text that was not seen before."""
     def __init__(self, worth=1.0):
-        if worth < 0: raise ValueError(f"worth={worth}: nobody would want it. Use 0 or more.")
+        if worth < 0: raise ValueError(f"worth={worth}: a negative worth. Use 0 or more.")
         self.worth, self.seen = worth, set()
 
     def __call__(self, task, text):
@@ -93,7 +93,7 @@ def test_state_lasts_between_calls_and_ends_with_the_worker(file: str) -> None:
     ("name", "args", "said"),
     [
         ("scaled", {"scal": 2}, r"cannot be called with scal=2.*Did you mean 'scale'\?.*Its arguments: scale, words"),
-        ("New", {"worth": -1}, "nobody would want it"),
+        ("New", {"worth": -1}, "a negative worth"),
         ("New", {"wort": 1}, "Did you mean 'worth'"),
         ("factory", {}, "parameters"),
         ("factory", {"ofset": 1}, "Did you mean 'offset'"),

@@ -231,7 +231,7 @@ def test_level_out_of_range(level) -> None:
         load_task("addition", level=level)
 
 
-# ---- the registry and one's own ------------------------------------------------------------------
+# ---- the registry and own tasks------------------------------------------------------------------
 
 
 def test_unknown_task_names_the_nearest() -> None:

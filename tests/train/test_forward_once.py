@@ -20,9 +20,9 @@ class Counted:
         self.model, self.heads, self.forwards = model, 0, 0
         self.vocab, self.layers = model.vocab, model.layers
 
-    def hidden(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         self.forwards += 1
-        return self.model.hidden(*args)
+        return self.model(*args)
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
         self.heads += 1

@@ -39,7 +39,7 @@ def train(name: str, *settings: str) -> Path:
 
 def logits(policy):
     ids = load_tokenizer("model").encode("12+34=46")
-    return policy.head(policy.hidden(packed([ids]))[0])
+    return policy.head(policy(packed([ids]))[0])
 
 
 @pytest.mark.parametrize("settings", [(), LORA, ("model.checkpointing=true", *LORA)], ids=["full", "lora", "frugal"])
@@ -100,18 +100,17 @@ def test_the_reference_of_a_lora_run_is_the_model_under_it():
 # memory
 
 
-def out_of_memory_above(monkeypatch, run, rows: int, name: str = "hidden") -> list[int]:
-    """The policy has memory for so many rows at once; the list holds what was asked for."""
-    policy, asked = run.models["policy"], []
-    whole = getattr(policy, name)
+def out_of_memory_above(run, rows: int) -> list[int]:
+    """The policy has memory for so many rows at once in training; the list holds what was asked for."""
+    asked: list[int] = []
 
-    def limited(inputs, *args):
-        asked.append(len(inputs.ids_M))
-        if len(inputs.ids_M) > rows:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
-        return whole(inputs, *args)
+    def limit(policy, args):
+        if policy.training:  # not while sampling
+            asked.append(len(args[0].ids_M))
+            if asked[-1] > rows:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
 
-    monkeypatch.setattr(policy, name, limited)
+    run.models["policy"].register_forward_pre_hook(limit)
     return asked
 
 
@@ -133,7 +132,7 @@ def one_gradient(run) -> tuple[torch.Tensor, dict[str, float]]:
 
 
 @pytest.mark.parametrize("method", ["grpo", "disco"])  # one pass, and two
-def test_out_of_memory_in_training_is_answered_by_smaller_micro_batches(monkeypatch, method):
+def test_out_of_memory_in_training_is_answered_by_smaller_micro_batches(method):
     from gruppo.methods import method as named
 
     fields = {"model": ModelConfig("tiny", "float64"), "method": named(method)}
@@ -142,7 +141,7 @@ def test_out_of_memory_in_training_is_answered_by_smaller_micro_batches(monkeypa
     try:
         grad, facts = one_gradient(run)
         small.learner.say = said.append
-        asked = out_of_memory_above(monkeypatch, small, 40)
+        asked = out_of_memory_above(small, 40)
         again, same = one_gradient(small)
     finally:
         run.close()
@@ -154,20 +153,25 @@ def test_out_of_memory_in_training_is_answered_by_smaller_micro_batches(monkeypa
     assert f"optim.micro_tokens={small.learner.micro_tokens}" in said[-1]
 
 
-def test_one_sequence_that_does_not_fit_is_an_error_with_the_remedy(monkeypatch):
+def test_one_sequence_that_does_not_fit_is_an_error_with_the_remedy():
     run = running()
     try:
-        out_of_memory_above(monkeypatch, run, 2)
+        out_of_memory_above(run, 2)
         with pytest.raises(ValueError, match=r"one sequence of \d+ tokens at a time.*model.checkpointing=true"):
             one_gradient(run)
     finally:
         run.close()
 
 
-def test_other_errors_are_not_taken_for_it(monkeypatch):
+def test_other_errors_are_not_taken_for_it():
     run = running()
+
+    def fail(policy, args):
+        if policy.training:  # not while sampling
+            raise RuntimeError("else")
+
     try:
-        monkeypatch.setattr(run.models["policy"], "hidden", lambda *_: (_ for _ in ()).throw(RuntimeError("else")))
+        run.models["policy"].register_forward_pre_hook(fail)
         with pytest.raises(RuntimeError, match="else"):
             one_gradient(run)
     finally:
@@ -177,14 +181,14 @@ def test_other_errors_are_not_taken_for_it(monkeypatch):
 def test_a_run_survives_and_remembers_it(monkeypatch, capsys):
     from gruppo.policies import TinyTransformer
 
-    whole = TinyTransformer.hidden
+    whole = TinyTransformer.forward
 
-    def limited(self, inputs, *args):
-        if len(inputs.ids_M) > 30:
+    def limited(self, inputs, *args, **kept):
+        if self.training and len(inputs.ids_M) > 30:  # not while sampling
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return whole(self, inputs, *args)
+        return whole(self, inputs, *args, **kept)
 
-    monkeypatch.setattr(TinyTransformer, "hidden", limited)
+    monkeypatch.setattr(TinyTransformer, "forward", limited)
     run = train("a", "model=tiny")
     state = json.loads((run / "checkpoints" / "step-000002" / "state.json").read_text())
     assert state["facts"]["micro_tokens"] <= 60
@@ -237,7 +241,7 @@ def test_bfloat16_on_a_cpu_is_refused(capsys):
     ("settings", "said"),
     [
         (("model.lora.targets=q_prj", "model.lora.rank=4"), "nearest: q_proj"),
-        (("sampling.max_tokens=60",), "the context is 64: positions end there"),
+        (("sampling.max_tokens=60",), "the context is 64: there are no more positions"),
         (("method.cast.ref=tiny",), "role 'ref' from 'tiny' has another tokenizer than the policy"),
         (("model.lora.rank=-1",), "model.lora.rank >= 0"),
         (("model.lora=8",), "it has fields of its own"),

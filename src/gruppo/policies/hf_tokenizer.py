@@ -32,9 +32,8 @@ class HFTokenizer:
         self.tok, self.name = tok, name
         self.vocab = max(tok.get_vocab().values()) + 1
         self._special = frozenset(tok.all_special_ids) | {i for i, t in tok.added_tokens_decoder.items() if t.special}
-        known = [*([] if self.turn_end is None else [self.turn_end]), *stops]
-        known += [] if tok.eos_token_id is None else [int(tok.eos_token_id)]
-        self.stops = tuple(dict.fromkeys(int(i) for i in known))
+        known = (self.turn_end, *stops, tok.eos_token_id)
+        self.stops = tuple(dict.fromkeys(int(i) for i in known if i is not None))
         if not self.stops:
             raise ValueError(
                 f"model {name!r}: neither its generation_config.json nor its tokenizer has an id that ends an answer, "
@@ -143,8 +142,9 @@ class HFTokenizer:
             ) from None
         except jinja2.TemplateError as error:
             if len(messages) > 1 and messages[0]["role"] == "system":
+                system, first, *rest = messages
                 with contextlib.suppress(jinja2.TemplateError):
-                    return render(_system_as_user(messages))
+                    return render([{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest])
             roles = ", ".join(m["role"] for m in messages)
             raise ValueError(
                 f"the chat template of {self.name!r} refuses a dialogue of {roles}: {error}. Change the order of the "
@@ -179,11 +179,6 @@ class HFTokenizer:
     def save(self, folder: str | Path) -> None:
         """Write tokenizer and chat template for `AutoTokenizer`."""
         self.tok.save_pretrained(str(folder))
-
-
-def _system_as_user(messages: Messages) -> list[dict[str, str]]:
-    system, first, *rest = messages
-    return [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest]
 
 
 def load_hf_tokenizer(folder: Path, name: str) -> HFTokenizer:

@@ -3,12 +3,10 @@
 Two numbers in the other order are the same problem.
 """
 
-import re
 from math import isqrt
 
 from gruppo.tasks.answers import answered_by
 from gruppo.tasks.base import Family, Task, answer_in, beginnings
-from gruppo.tasks.extract import last_number
 
 
 def _least(level: int) -> int:
@@ -52,13 +50,6 @@ def _solution(a: int, b: int) -> str:
 def score(task: Task, text: str) -> float:
     """1 if the text is the sum, alone or after steps of the solution (spaces around it are ignored)."""
     return float(answer_in(task, text).strip() == task.answer)
-
-
-@answered_by(lambda task, text: last_number(text) or "")
-def score_last(task: Task, text: str) -> float:
-    """1 if the last number in the text is the sum, for models that write sentences."""
-    numbers = re.findall(r"(?<![0-9.])-?[0-9]+", text)
-    return float(bool(numbers) and numbers[-1] == task.answer)
 
 
 FAMILY = Family(

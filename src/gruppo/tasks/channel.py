@@ -37,13 +37,9 @@ class Channel:
     def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-c", _BOOT, module, json.dumps([os.path.abspath(p) for p in sys.path])]
         # In a session of its own, so that Ctrl-C reaches the parent only, and the parent decides.
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env=environment,
-            start_new_session=True,
+            command, stdin=pipe, stdout=pipe, bufsize=0, env=environment, start_new_session=True
         )
         self._chunks: SimpleQueue[bytes] = SimpleQueue()
         self._lines: list[bytes] = []  # the next one is the last

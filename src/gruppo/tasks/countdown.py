@@ -167,8 +167,9 @@ def evaluate(found: list[str], steps: list[str] | None = None) -> Fraction | int
                 return None
             waiting.append(token)
         elif token == ")":
-            if operand_next or not _close(values, waiting, steps):
+            if operand_next or not _reduce(values, waiting, 1, steps) or not waiting:
                 return None
+            waiting.pop()
         else:
             if not _reduce(values, waiting, _RANK[token], steps):
                 return None
@@ -177,13 +178,6 @@ def evaluate(found: list[str], steps: list[str] | None = None) -> Fraction | int
     if operand_next or not _reduce(values, waiting, 1, steps) or waiting:
         return None
     return values[0]
-
-
-def _close(values: list[Fraction | int], waiting: list[str], steps: list[str] | None) -> bool:
-    if not _reduce(values, waiting, 1, steps) or not waiting:
-        return False
-    waiting.pop()
-    return True
 
 
 def _reduce(values: list[Fraction | int], waiting: list[str], rank: int, steps: list[str] | None) -> bool:

@@ -29,8 +29,8 @@ def refuse_unfit(tasks: TaskSet, tokenizer: Any, context: int, max_tokens: int) 
         if length + max_tokens > context:
             raise ValueError(
                 f"{_named(task)} has {length} tokens, and with sampling.max_tokens={max_tokens} that is more than "
-                f"the {context} of this model's context. Remove such rows, lower sampling.max_tokens, or use a model "
-                "with a longer context."
+                f"the {context} of this model's context. Take such rows out, lower sampling.max_tokens, or use a "
+                "model with a longer context."
             )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from gruppo.tasks.base import Task
 from gruppo.tasks.child import Parent
 from gruppo.tasks.extract import tagged, way, whole
-from gruppo.tasks.imports import library, nearest
+from gruppo.tasks.imports import library, nearest, written
 
 POOL = 1024  # the size that a dataset is made with; some prepare that many choices
 FEW = 8  # for those that prepare whole items
@@ -69,9 +69,10 @@ class Source:
             config = self._at_level(config_cls, level, {"seed": seed, "size": size, **self._options()})
             return cls(config=config)
         except (AssertionError, TypeError, ValueError, KeyError, AttributeError) as error:
-            given = ", ".join(f"{k}={v!r}" for k, v in self.options.items()) or "no options"
             said = str(error).rstrip(".") or type(error).__name__
-            raise ValueError(f"gym:{self.name} cannot be made with {given} ({said}). Change task.options.") from None
+            raise ValueError(
+                f"gym:{self.name} cannot be made with {written(self.options)} ({said}). Change task.options."
+            ) from None
 
     def _options(self) -> dict[str, Any]:
         if self.name != "composite":

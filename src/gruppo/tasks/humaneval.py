@@ -4,7 +4,6 @@ The problems load. To judge answers is to run generated code, which requires a s
 """
 
 from dataclasses import replace
-from typing import NoReturn
 
 from gruppo.tasks.base import TaskSet
 from gruppo.tasks.build import task_set
@@ -29,13 +28,10 @@ def load(settings: TaskConfig) -> TaskSet:
 
 
 class Refusal:
-    """Stands in for the scorer."""
+    """The missing scorer: it refuses to start."""
 
     def __init__(self) -> None:
         raise ValueError(
             "task=humaneval: to judge its answers is to run generated code. That requires a sandbox, which gruppo does "
             "not have yet. Use a scorer of your own: task.reward=./file.py:function."
         )
-
-    def __call__(self, task: object, text: str) -> NoReturn:
-        raise NotImplementedError

@@ -5,8 +5,10 @@ Used wherever an object of the user can replace a built-in one: tasks, rewards, 
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
+from collections.abc import Mapping
 from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
@@ -60,6 +62,21 @@ def nearest(word: str, among: Any) -> str:
     """` Did you mean 'x'?`, or nothing if no known name is close."""
     close = get_close_matches(word, [str(a) for a in among], n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def misfit(found: Any, /, *values: Any, **arguments: Any) -> str:
+    """Why `found` cannot be called like this; empty if it can."""
+    try:
+        inspect.signature(found).bind(*values, **arguments)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # a built-in without a signature
+        return ""
+    return ""
+
+
+def written(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v!r}" for k, v in arguments.items()) or "no arguments"
 
 
 def no_file(path: Path, what: str = "file") -> str:

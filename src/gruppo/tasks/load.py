@@ -1,16 +1,14 @@
 """From the settings of a task to its task set: a file, a dataset, a gym, a built-in family, or a make of your own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 from gruppo.tasks.base import Family, Scorer, Task, Tasks, TaskSet, domains_of
 from gruppo.tasks.build import scorer_of
 from gruppo.tasks.files import is_data
-from gruppo.tasks.imports import is_path, load_object, nearest
+from gruppo.tasks.imports import is_path, load_object, misfit, nearest, written
 from gruppo.tasks.settings import TaskConfig, plain, refuse_unused
 from gruppo.tasks.template import compiled
 
@@ -73,10 +71,14 @@ def _own(settings: TaskConfig, held_out_size: int) -> TaskSet:
     arguments |= {"held_out_size": held_out_size} if held_out_size != 1_000 else {}
     made = load_object(settings.name)
     if callable(made):
-        _refuse_misfit(settings.name, made, arguments)
+        trouble = misfit(made, **arguments)
+        if trouble:
+            raise ValueError(
+                f"task={settings.name!r} cannot be called with {written(arguments)} ({trouble}). Add these parameters, "
+                "or leave the settings out."
+            )
         made = made(**arguments)
     if isinstance(made, Family):
-        _refuse_misfit(settings.name, made.task_set, arguments)
         made = made.task_set(**arguments)
     if not isinstance(made, TaskSet):
         raise ValueError(
@@ -84,16 +86,6 @@ def _own(settings: TaskConfig, held_out_size: int) -> TaskSet:
             "Return gruppo.tasks.TaskSet(name, train, held_out, scorer, max_tokens)."
         )
     return made
-
-
-def _refuse_misfit(path: str, make: Any, arguments: Mapping[str, Any]) -> None:
-    try:
-        signature(make).bind(**arguments)
-    except TypeError as error:
-        given = ", ".join(f"{k}={v!r}" for k, v in arguments.items()) or "no arguments"
-        raise ValueError(
-            f"task={path!r} cannot be called with {given} ({error}). Add these parameters, or leave the settings out."
-        ) from None
 
 
 def _judged(made: TaskSet, settings: TaskConfig) -> TaskSet:

@@ -121,16 +121,16 @@ class Pool:
                 self._changed.wait()
             return not lane.ended
 
-    def take(self, size: int) -> Part | None:
-        """At most `size` items of the first job, or all of them for a batched scorer; None if there are none."""
+    def take(self, lane: "Lane") -> Part | None:
+        """The next items of the first job, or all of them for a batched scorer; None if there are none."""
         with self._changed:
-            while self._jobs:
+            while self._jobs and not lane.ended:
                 job = self._jobs[0]
                 if job.future.done():  # cancelled
                     self._jobs.pop(0)
                     continue
-                count = len(job.waiting) if self.batched and job.kind == "score" else min(size, len(job.waiting))
-                indices = [job.waiting.popleft() for _ in range(count)]
+                most = len(job.waiting) if self.batched and job.kind == "score" else lane.size
+                indices = [job.waiting.popleft() for _ in range(min(most, len(job.waiting)))]
                 if not job.waiting:
                     self._jobs.pop(0)
                 if indices:
@@ -201,7 +201,7 @@ class Lane(threading.Thread):
             except Exception as error:
                 pool.refuse(self, error)
                 continue
-            part = pool.take(self.size)
+            part = pool.take(self)
             if part is not None:
                 pool.finish(self, part, self._serve(channel, part))
 

@@ -56,10 +56,10 @@ def _read(task: Task, i: int, given: Any) -> Answer:
     where = f"task {task.uid!r}: meta['answers'][{i}]"
     if not isinstance(given, dict) or not isinstance(given.get("text"), str):
         raise ValueError(f"{where} is {given!r}, which has no text. Write {{'text': …, 'reward': …}}.")
-    strange = [k for k in given if k not in ("text", "reward", "label")]
-    if strange:
-        near = nearest(strange[0], ("text", "reward", "label"))
-        raise ValueError(f"{where} has {strange[0]!r}.{near} An answer has text, and reward or label.")
+    unknown = [k for k in given if k not in ("text", "reward", "label")]
+    if unknown:
+        near = nearest(unknown[0], ("text", "reward", "label"))
+        raise ValueError(f"{where} has {unknown[0]!r}.{near} An answer has text, and reward or label.")
     reward = given.get("reward", given.get("label", nan))
     if not isinstance(reward, (bool, int, float)) or reward in (float("inf"), float("-inf")):
         raise ValueError(

@@ -159,7 +159,9 @@ class Regex:
 
     def __init__(self, pattern: str = "", full: bool = False, ignore_case: bool = False) -> None:
         if not pattern:
-            raise ValueError("task.reward=regex requires a pattern. Set task.args.pattern='…'.")
+            raise ValueError(
+                "task.reward=regex without a pattern would accept every answer. Set task.args.pattern='…'."
+            )
         try:
             self.pattern = re.compile(pattern, re.M | (re.I if ignore_case else 0))
         except re.error as error:

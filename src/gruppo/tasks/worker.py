@@ -16,7 +16,7 @@ from typing import Any
 
 from gruppo.tasks.answers import answers
 from gruppo.tasks.child import Parent
-from gruppo.tasks.imports import load_object, nearest
+from gruppo.tasks.imports import load_object, misfit, nearest, written
 
 Row = tuple[dict[str, float], str, str]  # components, status, error
 
@@ -76,16 +76,16 @@ def made(found: Any, path: str, args: dict[str, Any]) -> Any:
     """
     if not callable(found):
         return found  # refused by is_batch
-    if not inspect.isclass(found) and _misfit(found, (None, None), args) is None:
+    if not inspect.isclass(found) and not misfit(found, None, None, **args):
         return partial(found, **args) if args else found
-    trouble = _misfit(found, (), args)
-    if trouble is not None:
+    trouble = misfit(found, **args)
+    if trouble:
         if not args and not inspect.isclass(found):
             return found  # a function with the wrong parameters, also refused by is_batch
         names = [n for n in inspect.signature(found).parameters if n not in ("task", "text", "tasks", "texts", "self")]
         near = next((nearest(a, names) for a in args if a not in names), "")
         raise ValueError(
-            f"{path} cannot be called with {_written(args)} ({trouble}), so nothing can be judged.{near} "
+            f"{path} cannot be called with {written(args)} ({trouble}), so nothing can be judged.{near} "
             f"Its arguments: {', '.join(names) or 'none'}. Set them with task.args.NAME=VALUE."
         )
     try:
@@ -93,22 +93,7 @@ def made(found: Any, path: str, args: dict[str, Any]) -> Any:
     except ValueError as error:  # its own message about its arguments
         raise ValueError(f"{path}: {error}" if path not in str(error) else str(error)) from None
     except BaseException as error:
-        raise ValueError(f"{path} cannot be made with {_written(args)}. {_last_lines(error)}") from None
-
-
-def _misfit(found: Callable[..., Any], values: tuple[None, ...], args: dict[str, Any]) -> str | None:
-    """Why `found` cannot be called like this; None if it can."""
-    try:
-        inspect.signature(found).bind(*values, **args)
-    except TypeError as error:
-        return str(error)
-    except ValueError:  # a built-in without a signature
-        return None
-    return None
-
-
-def _written(args: dict[str, Any]) -> str:
-    return ", ".join(f"{k}={v!r}" for k, v in args.items()) or "no arguments"
+        raise ValueError(f"{path} cannot be made with {written(args)}. {_last_lines(error)}") from None
 
 
 def is_batch(scorer: Any) -> bool:
@@ -118,8 +103,7 @@ def is_batch(scorer: Any) -> bool:
             f"The scorer is {type(scorer).__name__} and cannot be called, so nothing can be judged. "
             "Name a function (task, text) or (tasks, texts)."
         )
-    trouble = _misfit(scorer, (None, None), {})
-    if trouble is not None:
+    if misfit(scorer, None, None):
         raise ValueError(
             f"The scorer has the parameters {inspect.signature(scorer)}: it cannot be called with an answer. {_FORMS}"
         )

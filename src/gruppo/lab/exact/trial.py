@@ -287,7 +287,7 @@ class Trial:
         """Every draw, through the rooms. Dice of the method's own are thrown more often where a draw is probable."""
         grads, weight, which = list[Tensor](), list[float](), list[int]()
         adv_I, dropped = torch.zeros(self.draws.counts.shape[1], dtype=torch.float64), 0.0
-        has_adv = "adv_N" in self.method.credit.gives
+        has_adv = "adv_N" in self.method.credit.writes
         for c, p in enumerate(chance.tolist()):
             if c % 16 == 0:
                 tick()
