@@ -58,13 +58,13 @@ def test_scoring(make, monkeypatch):
     policy = make()
     engine, _, _ = drawn(policy, requests())
     ids = [r.prefix for r in requests()]
-    whole = engine.score(ids, ids)
+    whole = engine.logprobs(ids, ids)
     limited(policy, monkeypatch, 20, "forward")
-    for a, b in zip(whole, engine.score(ids, ids), strict=True):
+    for a, b in zip(whole, engine.logprobs(ids, ids), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-9)
     limited(policy, monkeypatch, 0, "forward")
     with pytest.raises(torch.OutOfMemoryError):
-        engine.score(ids, ids)
+        engine.logprobs(ids, ids)
 
 
 def test_several_ids_may_end_an_answer(make):

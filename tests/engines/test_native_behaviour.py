@@ -123,7 +123,7 @@ def test_new_weights_are_used_at_once(make):
         for p in policy.parameters():
             p.mul_(0.5)
     after = run(engine, [request])[0]
-    np.testing.assert_allclose(after.logp, engine.score([request.prefix], [after.ids], 0.7)[0], atol=1e-10)
+    np.testing.assert_allclose(after.logp, engine.logprobs([request.prefix], [after.ids], 0.7)[0], atol=1e-10)
     assert before.logp.tolist() != after.logp.tolist()
 
 
@@ -183,13 +183,13 @@ def test_roles_sample_from_their_own_models(make):
     requests = [Request(np.array([1]), 6, key=1, role=role) for role in ("teacher", "policy", "teacher")]
     a, b, c = run(engine, requests)
     assert a.ids.tolist() == c.ids.tolist() != b.ids.tolist()
-    np.testing.assert_allclose(a.logp, engine.score([np.array([1])], [a.ids], role="teacher")[0], atol=1e-10)
-    np.testing.assert_allclose(b.logp, engine.score([np.array([1])], [b.ids])[0], atol=1e-10)
+    np.testing.assert_allclose(a.logp, engine.logprobs([np.array([1])], [a.ids], role="teacher")[0], atol=1e-10)
+    np.testing.assert_allclose(b.logp, engine.logprobs([np.array([1])], [b.ids])[0], atol=1e-10)
 
 
 def test_nothing_asked(make):
     assert run(engine_of(make()), []) == []
-    assert engine_of(make()).score([], []) == []
+    assert engine_of(make()).logprobs([], []) == []
 
 
 def test_what_it_can(make):
@@ -235,9 +235,9 @@ def test_requests_that_the_model_cannot_serve(make):
         with pytest.raises(ValueError, match=says):
             engine.generate([Request(ONE, 1, 0), request])  # refused at the call, before any token is sampled
     with pytest.raises(ValueError, match="id 99"):
-        engine.score([ONE], [np.array([99])])
+        engine.logprobs([ONE], [np.array([99])])
     with pytest.raises(ValueError, match="temperature=0"):
-        engine.score([ONE], [ONE], temperature=0)
+        engine.logprobs([ONE], [ONE], temperature=0)
 
 
 def test_models_that_cannot_be_driven(make):

@@ -139,10 +139,10 @@ def test_score_is_generates_logp(make):
     policy, requests = make(), mixed(60, temperature=0.7, top_k=0, top_p=1.0)
     engine = engine_of(policy, prefill_tokens=100)
     done = run(engine, requests)
-    scored = engine.score([r.prefix for r in requests], [c.ids for c in done], temperature=0.7)
+    scored = engine.logprobs([r.prefix for r in requests], [c.ids for c in done], temperature=0.7)
     for c, logp in zip(done, scored, strict=True):
         np.testing.assert_allclose(c.logp, logp, rtol=0, atol=1e-10)
-    assert [len(x) for x in engine.score([np.array([1])] * 2, [np.zeros(0, np.int64), np.array([2])])] == [
+    assert [len(x) for x in engine.logprobs([np.array([1])] * 2, [np.zeros(0, np.int64), np.array([2])])] == [
         0,
         1,
     ]

@@ -60,7 +60,7 @@ def test_the_sampler_does_not_report_the_plain_distribution(policy: Path) -> Non
         e = max(drawn(run), key=lambda e: e.tokens)
         s = e.sequences[0]
         prefix, tail = s.ids[: s.prompt_len], s.ids[s.prompt_len :]
-        at_07, at_1 = (run.engine.score([prefix], [tail], temperature=t)[0] for t in (0.7, 1.0))
+        at_07, at_1 = (run.engine.logprobs([prefix], [tail], temperature=t)[0] for t in (0.7, 1.0))
         assert abs(at_07 - s.logp[s.prompt_len :]).max() < 1e-4
         assert abs(at_1 - s.logp[s.prompt_len :]).max() > 0.05
 

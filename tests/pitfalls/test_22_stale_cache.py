@@ -33,7 +33,7 @@ def update(model: TinyTransformer) -> None:
 def gap(engine: NativeEngine) -> float:
     """Sample, and ask the trainer's forward for the same log-probabilities."""
     done = asyncio.run(complete(engine, requests()))
-    again = engine.score([r.prefix for r in requests()], [c.ids for c in done])
+    again = engine.logprobs([r.prefix for r in requests()], [c.ids for c in done])
     return max(float(np.abs(a - c.logp).max()) for a, c in zip(again, done, strict=True))
 
 

@@ -79,7 +79,7 @@ def test_hooks_fire_in_training_and_in_sampling(hooked):
     sampled(policy)
     assert calls == expected(4, len(blocks))  # the prefill gives the first token of four
     calls.clear()
-    NativeEngine({"policy": policy}).score([np.array([1])], [np.array([2, 3])])
+    NativeEngine({"policy": policy}).logprobs([np.array([1])], [np.array([2, 3])])
     assert calls == expected(1, len(blocks))
 
 

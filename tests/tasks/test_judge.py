@@ -41,6 +41,10 @@ def one(task, text):
         try: input()
         except EOFError: return 0.25
     if text == "closed": os.close(1)
+    if text == "garble":
+        for fd in range(3, 30):
+            try: os.write(fd, b"junk\\n")
+            except OSError: pass
     if text == "pid": return os.getpid()
     if text.startswith("="): return eval(text[1:])
     return float(text == task.answer)
@@ -237,6 +241,12 @@ def test_prints_do_not_reach_the_protocol(capfd, file: str) -> None:
     assert out == ""
     assert "shell" in error
     assert "raw" in error
+
+
+def test_a_garbled_reply_is_an_error_of_that_answer(judge: Judge) -> None:
+    verdicts = score(judge, "2", "3", "2", "garble", "2")
+    assert [v.status for v in verdicts] == ["ok", "ok", "ok", "env_error", "ok"]
+    assert "garbled reply" in verdicts[3].error and judge.restarts == 1
 
 
 def test_ctrl_c_does_not_reach_the_worker(judge: Judge) -> None:

@@ -74,7 +74,7 @@ class Engine(Protocol):
         """A stream of (index of the request, completion), in the order in which they finish."""
         ...
 
-    def score(
+    def logprobs(
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"
     ) -> list[Reals]:
         """Log-probabilities of the ids of given continuations, at a temperature, without truncation."""

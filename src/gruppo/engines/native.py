@@ -135,7 +135,7 @@ class NativeEngine:
             "stay the same, only slower."
         )
 
-    def score(
+    def logprobs(
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"
     ) -> list[Reals]:
         """Log-probabilities of given continuations at a temperature, by the trainer's forward."""

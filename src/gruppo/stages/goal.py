@@ -105,7 +105,8 @@ class Goal:
         """scale · dJ/dstatistic for each leaf that J depends on, over the whole step."""
         total = self.whole(batch, Stats(leaves))
         found = torch.autograd.grad(scale * total.value, list(leaves.values()), allow_unused=True)
-        return {k: g for k, g in zip(leaves, found, strict=True) if g is not None}, total
+        reached: list[Tensor | None] = list(found)
+        return {k: g for k, g in zip(leaves, reached, strict=True) if g is not None}, total
 
     def _mean(self, mean: str | float) -> str | float:
         """`episode_sum/max_tokens` divides by the longest answer that the run allows."""

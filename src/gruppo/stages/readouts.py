@@ -15,7 +15,7 @@ from gruppo.data import Ragged
 from gruppo.pieces.divergence import full
 from gruppo.stages.names import nearest
 
-When = Literal["batch", "step"]  # rooms before the batch call ctx.score
+When = Literal["batch", "step"]  # rooms before the batch call ctx.read
 
 
 @dataclass(frozen=True)

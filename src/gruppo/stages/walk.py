@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -68,10 +69,8 @@ class Walk:
     def opened(self, ctx: Context, store: Sequence[Episode] = ()) -> Context:
         """The context with the verbs of the walk, and with what the replay recalls from its store."""
         ctx.replay = tuple(self.method.replay.get(ctx, store))
-        ctx.play = lambda starts, window=0: self.played(ctx, starts, window)
-        ctx.reward = lambda episodes: self.rewarded(ctx, list(episodes))
-        ctx.draw = lambda asks: self.drawn(ctx, asks)
-        ctx.read = self.read_episodes
+        ctx.play, ctx.reward = partial(self.played, ctx), partial(self.rewarded, ctx)
+        ctx.draw, ctx.read = partial(self.drawn, ctx), self.read_episodes
         ctx.fresh = lambda n: self.method.curriculum(replace(ctx, prompts=n, round=ctx.round + 1), self.tasks)
         return ctx
 
@@ -135,14 +134,14 @@ class Walk:
             else:
                 e.status, e.error = Status[verdict.status.upper()], verdict.error
 
-    async def rewarded(self, ctx: Context, episodes: list[Episode]) -> list[Episode]:
+    async def rewarded(self, ctx: Context, episodes: Sequence[Episode]) -> list[Episode]:
         """The task's own score and the components of the reward room. An episode passes here once."""
         await self.scored(episodes)
         new = [e for e in episodes if e.status.judged and not e.rewarded]
         add_components(ctx, self.method.reward, new)
         for e in new:
             e.rewarded = True
-        return episodes
+        return list(episodes)
 
     async def compared(self, ctx: Context, kept: list[Episode]) -> list[Episode]:
         """When a step has all its episodes: which answers are the same, then the rewards that compare a group."""

@@ -20,7 +20,6 @@ _BOOT = (
     "import json, sys; from importlib import import_module; "
     "sys.path[:] = json.loads(sys.argv[2]); import_module(sys.argv[1]).main()"
 )
-_GATHER = 0.0005  # seconds between two reads of a burst of replies: waking up for each one costs more than judging it
 
 
 class Hung(Exception):
@@ -32,9 +31,12 @@ class Died(Exception):
 
 
 class Channel:
-    """Runs `main()` of a module in a process of its own, until `close()`, or until this object or Python ends."""
+    """Runs `main()` of a module in a process of its own, until `close()`, or until this object or Python ends.
 
-    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
+    `gather` are seconds between two reads of the replies: if many come at once, to wake up for each one is expensive.
+    """
+
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None, gather: float = 0.0) -> None:
         command = [sys.executable, "-c", _BOOT, module, json.dumps([os.path.abspath(p) for p in sys.path])]
         # In a session of its own, so that Ctrl-C reaches the parent only, and the parent decides.
         pipe = subprocess.PIPE
@@ -42,10 +44,10 @@ class Channel:
             command, stdin=pipe, stdout=pipe, bufsize=0, env=environment, start_new_session=True
         )
         self._chunks: SimpleQueue[bytes] = SimpleQueue()
-        self._lines: list[bytes] = []  # the next one is the last
+        self._replies: list[Any] = []  # the next one is the last
         self._rest = b""
         self.close = weakref.finalize(self, _stop, self._process, os.getpid())
-        threading.Thread(target=_collect, args=(self._process.stdout, self._chunks), daemon=True).start()
+        threading.Thread(target=_collect, args=(self._process.stdout, self._chunks, gather), daemon=True).start()
 
     @property
     def alive(self) -> bool:
@@ -64,17 +66,18 @@ class Channel:
     def read(self, seconds: float) -> tuple[str, Any]:
         """The next reply, (kind, content). One that has arrived is returned however late we are."""
         deadline = time.monotonic() + seconds
-        while not self._lines:
+        while not self._replies:
             try:
                 chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
                 raise Hung from None
             if not chunk:
                 raise Died(self._ending())
-            *self._lines, self._rest = (self._rest + chunk).split(b"\n")
-            self._lines.reverse()
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            self._replies = _parsed(lines)[::-1]
         try:
-            kind, content = json.loads(self._lines.pop())
+            reply = self._replies.pop()
+            kind, content = json.loads(reply) if isinstance(reply, bytes) else reply
         except (TypeError, ValueError) as error:  # the child wrote to the pipe on purpose
             raise Died(f"garbled reply: {error}") from None
         return kind, content
@@ -87,13 +90,20 @@ class Channel:
             return f"exit code {code}"
 
 
-def _collect(pipe: Any, chunks: "SimpleQueue[bytes]") -> None:
+def _parsed(lines: list[bytes]) -> list[Any]:
+    """All replies at once, which is fastest; if one is garbled, the lines as they are."""
+    try:
+        return json.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        return list(lines)
+
+
+def _collect(pipe: Any, chunks: "SimpleQueue[bytes]", gather: float) -> None:
     """Reads replies as they come; an empty chunk is the end. In a thread, because Windows cannot wait for pipes."""
     with pipe:
         while chunk := pipe.read(1 << 16):
             chunks.put(chunk)
-            if chunk.count(b"\n") > 1:
-                time.sleep(_GATHER)
+            time.sleep(gather)
     chunks.put(b"")
 
 

@@ -19,7 +19,7 @@ class Parent:
             os.dup2(2, 1)
         except OSError:  # the parent has no stderr
             os.dup2(nothing, 1)
-        self._replies = os.fdopen(replies, "wb", buffering=0)
+        self._replies = replies
         self._inbox: SimpleQueue[bytes] = SimpleQueue()
         threading.Thread(target=_receive, args=(os.fdopen(requests, "rb"), self._inbox), daemon=True).start()
 
@@ -27,9 +27,9 @@ class Parent:
         return self._inbox.get()
 
     def send(self, kind: str, content: Any = None) -> None:
-        data = memoryview(json.dumps([kind, content]).encode() + b"\n")
+        data = json.dumps([kind, content]).encode() + b"\n"
         while data:
-            data = data[self._replies.write(data) :]
+            data = data[os.write(self._replies, data) :]
 
 
 def _receive(requests: BinaryIO, inbox: "SimpleQueue[bytes]") -> None:

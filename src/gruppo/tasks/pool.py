@@ -1,12 +1,13 @@
 """The worker processes of a judge, each served by a thread. They share a queue of calls.
 
-A worker gets as many items at once as it can judge in a few milliseconds, and hands back those it has not begun. So a
-fast scorer needs few messages, and no item waits behind a slow one while another worker is free.
+A worker gets as many items at once as it can probably judge in 50 ms, and hands back those it has not begun after 100
+ms. So a fast scorer needs few messages, and items do not wait behind slow ones while another worker is free.
 """
 
 import os
 import pickle
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -17,7 +18,9 @@ from typing import Any, Literal, NamedTuple
 from gruppo.tasks.channel import Channel, Died, Hung
 
 MOST = 8  # workers, if their number is automatic
-GROWTH = 4  # a worker that has judged all items of a message in time gets this many times more with the next one
+GATHER = 0.0005  # seconds between two reads of replies
+MESSAGE = 0.05  # seconds of work that a message to a worker should hold
+GROWTH = 4  # a message has at most this many times the items of the last one
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ class Lane(threading.Thread):
         if self.channel is not None and not self.channel.alive:
             self._lose()
         if self.channel is None:
-            self.channel = Channel("gruppo.tasks.worker")
+            self.channel = Channel("gruppo.tasks.worker", gather=GATHER)
             try:
                 self._load(self.channel)
             except Exception:
@@ -276,13 +279,12 @@ class Lane(threading.Thread):
 
     def _replies(self, channel: Channel, part: Part) -> list[Any]:
         replies: list[Any] = []
-        seconds = self.pool.seconds
+        seconds, begun = self.pool.seconds, time.monotonic()
         try:
             while len(replies) < len(part.indices):
                 kind, content = channel.read(seconds)
                 if kind == "rest":
-                    self.size = len(replies)
-                    return replies
+                    break
                 replies += content if kind == "all" else [content]
         except (Hung, Died) as error:
             self._lose()
@@ -295,7 +297,8 @@ class Lane(threading.Thread):
                 why += "Look for os._exit or a crash in a C library; stderr may say more."
             whole = self.pool.batched and part.job.kind == "score"
             return replies + _failed(part, why, status)[: None if whole else 1]
-        self.size = max(self.size, GROWTH * len(replies))
+        fitting = int(len(replies) * MESSAGE / (time.monotonic() - begun))
+        self.size = max(1, min(fitting, GROWTH * max(self.size, len(replies))))
         return replies
 
 

@@ -20,7 +20,7 @@ from gruppo.tasks.imports import load_object, misfit, nearest, written
 
 Row = tuple[dict[str, float], str, str]  # components, status, error
 
-SLICE = 0.05  # seconds of work after which items that have not begun are handed back
+SLICE = 0.1  # seconds of work after which items that have not begun are handed back
 _REMEDY = (
     "Return a finite number, or a dict of names to finite numbers; raise an exception if the answer cannot be judged."
 )
