@@ -1,0 +1,73 @@
+"""What each process of the tests does. Started by torchrun, or alone.
+
+rank_worker.py gradients FILE METHOD…    the gradient of every method in the laws' world, against one process
+rank_worker.py few FILE METHOD…          the same on a batch of one sequence: the other rank has none
+rank_worker.py steps FILE METHOD STEPS   weights after some steps of a run
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from gruppo.lab.laws.same import far
+from gruppo.lab.laws.world import World, random_episodes
+from gruppo.methods import method
+from gruppo.train.config import EvalConfig, RunConfig
+from gruppo.train.loop import train_step
+from gruppo.train.ranks import Ranks, ranks
+from gruppo.train.run import Run
+
+
+def distances(names: list[str], few: bool) -> dict[str, float]:
+    """The largest relative distance over roles, one and two passes: the ranks together against one process alone."""
+    out: dict[str, float] = {}
+    for name in names:
+        world = World(method(name), 0)
+        batch = world.packed(random_episodes(0))
+        batch = world.prepared(batch)
+        if few:
+            batch = batch.minibatch(torch.nonzero(batch.learn_E)[:1, 0])
+            batch = batch.micro(torch.arange(1)) if batch.size("S") > 1 and "win_P" not in batch.columns else batch
+            batch = replace(batch, columns={k: v for k, v in batch.columns.items() if not k.startswith("row_")})
+        found: list[float] = []
+        for role in world.learner.trained:
+            for two_pass in (False, True):
+                world.learner.ranks = Ranks()
+                alone = world.grad(batch, role, two_pass=two_pass)
+                world.learner.ranks = ranks()
+                found.append(far(alone, world.grad(batch, role, two_pass=two_pass)))
+        out[name] = max(found)
+    return out
+
+
+def trained(name: str, steps: int) -> dict[str, torch.Tensor]:
+    config = RunConfig(method=method(name), steps=steps, prompts=8, samples=4, eval=EvalConfig(prompts=8), threads=1)
+    run = Run(config, say=lambda words: None)
+    try:
+        for step in range(steps):
+            asyncio.run(train_step(run, step))
+    finally:
+        run.close()
+    return {k: v.clone() for k, v in run.models["policy"].state_dict().items()}
+
+
+def main(what: str, file: str, *words: str) -> None:
+    torch.set_num_threads(1)
+    first = ranks().rank == 0
+    if what == "steps":
+        weights = trained(words[0], int(words[1]))
+        if first:
+            save_file({k: v.contiguous() for k, v in weights.items()}, file)
+    else:
+        found = distances(list(words), what == "few")
+        if first:
+            Path(file).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,72 @@
+"""Two processes learn one step together (torchrun, gloo, CPU): the same gradient, the same run, and no rank hangs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gruppo.methods import all_methods
+from gruppo.train.ranks import Ranks
+
+WORKER = Path(__file__).with_name("rank_worker.py")
+FAST = ("grpo", "ppo", "disco", "kto", "oprl")  # additive, with a critic, whole-step, another view, a second model
+
+
+def together(size: int, *words: str, seconds: float = 240) -> None:
+    """The worker on `size` ranks; alone without torchrun."""
+    start = [sys.executable]
+    if size > 1:
+        start += ["-m", "torch.distributed.run", f"--nproc_per_node={size}", "--master_port=0", "--standalone"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*start, str(WORKER), *words], env=env, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def distances(what: str, folder: Path, names: list[str], size: int = 2) -> dict[str, float]:
+    together(size, what, str(folder / "found.json"), *names)
+    return json.loads((folder / "found.json").read_text())
+
+
+def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
+    found = distances("gradients", tmp_path, list(FAST))
+    assert set(found) == set(FAST) and max(found.values()) <= 1e-9, found
+
+
+def test_a_rank_without_sequences_does_not_hang(tmp_path: Path) -> None:
+    found = distances("few", tmp_path, ["grpo", "disco"])
+    assert max(found.values()) <= 1e-9, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_of_all_methods_are_those_of_one_process(size: int, tmp_path: Path) -> None:
+    found = distances("gradients", tmp_path, sorted(all_methods()), size)
+    assert set(found) == set(all_methods()) and max(found.values()) <= 1e-9, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "disco", "ppo", "bapo"])
+def test_a_run_of_twenty_steps_is_that_of_one_process(name: str, tmp_path: Path) -> None:
+    for size in (1, 2):
+        together(size, "steps", str(tmp_path / f"{size}.safetensors"), name, "20")
+    one, two = (load_file(tmp_path / f"{size}.safetensors") for size in (1, 2))
+    off = max(float((one[k] - two[k]).abs().max()) for k in one)
+    assert off <= 1e-6, off
+
+
+def test_every_rank_has_as_many_micro_batches() -> None:
+    shares = [[1, 2, 3], [4], []]
+    mine = [Ranks(rank, 3).mine(shares, 0) for rank in range(3)]
+    assert [[part for part, counts in m if counts] for m in mine] == shares
+    assert {len(m) for m in mine} == {3}
+
+
+def test_one_process_adds_nothing() -> None:
+    x = torch.ones(2)
+    Ranks().added([x])
+    assert x.tolist() == [1.0, 1.0]
