@@ -1,7 +1,7 @@
 """Write src/gruppo/methods/records.toml: the version and the hash of every built-in method.
 
 And tests/registry/occupants.toml: the defaults of every occupant, for people put them together by name, and what it
-declares of itself (`is`): what it takes and gives, the samples it compares.
+declares of itself (`is`): what it reads and writes, what it requires and refuses.
 
     python scripts/lock_records.py            after a new method, or after a version bump
     python scripts/lock_records.py --check    say what differs, write nothing
@@ -25,7 +25,9 @@ import tomli_w
 from gruppo.cli.overrides import occupants
 from gruppo.methods import built_in
 from gruppo.stages import ROOMS, Ema, Every, Method, Occupant, Role, Sampling
+from gruppo.stages.occupant import NoteColumn
 from gruppo.stages.record import record_hash, to_table
+from gruppo.stages.requires import Requirement
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "src" / "gruppo" / "methods" / "records.toml"
@@ -96,8 +98,8 @@ def defaults() -> Records:
 
 
 def declared(kind: type) -> dict[str, Any]:
-    """Its class attributes where they are not an occupant's usual ones, but for messages and the laws' witness."""
-    mine = [k for k in dir(kind) if not k.startswith("_") and k not in ("alone", "witness", *_fields(kind))]
+    """Its class attributes where they are not an occupant's usual ones."""
+    mine = [k for k in dir(kind) if not k.startswith("_") and k not in _fields(kind)]
     values = {k: getattr(kind, k) for k in mine if issubclass(kind, Occupant)}
     return {
         k: _plain(v)
@@ -111,9 +113,17 @@ def _fields(kind: type) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: str(v) for k, v in value.items()}
-    return sorted(value) if isinstance(value, frozenset) else list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, NoteColumn):
+        return f"{value} among {value.among}" if value.among else str(value)
+    return _required(value) if isinstance(value, Requirement) else value
+
+
+def _required(r: Any) -> str:
+    """A requirement with its fields, but for messages and functions: `Samples(least=2)`."""
+    told = {f.name: getattr(r, f.name) for f in fields(r) if f.name != "why"}
+    return f"{type(r).__name__}({', '.join(f'{k}={v!r}' for k, v in told.items() if not callable(v))})"
 
 
 def write_defaults(check: bool) -> int:

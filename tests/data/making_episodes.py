@@ -89,7 +89,7 @@ def random_episode(rng: np.random.Generator, uid: int, groups: int) -> Episode:
         text=f"text of {uid}",
         final_state=f"state {rng.integers(3)}",
         domain=f"sums/{uid % 3}",
-        place=uid % 5 - 1,
+        index=uid % 5 - 1,
         answer=("", "7", "12")[uid % 3],
         replaced=(frozenset(), frozenset({"form"}), frozenset({"step", "form"}))[uid % 7 % 3],
         replayed=bool(rng.random() < 0.2),

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making_episodes import LAW, answer, random_sequence
 
-from gruppo.data import Sequence, Source, Status, Use, in_steps, pack
-from gruppo.engines.base import Completion, Request, complete
+from gruppo.data import Episode, Note, Sequence, Source, Status, in_steps, pack
+from gruppo.engines.base import Completion, complete
 from gruppo.lab.laws.desk import Desk
 from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.policies import CharTokenizer
-from gruppo.stages import Context
-from gruppo.stages.rollout import Group, continued, nodes_of, step_ends
+from gruppo.stages import Context, Sampling
+from gruppo.stages.play import Fork, nodes_of, request_after
+from gruppo.stages.rollout import Group, step_ends
 
 
 def same(a: Sequence, b: Sequence) -> bool:
@@ -72,36 +73,41 @@ def test_a_prompt_is_never_cut(at: int) -> None:
         answer(1, 3).sequences[0].upto(at)
 
 
-# ---- continued
+# ---- forks
 
 
 def desk() -> Desk:
     return Desk(World(method("grpo"), 0))
 
 
-def fork(made: Desk, cut: int, key: int, given: str = "", **changes: object):
+def fork(made: Desk, cut: int, uid: int, given: str = "") -> tuple[Episode, Episode, Completion]:
     """The first episode that is long enough, and its sibling that parts from it after `cut` tokens."""
-    path = next(e for e in made.episodes(Group()) if e.tokens > cut + 1)
-    s, ctx = path.sequences[0], made.ctx
-    at = s.prompt_len + cut
-    prefix = np.concatenate([s.ids[:at], ctx.tokenizer.encode(given)])
-    request = Request(prefix, max_tokens=4, key=key, temperature=0.7, stop=(ctx.tokenizer.eos,))
+    path, ctx = next(e for e in made.episodes(Group()) if e.tokens > cut + 1), made.ctx
+    path.reward, path.answer = {"task": 1.0}, "7"
+    path.notes = {"rate": Note(np.ones(1, np.float32)), "adv": Note(np.ones(path.tokens, np.float32), "N")}
+    at, how = path.sequences[0].prompt_len + cut, Sampling(4, temperature=0.7)
+    parted = Fork(path, at, uid, how, ctx.tokenizer.encode(given))
+    request = request_after(ctx, parted.prefix, uid, how)
+    assert (request.key, request.max_tokens, request.temperature) == (uid, 4, 0.7)
+    assert request.prefix.tolist() == [*path.sequences[0].ids[:at], *ctx.tokenizer.encode(given)]
     [done] = asyncio.run(complete(ctx.engine, [request]))
-    return path, continued(ctx, path, at, request, done, **changes), done
+    return path, parted.ended(ctx, request, done), done
 
 
 def test_a_sibling_is_the_path_up_to_the_cut_then_what_was_given_then_what_was_sampled() -> None:
     made = desk()
-    path, sibling, done = fork(made, 3, key=99, given="=", use=Use.NONE)
+    path, sibling, done = fork(made, 3, 99, given="=")
     s, t, at = path.sequences[0], sibling.sequences[0], path.sequences[0].prompt_len + 3
-    assert (sibling.uid, sibling.task, sibling.group, sibling.use) == (99, path.task, path.group, Use.NONE)
+    assert (sibling.uid, sibling.task, sibling.group, sibling.use) == (99, path.task, path.group, path.use)
+    assert sibling.ask is path.ask and sibling.index == path.index and not sibling.rewarded
     assert t.ids.tolist() == [*s.ids[:at], *made.ctx.tokenizer.encode("="), *done.ids]
     assert t.source[at:].tolist() == [Source.INJECTED] + [Source.POLICY] * len(done.ids)
     assert np.array_equal(t.logp[: at + 1], [*s.logp[:at], np.nan], equal_nan=True)
     assert np.array_equal(t.logp[at + 1 :], done.logp.astype(np.float32))
     assert t.temperature is not None and t.temperature[: at + 1].tolist() == [1.0] * (at + 1)
     assert np.allclose(t.temperature[at + 1 :], 0.7)
-    assert sibling.text == made.ctx.tokenizer.decode(t.ids[t.prompt_len :]) and sibling.reward == sibling.notes == {}
+    assert sibling.text == made.ctx.tokenizer.decode(t.ids[t.prompt_len :]) and sibling.reward == {}
+    assert sibling.answer == "" and list(sibling.notes) == ["rate"]  # of the episode as a whole
     assert sibling.status == (Status.OK if done.reason == "stop" else Status.TRUNCATED)
     [turn] = sibling.turns
     assert (turn.start, turn.stop, turn.obs_stop) == (t.prompt_len, len(t.ids), t.prompt_len)
@@ -109,12 +115,13 @@ def test_a_sibling_is_the_path_up_to_the_cut_then_what_was_given_then_what_was_s
 
 def test_what_siblings_share_has_one_node_and_nothing_else_has() -> None:
     made = desk()
-    path, sibling, _ = fork(made, 3, key=99)
+    path, sibling, _ = fork(made, 3, 99)
     grandchild_at = sibling.sequences[0].prompt_len + 4
     last = sibling.sequences[0].ids[grandchild_at:]
     tail = Completion(last + 1, np.full(len(last), -1.0), np.zeros(len(last), np.int32), "length")
-    request = Request(sibling.sequences[0].ids[:grandchild_at], 4, key=100)
-    batch = pack([path, sibling, continued(made.ctx, sibling, grandchild_at, request, tail)])
+    third = Fork(sibling, grandchild_at, 100, Sampling(4))
+    request = request_after(made.ctx, third.prefix, third.uid, third.sampling)
+    batch = pack([replace(e, notes={}) for e in (path, sibling, third.ended(made.ctx, request, tail))])
     node = [batch.node_N[batch.episode_N == e].tolist() for e in range(3)]
     assert node[0] == batch.uid_N[batch.episode_N == 0].tolist()  # the path itself needs no mark
     assert node[1][:3] == node[0][:3] and node[2][:4] == node[1][:4]
@@ -132,9 +139,9 @@ def test_nodes_are_those_of_packing_also_where_the_prompt_is_another() -> None:
 
 def test_an_episode_that_goes_on_under_its_own_name_shares_nothing() -> None:
     e = answer(5, 3, reward={"task": 1.0}, answer="7")
-    prefix = e.sequences[0].ids
     done = Completion(np.array([20, 2]), np.array([-1.0, -1.0]), np.full(2, 3, np.int32), "stop")
-    on = continued(desk().ctx, e, len(prefix), Request(prefix, 2, key=5), done)
+    ctx, rest = desk().ctx, Fork(e, len(e.sequences[0].ids), e.uid, Sampling(2))
+    on = rest.ended(ctx, request_after(ctx, rest.prefix, rest.uid, rest.sampling), done)
     assert on.uid == 5 and on.sequences[0].node is None and on.reward == {} and on.answer == ""
     assert on.sequences[0].version.tolist() == [-1, -1, 0, 0, 0, 3, 3]
     assert pack([on]).uid_N[:3].tolist() == pack([e]).uid_N.tolist()  # its decisions keep their keys

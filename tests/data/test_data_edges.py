@@ -32,7 +32,7 @@ def test_flags_of_a_turn_are_bits() -> None:
 def test_what_is_not_told() -> None:
     """-1: not known. A turn observes nothing; a call went well; an episode is of today."""
     e = answer(1)
-    assert (e.step, e.place, Note(np.zeros(1, np.float32)).version, pack([e]).place_E.tolist()) == (-1, -1, -1, [-1])
+    assert (e.step, e.index, Note(np.zeros(1, np.float32)).version, pack([e]).index_E.tolist()) == (-1, -1, -1, [-1])
     turn = Turn(2, 5)
     assert turn.obs_start == turn.obs_stop == 0 and ToolCall("add", "1 2", 0.1).ok
     assert not e.replayed and pack([e]).replayed_E.tolist() == [False]

@@ -118,7 +118,7 @@ def test_every_episode_keeps_its_fields(episodes):
     assert batch.replayed_E.tolist() == [e.replayed for e in episodes]
     assert batch.final_state_E.tolist() == [name_hash(e.final_state) for e in episodes]
     assert batch.domain_E.tolist() == [name_hash(e.domain) for e in episodes]
-    assert batch.place_E.tolist() == [e.place for e in episodes]
+    assert batch.index_E.tolist() == [e.index for e in episodes]
     assert batch.answer_E.tolist() == [name_hash(e.answer) if e.answer else 0 for e in episodes]
     np.testing.assert_array_equal(batch.reward_E.numpy(), np.array([e.total for e in episodes]))
     for i, e in enumerate(episodes):

@@ -162,6 +162,33 @@ def test_a_file_from_before_a_field_was_there_is_read_too(tmp_path):
     assert bits(load_episodes(tmp_path / "old.arrow")) == bits(wanted) != bits(episodes)
 
 
+def test_the_index_of_a_task_had_another_name_in_older_files(tmp_path):
+    """`place` until the refit; in files from before that it is not there at all, and -1."""
+    episodes = random_episodes(0, 5)
+    assert len({e.index for e in episodes}) > 2
+    save_episodes(tmp_path / "new.arrow", episodes)
+    table = pa.ipc.open_file(tmp_path / "new.arrow").read_all()
+    assert table.column("index").to_pylist() == [e.index for e in episodes]
+    old = table.rename_columns(["place" if name == "index" else name for name in table.column_names])
+    with pa.ipc.new_file(tmp_path / "old.arrow", old.schema) as writer:
+        writer.write_table(old)
+    assert bits(load_episodes(tmp_path / "old.arrow")) == bits(load_episodes(tmp_path / "new.arrow")) == bits(episodes)
+    without = table.drop_columns(["index"])
+    with pa.ipc.new_file(tmp_path / "older.arrow", without.schema) as writer:
+        writer.write_table(without)
+    assert {e.index for e in load_episodes(tmp_path / "older.arrow")} == {-1}
+
+
+def test_what_belongs_to_a_process_is_not_stored(tmp_path):
+    """The ask that an episode came from, and whether it has been through the reward room."""
+    e = dataclasses.replace(answer(1), ask=object(), rewarded=True, index=3)
+    save_episodes(tmp_path / "e.arrow", [e])
+    [back] = load_episodes(tmp_path / "e.arrow")
+    assert (back.ask, back.rewarded, back.index) == (None, False, 3)
+    with pa.ipc.open_file(tmp_path / "e.arrow") as reader:
+        assert not {"ask", "rewarded", "place"} & set(reader.schema.names)
+
+
 # ---- files that are not what they should be
 
 

@@ -27,7 +27,7 @@ SUMMED = REINFORCE.but(name="summed", select=RedrawEqualGroups(), objective=Poli
 class NormalisedByN(Occupant):
     """(R_i − mean) / std, std over n; 0 in groups of equal rewards."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards, adv = batch.reward_E.tolist(), {}
@@ -42,7 +42,7 @@ class NormalisedByN(Occupant):
 class Nothing(Occupant):
     """No advantage at all: what is left is what does not depend on it."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         return {"adv_N": torch.zeros_like(batch.weight_N)}
@@ -57,7 +57,7 @@ def together(episodes: list[Episode]) -> list[Episode]:
 class RightOnly(Occupant):
     """1 − r_q for right answers, 0 for wrong ones."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards, adv = batch.reward_E.tolist(), {}
@@ -71,7 +71,7 @@ class RightOnly(Occupant):
 class ByAnswers(Occupant):
     """A loop over the groups: the mean of what each is worth, given the tokens of its answers that are learned."""
 
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
@@ -123,7 +123,7 @@ class Push(Occupant):
     """2/ε Σ_t A log π of an answer, the mean over answers."""
 
     eps: float = 1e7
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)

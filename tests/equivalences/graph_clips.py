@@ -28,7 +28,7 @@ BY_TOKENS = REINFORCE.but(
 class OnlyGood(Occupant):
     """The normalised advantage where it is above 0, else 0."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         return {"adv_N": Normalised()(ctx, batch)["adv_N"].clamp(min=0)}
@@ -38,7 +38,7 @@ class OnlyGood(Occupant):
 class Weighed(Occupant):
     """1/T Σ_t w_t log π_t less what `pay` asks, w a number for every token, one after the other."""
 
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)

@@ -37,7 +37,7 @@ class OneByOne(Occupant):
     """GDPO: every component of every group by itself, then the sum over the step."""
 
     weights: tuple[float, ...] = (1.0, 1.0)
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         total = dict.fromkeys((i for rows in members(batch).values() for i in rows), 0.0)
@@ -52,7 +52,7 @@ class OneByOne(Occupant):
 class Between(Occupant):
     """COPO's second advantage alone: the mean of a group among the means of all."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards, groups = batch.reward_E.tolist(), members(batch)
@@ -67,7 +67,7 @@ class BlendedByLoops(Occupant):
 
     slope: float = 20.0
     entropy: float = 1.5
-    gives = ("adv_N", "adv_global_N", "local_N")
+    writes = ("adv_N", "adv_global_N", "local_N")
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards, answers = batch.reward_E.tolist(), batch.answer_E.tolist()
@@ -89,7 +89,7 @@ class BlendedByLoops(Occupant):
 class Shares(Occupant):
     """EMPO: GRPO's advantage of the share of a group that gives the same answer."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         answers, adv = batch.answer_E.tolist(), {}
@@ -105,7 +105,7 @@ class LessTheLikely(Occupant):
     """R (1 − β rank/G), the rank counted by comparing every answer with every other; then GRPO's advantage."""
 
     beta: float = 0.25
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards, adv = batch.reward_EC[:, batch.components.index("task")].tolist(), {}

@@ -30,7 +30,7 @@ class Less(Occupant):
     """R_i − b, the same b for all."""
 
     b: float = 0.5
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards = batch.reward_E.tolist()
@@ -42,7 +42,7 @@ class Lead(Occupant):
     """max with the answer less max without it, over the deviation: a loop over every choice of k − 1 others."""
 
     k: int = 2
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         reward, adv = batch.reward_E.tolist(), {}

@@ -33,7 +33,6 @@ def scalar(batch: Batch, name: str, value: Tensor) -> list[Term]:
 class WithoutHeated(Occupant):
     """Keep what is not heated, token by token."""
 
-    current = False
     notes = HEATED
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
@@ -66,7 +65,7 @@ class HintsByLoops(Occupant):
     """coef/B Σ_i Σ_t log π(hint_it), B the episodes to learn from that have a token."""
 
     coef: float = 0.3
-    handles = frozenset({"hint"})
+    reads = ("hint",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)

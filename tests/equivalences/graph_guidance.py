@@ -41,7 +41,7 @@ class HeldByLoops(Occupant):
     """λ/N Σ of log π − log π_old over tokens with A ≥ 0 that fell, in turns or answers that fell, one by one."""
 
     answer: bool = False
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
@@ -98,8 +98,7 @@ class TeacherInAdvantage(Normalised):
 class ExpertsByLoops(Occupant):
     """0.7 · GRPO over tokens + 0.3 · mean of p (1 − p) log p over what experts wrote in answers of their own."""
 
-    takes = ("adv_N",)
-    handles = frozenset({"expert"})
+    reads = ("adv_N", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
@@ -122,8 +121,7 @@ def _own(batch: Batch, e: int) -> bool:
 class MixedByLoops(Occupant):
     """1/B Σ_i 1/8 Σ_t: r A of the policy's tokens, 2 π / (1.5 π_old + .5) · √(1 − π) A of the experts', one by one."""
 
-    takes = ("adv_N",)
-    handles = frozenset({"expert"})
+    reads = ("adv_N", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)

@@ -61,7 +61,7 @@ def whitened(batch: Batch, above: dict[int, float]) -> dict[str, Tensor]:
 class WhitenedReward(Occupant):
     """The reward itself, whitened over the episodes of the step."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards = batch.reward_E.tolist()
@@ -72,7 +72,7 @@ class WhitenedReward(Occupant):
 class TrackedByLoops(Occupant):
     """SPO's tracker in a dict, one answer after the other; its drift on one last answer at a time."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         known, rewards = ctx.memory.get("by_loops", {}), batch.reward_E.tolist()

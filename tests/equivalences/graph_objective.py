@@ -45,7 +45,7 @@ def one_token(episodes: list[Episode]) -> list[Episode]:
 class OneRatioAnAnswer(Occupant):
     """1/B Σ_i min(s A, clip(s, .8, 1.2) A), s = exp(mean of the log-ratios), one sequence after the other."""
 
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
@@ -69,7 +69,6 @@ class OneRatioAnAnswer(Occupant):
 class MaskedByLoops(Occupant):
     """w = π_old/π_gen where it is at most 2, else 0, one token after the other; 1 where nothing was sampled."""
 
-    current = False
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (OLD,)

@@ -75,7 +75,7 @@ def only_the_task(episodes: list[Episode]) -> list[Episode]:
 class SerialByLoops(Occupant):
     """R = 2^−(right answers with an earlier exit) if right, else 0, less the mean of the group: one after the other."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
     notes = {"exit": Noted("E")}
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ def older_windows(batch: Batch) -> Batch:
 class WindowByLoops(Occupant):
     """EGAE of each answer, one token after the other, whitened over the tokens of version 0."""
 
-    gives = ("adv_N", "ret_N")
+    writes = ("adv_N", "ret_N")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("value", "critic"),)
@@ -143,7 +143,7 @@ class WindowByLoops(Occupant):
 class WindowSurrogate(Occupant):
     """min(r A, clip(r, .8, 1.2) A), one token of version 0 after the other, over those of ended and open answers."""
 
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
@@ -176,7 +176,7 @@ class GainByLoops(Occupant):
     """Gains of the unsure tokens less their mean, over their deviation, one after the other."""
 
     everything: bool = False
-    gives = ("adv_N",)
+    writes = ("adv_N",)
     notes = SPO.credit.notes
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
@@ -191,7 +191,6 @@ class GainByLoops(Occupant):
 
 @dataclass(frozen=True)
 class UnsureByLoops(Occupant):
-    current = False
     notes = SPO.credit.notes
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:

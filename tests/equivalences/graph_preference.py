@@ -40,7 +40,7 @@ class BestAgainstWorst(Occupant):
     By loops. Of equally good answers the first is taken, so rewards have to differ.
     """
 
-    gives = ("sign_E",)
+    writes = ("sign_E",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups: dict[int, list[int]] = {}
@@ -61,8 +61,7 @@ class SignedLikelihood(Occupant):
 
     scale: float = 1.0
     averaged: bool = False
-    takes = ("sign_E",)
-    handles = frozenset({"expert"})
+    reads = ("sign_E", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
@@ -81,7 +80,7 @@ class SignedLikelihood(Occupant):
 class Labels(Occupant):
     """`sign_E`: ±1 for answers above and below the mean of their group, over the number of answers."""
 
-    gives = ("sign_E",)
+    writes = ("sign_E",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         reward, learn = batch.reward_E.tolist(), batch.learn_E.tolist()
@@ -97,7 +96,7 @@ class RewardItself(Occupant):
     """A = R, no baseline; 1 for all if `always`."""
 
     always: bool = False
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         reward_E = torch.nan_to_num(batch.reward_E)

@@ -46,7 +46,7 @@ NGRPO, ADORA, BNPO, G2RPO, FORKING, D3S = (
 class Joined(Occupant):
     """(R_i − mean) / (std + 1e-6) of the group's rewards and one more of 1, put together in a list."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards, adv = batch.reward_E.tolist(), {}
@@ -83,7 +83,7 @@ class WeighedByLength(Normalised):
 class BetaByLoops(Occupant):
     """(R_i − p) over the density of the Beta distribution that the moments of all p give, one group after the other."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards, adv = batch.reward_E.tolist(), {}
@@ -112,7 +112,7 @@ class FixedBeta(BetaNormalised):
 class EighthsOfPi(Occupant):
     """π/8 (R_i − mean) / √(mean (R − mean)²)."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards, adv = batch.reward_E.tolist(), {}
@@ -127,7 +127,7 @@ class EighthsOfPi(Occupant):
 class QuantilesByLoops(Occupant):
     """The mean of the normal quantiles of all ranks that an answer could have among its equals."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards, adv = batch.reward_E.tolist(), {}
@@ -144,7 +144,6 @@ class QuantilesByLoops(Occupant):
 class TopByLoops(Occupant):
     """Tokens sorted by entropy: those down to the last of ceil(20 %), and its equals."""
 
-    current = False
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("entropy", "old"),)
@@ -160,8 +159,7 @@ class TopByLoops(Occupant):
 class WidestByLoops(Occupant):
     """Half of each group, of all sets the one with the largest variance; no other choice."""
 
-    takes = ("adv_N",)
-    current = False
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("entropy", "old"),)

@@ -44,7 +44,7 @@ class Centred(Occupant):
     """R_i − mean, times n/(n − 1) if `bessel`."""
 
     bessel: bool = False
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards, adv = batch.reward_E.tolist(), {}
@@ -59,7 +59,7 @@ class Centred(Occupant):
 class Normalised(Occupant):
     """(R_i − mean) / (std + 1e-6), std with n − 1; 0 for groups of one."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rewards, adv = batch.reward_E.tolist(), {}
@@ -75,7 +75,7 @@ class Normalised(Occupant):
 class ClippedByLoops(Occupant):
     """1/B Σ_i 1/T_i Σ_t min(r A, clip(r, .8, 1.2) A), one token after the other; an answer is a sequence."""
 
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
@@ -99,7 +99,7 @@ class ClippedByLoops(Occupant):
 class WhitenedReturn(Occupant):
     """The sum of all rewards from a token on, in time order, whitened over the tokens."""
 
-    gives = ("adv_N", "ret_N")
+    writes = ("adv_N", "ret_N")
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         order = sorted(range(batch.size("N")), key=lambda n: (int(batch.turn_index_K[batch.turn_N[n]]), n))
@@ -152,7 +152,6 @@ class DifferenceOfMeans(Discriminate):
 class RatioAsWeight(Occupant):
     """Weighs tokens by π/π_old of the model being trained, without gradient."""
 
-    current = True
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)

@@ -14,7 +14,7 @@ from gruppo.engines.base import Completion, Request
 from gruppo.policies import CharTokenizer
 from gruppo.stages import Ask, Context, Method, Sampling, StepRecord
 from gruppo.stages.prompting import prompts_for
-from gruppo.stages.rollout import Group
+from gruppo.stages.walk import Walk
 from gruppo.tasks import Task
 from gruppo.train.config import RunConfig
 from gruppo.train.loop import train_step
@@ -44,30 +44,37 @@ def task(i: int = 0, hints: Sequence[str] = ("1", "12", "123")) -> Task:
     return Task(f"t{i}", f"q{i}=", "1234", 1, "own", "1234", meta={"hints": list(hints)})
 
 
-def bench(method: Method, say: Say, worth: Worth, **fields: Any) -> Context:
-    """A context that draws and judges as a run does."""
-    ctx = Context(**{"step": 5, "steps": 10, "sampling": Sampling(max_tokens=16), **fields})
+class Judged(Walk):
+    """The walk of a run, in which an episode is worth what a function says."""
 
-    def reward(episodes: Sequence[Episode]) -> list[Episode]:
+    worth: Worth = staticmethod(lambda e: 1.0)
+
+    async def judged(self, episodes: Sequence[Episode]) -> None:
         for e in episodes:
-            value = worth(e) if "task" not in e.reward and e.status.judged else None
+            value = self.worth(e) if "task" not in e.reward and e.status.judged else None
             if value is not None:
                 e.reward["task"] = value
             elif "task" not in e.reward:
                 e.status = Status.ENV_ERROR
-        return list(episodes)
 
-    async def draw(asks: Sequence[Ask]) -> list[Episode]:
-        return reward(await Group()(ctx, [p for a in asks for p in prompts_for(ctx, method.prompting, a)]))
 
-    ctx.tokenizer, ctx.engine, ctx.reward, ctx.draw = TOKENS, Scripted(say), reward, draw
+def bench(method: Method, say: Say, worth: Worth, **fields: Any) -> Context:
+    """A context that draws and judges as a run does."""
+    walk = Judged(method, read=lambda role, batch, needs: {})
+    walk.worth = worth
+    ctx = walk.opened(Context(**{"step": 5, "steps": 10, "sampling": Sampling(max_tokens=16), **fields}))
+    ctx.tokenizer, ctx.engine, ctx.replay = TOKENS, Scripted(say), fields.get("replay", ())
     return ctx
 
 
 def rolled(method: Method, ctx: Context, tasks: Sequence[Task], samples: int = 4) -> list[Episode]:
     """What the method's rollout makes of these tasks, judged."""
     prompts = [p for t in tasks for p in prompts_for(ctx, method.prompting, Ask(t, samples))]
-    return list(ctx.reward(asyncio.run(method.rollout(ctx, prompts))))
+
+    async def drawn() -> list[Episode]:
+        return await ctx.reward(await method.rollout(ctx, prompts))
+
+    return asyncio.run(drawn())
 
 
 def prompt_of(e: Episode) -> str:

@@ -1,8 +1,8 @@
-"""Batches written by hand, and sums over them in plain Python: nothing here uses the code under test."""
+"""Batches written by hand, and sums over them in plain Python; `objective` and `worked` ask the code under test."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Status, Use, pack, single_turn
 from gruppo.lab.laws.world import World
-from gruppo.stages import Method
+from gruppo.stages import Context, Method, Stats, Term
 
 
 def answer(uid: int, group: str, tokens: int, reward: float | None, **fields: Any) -> Episode:
@@ -49,6 +49,27 @@ def objective(
     return float(world.value(ready, table, role)), {k: g.tolist() for k, g in slopes.items()}
 
 
+@dataclass(frozen=True)
+class Worked:
+    """A term with its values."""
+
+    term: Term
+    value: Tensor
+
+    def total(self, batch: Batch) -> Tensor:
+        """Its part of J."""
+        return self.term.total(self.value, self.term.weights(batch))
+
+
+def worked(occupant: Any, batch: Batch, ctx: Context | None = None, **stats: Any) -> dict[str, Worked]:
+    """The terms that one occupant declares, with the values that it gives for them, by name and in their order."""
+    ctx = Context() if ctx is None else ctx
+    table = {k: x if isinstance(x, Tensor) else torch.tensor(list(x), dtype=torch.float64) for k, x in stats.items()}
+    terms, values = occupant.terms(ctx, batch), occupant(ctx, batch, Stats(table))
+    assert sorted(t.name for t in terms) == sorted(values)
+    return {t.name: Worked(t, values[t.name]) for t in terms}
+
+
 def column(x: Tensor) -> list[float]:
     return x.tolist()
 
@@ -74,6 +95,7 @@ def sample_std(x: Sequence[float]) -> float:
 __all__ = [
     "Status",
     "Use",
+    "Worked",
     "answer",
     "batch_of",
     "by_episode",
@@ -82,4 +104,5 @@ __all__ = [
     "mean",
     "objective",
     "sample_std",
+    "worked",
 ]

@@ -131,7 +131,7 @@ def test_gdpo_refuses_a_component_that_is_not_there() -> None:
     batch = batch_of(two([1, 0], [0.5, 0.0]))
     with pytest.raises(ValueError, match=r"weights has 'stile', which is no component .*nearest: style.*style, task"):
         check_first_batch(m, batch.with_columns(**m.credit(Context(), batch)))
-    with pytest.raises(ValueError, match=r"weights\.style='much' is no number"):
+    with pytest.raises(ValueError, match=r"weights={'style': 'much'} has no number"):
         DecoupledNormalised(weights={"style": "much"})  # type: ignore[dict-item]
 
 
@@ -193,7 +193,7 @@ def test_copo_blends_two_surrogates_and_not_two_advantages() -> None:
 
 
 def worth(occupant: Any, episodes: list[Episode], ctx: Context | None = None) -> list[float]:
-    add_components(ctx or Context(), (occupant,), episodes, whole=True)
+    add_components(ctx or Context(), (occupant,), episodes, of_groups=True)
     return [e.total for e in episodes]
 
 
@@ -227,7 +227,7 @@ def test_empo_counts_who_is_in_statistics() -> None:
     group[2].use, group[3].use = Use.NONE, Use.APART
     group[4].status = Status.ENV_ERROR
     group[4].reward = {}
-    add_components(Context(), (AgreeingAnswers(),), group, whole=True)
+    add_components(Context(), (AgreeingAnswers(),), group, of_groups=True)
     assert [e.reward.get("agreement") for e in group] == [1, 1, None, None, None]
     assert group[2].replaced == frozenset() and group[0].replaced == {"task"}
 

@@ -15,9 +15,8 @@ from hand import Status, Use, answer, batch_of, by_episode, column, mean, object
 
 from gruppo.data import Batch, Key
 from gruppo.methods import method
-from gruppo.methods.dr_grpo import OverConstant
 from gruppo.methods.gpg import CentredPerUseful
-from gruppo.methods.grpo_passk import BestOfK, UpperClipped
+from gruppo.methods.grpo_passk import BestOfK
 from gruppo.methods.opo import LengthWeighted
 from gruppo.methods.reinforce_pp import WhitenedReturn
 from gruppo.methods.reinforce_pp_baseline import WhitenedCentred
@@ -27,6 +26,7 @@ from gruppo.stages import Context
 from gruppo.stages.credit import GroupCentred
 from gruppo.stages.objective import ClippedSurrogate, PolicyGradient
 from gruppo.stages.penalties import ReferenceKL
+from gruppo.stages.requires import Samples
 
 ONE_RIGHT = (1.0, 0.0, 0.0, 0.0)
 GROUPED = [GroupCentred(), WhitenedCentred(), CentredPerUseful(), LengthWeighted(), BestOfK()]
@@ -165,7 +165,7 @@ def test_dr_grpo() -> None:
     got, slopes = objective(method("dr_grpo"), hand_batch(), logp_N=LOGP)
     close(got, value)
     close(slopes["logp_N"], slope)
-    other = method("dr_grpo").but(objective=OverConstant(budget_tokens=5))
+    other = method("dr_grpo").but(objective=ClippedSurrogate(mean="episode_sum/5"))
     close(objective(other, hand_batch(), logp_N=LOGP)[0], value * 8 / 5)
 
 
@@ -318,7 +318,7 @@ def test_passk_of_whole_groups() -> None:
         for k in (len(rewards), len(rewards) + 3):  # a group of less than k counts as a whole
             close(adv(BestOfK(k=max(k, 2)), batch_of(group(rewards))), expected)
     close(adv(BestOfK(k=4, eps=1.5), batch_of(group(ONE_RIGHT))), [0.5, 0, 0, 0])
-    with pytest.raises(ValueError, match=r"k=1: an answer is compared with k - 1 others. Use 2 or more"):
+    with pytest.raises(ValueError, match=r"k=1 has no meaning here. Use a number >= 2"):
         BestOfK(k=1)
 
 
@@ -384,17 +384,18 @@ def test_equal_groups_and_groups_of_one(credit: object) -> None:
     """Equal rewards, here .7 whose mean is rounded, and a single answer: exactly 0, whatever the method."""
     assert adv(credit, batch_of(group((0.7,) * 3, (1, 2, 3)))) == [0.0] * 6
     assert adv(credit, batch_of(group((1.0,), 2))) == [0.0] * 2
-    assert credit.min_samples == 2  # type: ignore[attr-defined]
+    assert [r.least for r in credit.requires if isinstance(r, Samples)] == [2]  # type: ignore[attr-defined]
 
 
 def test_fields_are_the_papers() -> None:
     """The numbers of the papers, or of verl, that the records claim."""
     pp, ppb, passk = (method(n) for n in ("reinforce_pp", "reinforce_pp_baseline", "grpo_passk"))
     assert pp.credit == WhitenedReturn(gamma=1.0, kl_coef=0.001) and pp.penalties == ()
-    assert pp.objective == ppb.objective == ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="token")
+    assert pp.objective == ppb.objective == (ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="token"),)
     assert ppb.penalties == (ReferenceKL(kl_coef=0.001, mean="token", estimator="k2"),)
-    assert method("dr_grpo").penalties == () and method("dr_grpo").objective == OverConstant(0.2, 0.2)
-    assert method("gpg").objective == PolicyGradient(mean="token")
+    assert method("dr_grpo").penalties == ()
+    assert method("dr_grpo").objective == (ClippedSurrogate(0.2, 0.2, mean="episode_sum/max_tokens"),)
+    assert method("gpg").objective == (PolicyGradient(mean="token"),)
     for name in ("opo", "gpg", "remax", "dr_grpo"):
         assert method(name).update.steps == 1, f"{name} is exactly on-policy"
-    assert passk.objective == UpperClipped(0.2, "sequence") and passk.penalties == method("grpo").penalties
+    assert passk.objective == method("grpo").objective and passk.penalties == method("grpo").penalties

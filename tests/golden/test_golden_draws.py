@@ -151,7 +151,7 @@ def test_one_heated_answer_by_hand() -> None:
     assert slopes["logp_N"] == pytest.approx([z / 2, -z / 4, -z / 4, 0, 0])
     assert slopes["logp_T1_N"] == pytest.approx([0, 0, 0, 1 / 6, 1 / 6])
     assert value == pytest.approx((-0.5 - 1.5) / 2 / 3 + z / 2 * 1 - z / 2 * 1)
-    doubled = AEPO.but(penalties=(HeatedLikelihood(heated_coef=2.0),))
+    doubled = AEPO.but(objective=(*GRPO.objective, HeatedLikelihood(heated_coef=2.0)))
     assert objective(doubled, batch, logp_N=logp, logp_T1_N=logp)[1]["logp_T1_N"][3:] == pytest.approx([1 / 3] * 2)
 
 
@@ -199,7 +199,7 @@ def test_hot_answers_raise_entropy_and_cold_ones_lower_it() -> None:
 def test_aepo_without_extras_is_grpo() -> None:
     plain, _ = steps_of(GRPO, steps=2)
     assert equal(steps_of(AEPO.but(rollout=WithHeated(share=0.0)), steps=2)[0], plain)
-    silent = AEPO.but(rollout=WithHeated(share=1.0), penalties=(HeatedLikelihood(heated_coef=0.0),))
+    silent = AEPO.but(rollout=WithHeated(share=1.0), objective=(*GRPO.objective, HeatedLikelihood(heated_coef=0.0)))
     weights, records = steps_of(silent, steps=2)
     assert far_apart(weights, plain) < 1e-5  # the same step from a larger batch
     assert all(any(e.use == Use.APART for e in r.drawn) for r in records)
@@ -360,7 +360,7 @@ def test_a_hint_is_learned_by_its_own_term_alone() -> None:
     s.prompt_len = 4
     t = helped_one.turns[0]
     t.start, t.stop, t.obs_stop = 4, 5, 4
-    m = SEELE.but(penalties=(HintLikelihood(hint_coef=0.5),))
+    m = SEELE.but(objective=(*method("dr_grpo").objective, HintLikelihood(hint_coef=0.5)), penalties=())
     batch = batch_of([helped_one, answer(1, "g", 1, 0.0)], logp_old_N=[-1.0] * 4)
     _, slopes = objective(m, batch, logp_N=[-1.0] * 4)
     order = batch.source_N.tolist()

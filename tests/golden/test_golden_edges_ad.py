@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from drawing import bench, rolled, task
-from hand import Status, Use, answer, batch_of, column
+from hand import Status, Use, answer, batch_of, column, worked
 from test_golden_clips import cov_slopes, slopes
 from test_golden_components import said
 from test_golden_draws import TASKS, heated, in_turn, uses
@@ -25,7 +25,7 @@ from gruppo.methods.chord import WithExperts
 from gruppo.methods.clip_cov import ClipCovariance
 from gruppo.methods.copo import InsideAndBetween, TwoSurrogates
 from gruppo.methods.d3s import DownSample
-from gruppo.stages import Context, Memory, Stats, Term
+from gruppo.stages import Context, Memory
 from gruppo.stages.check import check_first_batch
 
 # adora
@@ -132,11 +132,6 @@ def test_bapo_bounds_that_are_met_exactly(fields: dict[str, Any], r: list[float]
     assert [float(x) for x in BalancedClip(**{**STEPS, **fields}).bounds(*tables)] == bounds
 
 
-def terms_of(occupant: Any, batch: Batch, logp: list[float]) -> dict[str, Term]:
-    found = occupant(Context(), batch, Stats(logp_N=torch.tensor(logp, dtype=torch.float64)))
-    return {t.name: t for t in found}
-
-
 @pytest.mark.parametrize(
     ("r", "a", "clipped"),
     [
@@ -187,8 +182,8 @@ def test_what_is_only_told_is_not_learned(name: str, value: float) -> None:
 
     bapo: 1 of 1.65 is enough, so the bounds are 0.6 and 1.2. clip_cov: c = (1.5, 2.5, 1.5, .5), the second is out."""
     occupant, batch, logp = whole(name, [3, 1] if name == "bapo" else [2, 2])
-    terms = terms_of(occupant, batch, logp)
-    close(sum(float(t.total(t.weights(batch))) for t in terms.values()), value)
+    terms = worked(occupant, batch, logp_N=logp)
+    close(sum(float(t.total(batch)) for t in terms.values()), value)
     assert all(float(t.value.sum()) != 0 for t in terms.values())
 
 
@@ -206,9 +201,9 @@ def test_a_term_that_reads_other_answers_is_not_additive(
     optimiser step at once, and must say so."""
     occupant, batch, logp = whole(name, lengths)
     mine = lengths[0]
-    before, after = terms_of(occupant, batch, logp), terms_of(occupant, batch, [*logp[:mine], *other])
+    before, after = worked(occupant, batch, logp_N=logp), worked(occupant, batch, logp_N=[*logp[:mine], *other])
     read = {n for n, t in before.items() if not torch.allclose(t.value[:mine], after[n].value[:mine])}
-    assert read == moved and read == {n for n, t in before.items() if not t.additive}
+    assert read == moved and read == {n for n, t in before.items() if not t.term.additive}
 
 
 def test_clip_cov_the_band_is_open_above() -> None:
@@ -275,7 +270,7 @@ def test_copo_counts_the_clip_of_either_surrogate_by_its_weight() -> None:
     old = [-1.0 - math.log(1.5)] * 4
     columns = {"adv_N": [1, -1, 1, -1], "adv_global_N": [-1, 1, 1, -1], "local_N": [0.25] * 4}
     batch = batch_of([answer(0, "g", 4, 1.0)], logp_old_N=old, **columns)
-    terms = terms_of(TwoSurrogates(), batch, [-1.0] * 4)
+    terms = worked(TwoSurrogates(), batch, logp_N=[-1.0] * 4)
     close(column(terms["clip_fraction"].value), [0.25, 0.75, 1.0, 0.0])
 
 

@@ -47,7 +47,7 @@ def tasks_of(**domains: int) -> list[Task]:
 
 def places(tasks: list[Task], n: int, known: Memory | None = None, **where: int) -> list[int]:
     ctx = Context(prompts=n, memory=known or Memory(), **where)
-    return [a.place for a in DomainUcb()(ctx, tasks)]
+    return [a.index for a in DomainUcb()(ctx, tasks)]
 
 
 def test_dump_of_a_domain_that_was_not_seen() -> None:
@@ -99,7 +99,7 @@ def test_dump_draws_again_out_of_turn() -> None:
 
 
 def tried(place: int, *scores: float | None, **fields: Any) -> list[Episode]:
-    return [answer(10 * place + i, f"q{place}", 3, r, place=place, **fields) for i, r in enumerate(scores)]
+    return [answer(10 * place + i, f"q{place}", 3, r, index=place, **fields) for i, r in enumerate(scores)]
 
 
 def variance(vas: VarianceAware, *steps: list[Episode]) -> Table:
@@ -159,9 +159,9 @@ def test_vas_takes_half_of_an_even_batch_by_weight() -> None:
     vas, tasks = VarianceAware(diversity_coef=0.0), tasks_of(a=9)
     memory = seen(vas, [e for place in range(9) for e in tried(place, 0.0, float(place == 4))])
     ctx = Context(step=1, prompts=4, memory=memory)
-    assert [a.place for a in vas(ctx, tasks)] == [4, 4, *in_turn(ctx, 9, 2)]
+    assert [a.index for a in vas(ctx, tasks)] == [4, 4, *in_turn(ctx, 9, 2)]
     first = Context(prompts=4)
-    assert [a.place for a in vas(first, tasks)][2:] == in_turn(first, 9, 2)
+    assert [a.index for a in vas(first, tasks)][2:] == in_turn(first, 9, 2)
 
 
 # hapo_history
@@ -232,7 +232,7 @@ def looked_back(
     """Steps on a batch of mean .5, when two answers with A = ±2 were learned from before."""
     learner, two = Steps(), [answer(0, "g", 1, 1.0, status=status), answer(1, "g", 1, 0.0, status=status)]
     ctx = Context(memory=Memory(batch_means=past), replay=replay)
-    ctx.score = lambda episodes, readouts: batch_of(episodes, note_adv_N=[2.0, -2.0])
+    ctx.read = lambda episodes, readouts: batch_of(episodes, note_adv_N=[2.0, -2.0])
     LookBack(window=2, lr_scale=0.5)(ctx, learner, batch_of(two, adv_N=[0.7, -0.7]))
     return learner.told
 

@@ -115,7 +115,8 @@ def test_spo_settings_at_their_bounds() -> None:
     path.sequences[0].logp[2:] = [-1e-3, 0.0, -2.0]
     assert Segments(sure=1.0, interval=1, probes=1).unsure(path)[2:].tolist() == [True, False, True]
     for wrong in ({"sure": 0.0}, {"sure": 1.5}, {"interval": 0}, {"probes": 0}):
-        with pytest.raises(ValueError, match="no value could be told"):
+        [(name, value)] = wrong.items()
+        with pytest.raises(ValueError, match=f"{name}={value} has no meaning here"):
             Segments(**wrong)
 
 
@@ -160,17 +161,23 @@ def test_t_ppo_notes_of_the_answer_go_on_and_those_of_its_tokens_do_not() -> Non
 def test_t_ppo_fills_the_places_that_are_free(waiting: int, round: int, fresh: int, on: int) -> None:
     """Of four places; a draw again of the same step does not go on a second time."""
     before = windows(cutting(T_PPO, "abcdefgh", 9), samples=5)[:waiting]
-    ended = answer(99, "g", 3, 1.0)
-    got = windows(cutting(T_PPO, "abcdefgh", 9, step=6, round=round, replay=[*before, ended]), samples=4)
+    store = T_PPO.replay.put(Context(), [], [*before, answer(99, "g", 3, 1.0)])  # what has ended does not go on
+    replay = T_PPO.replay.get(Context(step=6), store)
+    got = windows(cutting(T_PPO, "abcdefgh", 9, step=6, round=round, replay=replay), samples=4)
     assert [e.tokens for e in got] == [5] * fresh + [9] * on
     assert [e.uid for e in got[fresh:]] == [e.uid for e in before[:on]]
 
 
 @pytest.mark.parametrize(("most", "window"), [(1, 1), (2, 1), (8, 4), (9, 5)])
 def test_t_ppo_a_window_is_half_of_an_answer_and_never_nothing(most: int, window: int) -> None:
-    ctx = Context(sampling=Sampling(max_tokens=most))
-    assert Windowed().window(ctx, Request(np.array([1]), max_tokens=99, key=0)).max_tokens == window
-    assert Windowed(window_tokens=3).window(ctx, Request(np.array([1]), max_tokens=2, key=0)).max_tokens == 2
+
+    def heard(m: Method, allowed: int) -> list[int]:
+        ctx = cutting(m, "abcdefghijkl", most)
+        asyncio.run(m.rollout(ctx, prompts_for(ctx, m.prompting, Ask(TASKS[0], 1, how={"max_tokens": allowed}))))
+        return [r.max_tokens for r in ctx.engine.heard]
+
+    assert heard(T_PPO, 99) == [window]
+    assert heard(T_PPO.but(rollout=Windowed(window_tokens=3)), 2) == [2]
 
 
 def test_t_ppo_who_goes_on_and_how() -> None:
@@ -181,12 +188,13 @@ def test_t_ppo_who_goes_on_and_how() -> None:
     assert goes_on(e) and not goes_on(two) and not goes_on(answer(9, "g", 3, 1.0))
     ctx = Context(tokenizer=TOKENS, sampling=Sampling(max_tokens=9, temperature=0.25))
     r = further(ctx, e)
-    assert (r.max_tokens, r.temperature, r.key, r.prefix.tolist()) == (6, 1.0, 7, e.sequences[0].ids.tolist())
+    assert (r.sampling.max_tokens, r.sampling.temperature, r.uid) == (6, 1.0, 7)
+    assert r.prefix.tolist() == e.sequences[0].ids.tolist()
     e.sequences[0].temperature = np.array([1.0, 1.0, 0.5, 0.5, 0.75], np.float32)
-    assert further(ctx, e).temperature == 0.75
+    assert further(ctx, e).sampling.temperature == 0.75
     for most, left in ((4, 1), (3, 1), (2, 1)):  # it is as long as it may be, or longer since the run was changed
         ctx.sampling = Sampling(max_tokens=most)
-        assert further(ctx, e).max_tokens == left
+        assert further(ctx, e).sampling.max_tokens == left
 
 
 def test_t_ppo_asks_the_critic() -> None:

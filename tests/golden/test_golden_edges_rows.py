@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hand import Status, Use, answer, batch_of, column
+from hand import Status, Use, Worked, answer, batch_of, column, worked
 from test_golden_terms import Row, terms
 
 from gruppo.data import Batch, Episode, Source
@@ -23,7 +23,7 @@ from gruppo.methods.nft import NegativeAware, RightRate
 from gruppo.methods.ngrpo import VirtualBest
 from gruppo.methods.oprl import PairLikelihood
 from gruppo.methods.reg_grpo import Regression
-from gruppo.stages import Context, Sampling, Stats, Term
+from gruppo.stages import Context, Sampling
 from gruppo.stages.readouts import READOUTS
 
 FAILED = {"status": Status.ENV_ERROR}
@@ -34,10 +34,8 @@ def group(rewards: Sequence[float | None], name: str = "g", first: int = 0, **fi
     return [answer(first + i, name, 1, r, **fields) for i, r in enumerate(rewards)]
 
 
-def term_of(occupant: Any, name: str, batch: Batch, logp: Sequence[float], **stats: Sequence[float]) -> Term:
-    table = {k: torch.tensor(list(v), dtype=torch.float64) for k, v in {"logp_N": logp, **stats}.items()}
-    [found] = [t for t in occupant(Context(), batch, Stats(table)) if t.name == name]
-    return found
+def term_of(occupant: Any, name: str, batch: Batch, logp: Sequence[float], **stats: Sequence[float]) -> Worked:
+    return worked(occupant, batch, logp_N=logp, **stats)[name]
 
 
 # what the learner is handed: (name, level, mean, coefficient, additive), as in test_golden_terms
@@ -78,11 +76,12 @@ def test_an_occupant_asks_for_what_it_reads(name: str) -> None:
     packed = world.packed(random_episodes(0))
     world.method.credit(world.ctx, alone(world, packed, world.method.credit))
     batch, generator = world.prepared(packed), torch.Generator().manual_seed(0)
-    for role, o in [*world.method.objectives.items(), *(("policy", p) for p in world.method.penalties)]:
+    mine = [(role, o) for role, chain in world.method.objectives.items() for o in chain]
+    for role, o in [*mine, *(("policy", p) for p in world.method.penalties)]:
         now = [n for n in o.needs(world.ctx) if n.when == "step"]
         assert {n.role for n in now} <= {role}
         stats = {n.column: READOUTS[n.readout].synthetic(generator, batch.size(n.at), torch.float64) for n in now}
-        o(world.ctx, alone(world, batch, o), Stats(stats))
+        worked(o, alone(world, batch, o), world.ctx, **stats)
 
 
 # which rows count
@@ -94,7 +93,7 @@ def test_dmpo_equal_groups_are_those_of_judged_answers() -> None:
     batch = batch_of(episodes, adv_N=[0.0] * 5, logp_old_N=[-1.0] * 5)
     for equal_groups, over in ((False, [1, 1, 0, 0, 0]), (True, [1, 1, 1, 1, 0])):
         found = term_of(MatchDistribution(equal_groups=equal_groups), "match", batch, [-1.0] * 5)
-        assert column(found.over) == over
+        assert column(found.term.over) == over
 
 
 def test_llds_watches_the_tokens_that_it_holds() -> None:
@@ -139,7 +138,7 @@ def test_nft_counts_what_is_judged_and_learned() -> None:
     """A baseline answer is judged and not learned from, one apart is learned from and not judged here."""
     episodes = [*group([1.0, 0.0]), *group([1.0], first=2, use=Use.BASELINE), *group([1.0], first=3, use=Use.APART)]
     batch = batch_of(episodes, logp_old_N=[-1.0] * 4, right_N=[1.0, 0.0, 1.0, 1.0], rate_N=[0.5] * 4)
-    assert column(term_of(NegativeAware(), "policy", batch, [-1.0] * 4).over) == [1, 1, 0, 0]
+    assert column(term_of(NegativeAware(), "policy", batch, [-1.0] * 4).term.over) == [1, 1, 0, 0]
 
 
 def test_nft_bounds_the_log_ratio() -> None:
@@ -178,8 +177,8 @@ def test_gdpo_over_tokens_leaves_failures_out() -> None:
 def test_gdpo_knows_its_components() -> None:
     batch = batch_of(two_rewards((1.0, 2.0), (0.0, 0.0)))
     for weights in ({}, {"style": 0.5}, {"style": 0.5, "task": 2.0}):
-        assert DecoupledNormalised(weights=weights).refuses(batch) == ""
-    assert "weights has 'stile'" in DecoupledNormalised(weights={"style": 1.0, "stile": 0.5}).refuses(batch)
+        assert DecoupledNormalised(weights=weights).unfit(batch) == ""
+    assert "weights has 'stile'" in DecoupledNormalised(weights={"style": 1.0, "stile": 0.5}).unfit(batch)
 
 
 def test_gdpo_is_a_value() -> None:
@@ -207,8 +206,8 @@ def test_g2rpo_entropy_band_as_it_comes(tokens: int, entropy: float, outside: fl
     batch = batch_of([answer(0, "g", tokens, 1.0), answer(1, "g", 1, None, **FAILED)])
     rows = tokens + 1
     found = term_of(EntropyBand(), "entropy_band", batch, [-1.0] * rows, entropy_N=[entropy] * tokens + [9.0])
-    assert (found.at, found.mean, found.coef, found.additive) == ("E", "token", 0.01, False)
-    assert column(found.value) == pytest.approx([-outside] * 2) and column(found.over) == [True, False]
+    assert (found.term.at, found.term.mean, found.term.coef, found.term.additive) == ("E", "token", 0.01, False)
+    assert column(found.value) == pytest.approx([-outside] * 2) and column(found.term.over) == [True, False]
 
 
 def test_g2rpo_entropy_band_that_is_a_point() -> None:

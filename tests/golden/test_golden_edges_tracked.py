@@ -88,7 +88,7 @@ def test_spo_answers_that_are_not_in_the_batch_have_not_drifted() -> None:
 
 def test_spo_answers_to_one_task_are_one_place_and_drift_as_one() -> None:
     """Two answers to the task at place 2, each with 2^(−D/.06) = .9: ρ is .9 once."""
-    episodes = [answer(i, "q", 1, 1.0, place=2) for i in range(2)]
+    episodes = [answer(i, "q", 1, 1.0, index=2) for i in range(2)]
     drift = torch.full((2,), 0.06 * math.log2(1 / 0.9), dtype=torch.float64)
     table = observed(episodes, pack(episodes, dtype=torch.float64).with_columns(drift_E=drift))
     assert table.columns["a"].tolist() == pytest.approx([0.9 * 0.5 + 2])
@@ -109,7 +109,7 @@ def test_spo_a_task_without_a_place_weighs_on_nobody() -> None:
     """Its place is not known, or lies behind the tasks of this run."""
     keys = torch.tensor([name_hash(name) for name in "abc"])
     one = torch.ones(3, dtype=torch.float64)
-    table = Table().put(keys, a=9 * one, b=one, place=torch.tensor([-1.0, 4.0, 5.0]))
+    table = Table().put(keys, a=9 * one, b=one, index=torch.tensor([-1.0, 4.0, 5.0]))
     assert ByTracker().weights(table, 4).tolist() == pytest.approx([0.55] * 4)
 
 
@@ -117,7 +117,7 @@ def test_spo_a_task_without_a_place_weighs_on_nobody() -> None:
 def test_spo_asks_for_every_task_once_where_there_are_as_many_prompts(seed: int) -> None:
     tasks = load_task("addition", train_size=4).train
     asks = ByTracker()(Context(seed=seed, prompts=4, samples=1), tasks)
-    assert sorted(a.place for a in asks) == [0, 1, 2, 3]
+    assert sorted(a.index for a in asks) == [0, 1, 2, 3]
 
 
 def test_spo_drift_is_of_tokens_that_were_scored_before() -> None:
@@ -130,7 +130,7 @@ def test_spo_drift_is_of_tokens_that_were_scored_before() -> None:
         return pack(episodes, dtype=torch.float64).with_columns(logp_policy_N=now)
 
     batch = pack([answer(0, "q", 1, 1.0)], dtype=torch.float64)
-    assert Tracked()(Context(replay=[last], score=score), batch)["drift_E"].tolist() == pytest.approx([0.3])
+    assert Tracked()(Context(replay=[last], read=score), batch)["drift_E"].tolist() == pytest.approx([0.3])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_spo_drift_is_of_tokens_that_were_scored_before() -> None:
 def test_spo_takes_rewards_from_0_to_1_both_included(rewards: tuple[Any, Any], fine: bool) -> None:
     failed = [Status.TIMEOUT if r is None else Status.OK for r in rewards]
     made = [answer(i, f"q{i}", 1, r, status=s) for i, (r, s) in enumerate(zip(rewards, failed, strict=True))]
-    assert (Tracked().refuses(pack(made)) == "") == fine
+    assert (Tracked().unfit(pack(made)) == "") == fine
 
 
 # ssb

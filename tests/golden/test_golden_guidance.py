@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hand import Status, Use, answer, batch_of, by_expert, column, objective
+from hand import Status, Use, answer, batch_of, by_expert, column, objective, worked
 
 from gruppo.data import Batch, Episode, Source, Turn
 from gruppo.data import Sequence as Tokens
 from gruppo.engines import NativeEngine
 from gruppo.lab.laws.world import World
 from gruppo.methods import method
-from gruppo.methods.chord import PHI, Chord, WithExperts
+from gruppo.methods.chord import PHI, ExpertLikelihood, WithExperts
 from gruppo.methods.kdrl import TeacherKL
 from gruppo.methods.llds import HoldLikelihood
 from gruppo.methods.rl_plus import ExpertInGroup, MixedImportance
@@ -29,6 +29,7 @@ from gruppo.stages.check import check_first_batch, problems
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.prompting import prompts_for
 from gruppo.stages.recorded import RightExperts, expert, expert_N
+from gruppo.stages.walk import Walk
 from gruppo.tasks import Task
 
 FAILED = {"status": Status.ENV_ERROR}
@@ -63,8 +64,8 @@ def turns(uid: int, reward: float, *lengths: int) -> Episode:
 def held(gate: Any, episodes: list[Episode], fall: list[float], adv: list[float]) -> tuple[float, list[float]]:
     """The penalty alone, and its slopes."""
     batch = batch_of(episodes, logp_old_N=[-1.0] * len(fall), adv_N=adv)
-    [term] = HoldLikelihood(gate=gate)(Context(), batch, (stats := _leaf([-1.0 - d for d in fall])))
-    total = term.total(term.weights(batch))
+    [term] = worked(HoldLikelihood(gate=gate), batch, **(stats := _leaf([-1.0 - d for d in fall]))).values()
+    total = term.total(batch)
     total.backward()
     return float(total.detach()), stats.logp_N.grad.tolist()
 
@@ -109,8 +110,8 @@ def taught(
     episodes: list[Episode], logp: list[float], teacher: list[float], **fields: Any
 ) -> tuple[float, list[float]]:
     batch = batch_of(episodes, logp_teacher_N=teacher)
-    [term] = TeacherKL(teacher_coef=1.0, **fields)(Context(), batch, (stats := _leaf(logp)))
-    total = term.total(term.weights(batch))
+    [term] = worked(TeacherKL(teacher_coef=1.0, **fields), batch, **(stats := _leaf(logp))).values()
+    total = term.total(batch)
     total.backward()
     return float(total.detach()), stats.logp_N.grad.tolist()
 
@@ -150,18 +151,18 @@ def test_kdrl_wants_a_teacher() -> None:
     kdrl = method("kdrl")
     [said] = problems(kdrl, Context(), samples=4)
     assert said == (
-        "kdrl: teacher_kl in penalties needs logp@teacher, and nobody plays 'teacher' yet: a copy of the policy would "
-        "teach it nothing. Give a model with the policy's tokenizer: method.cast.teacher=FOLDER, such as the "
-        "runs/NAME/policy of a run, or a name that model= takes."
+        "kdrl: teacher_kl in penalties needs logp@teacher, and there is no model for 'teacher' yet: a copy of the "
+        "policy would teach it nothing. Give a model with the policy's tokenizer: method.cast.teacher=FOLDER, such as "
+        "the runs/NAME/policy of a run, or a name that model= takes."
     )
     assert problems(kdrl.but(cast={"teacher": Role(start="tiny")}), Context(), samples=4) == []
     assert problems(kdrl.but(penalties=()), Context(), samples=4) == []  # nobody needs it: it is not built
 
 
 def test_kdrl_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ValueError, match=r"mask='right_answer' is not known here.*nearest: right_answers"):
+    with pytest.raises(ValueError, match=r"mask='right_answer' is not one of its values.*nearest: right_answers"):
         TeacherKL(mask="right_answer")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="estimator='full' is not known here"):
+    with pytest.raises(ValueError, match="estimator='full' is not one of its values"):
         TeacherKL(estimator="full")  # type: ignore[arg-type]
     shades = batch_of(group([0.0, 0.5, 1.0]))
     check_first_batch(method("kdrl"), shades)
@@ -182,7 +183,7 @@ def test_chord_weights() -> None:
     mu = Schedule("cosine(0.9, 0.05, steps=200)")
     close([Context(step=s, steps=300).at(mu) for s in (0, 100, 200, 250)], [0.9, 0.475, 0.05, 0.05])
     with pytest.raises(ValueError, match=r"phi='certain'.*nearest: uncertain"):
-        Chord(phi="certain")  # type: ignore[arg-type]
+        ExpertLikelihood(phi="certain")  # type: ignore[arg-type]
 
 
 LOGP, OLD = [-0.5, -1.0, -0.7, -0.2, -1.5], [-0.9, -1.0, -0.6, -0.2, -0.4]
@@ -195,7 +196,8 @@ def mixed(use: Use) -> Batch:
 
 def test_chord_two_means() -> None:
     """Three tokens of the policy, two of the expert, each divided by their own number."""
-    value, slope = objective(method("chord").but(objective=Chord(mu=0.25), select=()), mixed(Use.APART), logp_N=LOGP)
+    both = (ClippedSurrogate(mean="token", coef=0.75), ExpertLikelihood(expert_coef=0.25))
+    value, slope = objective(method("chord").but(objective=both, select=()), mixed(Use.APART), logp_N=LOGP)
     a = math.sqrt(0.5) / (1 + math.sqrt(2) * 1e-6)
     r = [math.exp(x - y) for x, y in zip(LOGP, OLD, strict=True)]
     own = [1.2 * a, r[1] * a, -r[2] * a]  # the first is clipped
@@ -233,7 +235,7 @@ def test_rl_plus_card() -> None:
     """Card: π_old = .1, π = .2: ω = .55, w = .6154, weight .8944; at π = 1 the weight is 0."""
     old, now = [math.log(0.1), 0.0], [math.log(0.2), 0.0]
     batch = batch_of([by_expert(answer(0, "g", 2, 1.0))], logp_old_N=old, adv_N=[1.0, 1.0])
-    [term] = MixedImportance(budget_tokens=1)(Context(), batch, Stats(logp_N=torch.tensor(now, dtype=torch.float64)))
+    [term] = worked(MixedImportance(mean="episode_sum"), batch, logp_N=now).values()
     w, weight = 0.4 / (0.1 + 0.55), math.sqrt(0.8)
     assert (round(w, 4), round(weight, 4)) == (0.6154, 0.8944)
     close(term.value.tolist(), [w * weight, 0.0])
@@ -241,7 +243,7 @@ def test_rl_plus_card() -> None:
 
 def test_rl_plus_group() -> None:
     """The expert is in the mean of the group; the policy's ratio is not clipped; 1/3 answers, 1/10 the longest."""
-    m = method("rl_plus").but(objective=MixedImportance(budget_tokens=10), penalties=(), select=())
+    m = method("rl_plus").but(objective=MixedImportance(mean="episode_sum/10"), penalties=(), select=())
     value, slope = objective(m, mixed(Use.LEARN), logp_N=LOGP)
     up, down = 1 / 3, -2 / 3
     r = [math.exp(x - y) for x, y in zip(LOGP, OLD, strict=True)]
@@ -262,6 +264,7 @@ def rolled_out(rollout: Any, samples: int, seed: int = 0) -> list[Episode]:
     tokenizer, policy = load_tokenizer("tiny-random"), load_policy("tiny-random")
     engine = NativeEngine({"policy": policy}, eos=tokenizer.eos)
     ctx = Context(engine=engine, tokenizer=tokenizer, seed=seed, sampling=Sampling(max_tokens=4))
+    ctx = Walk(method("grpo"), read=lambda role, batch, needs: {}).opened(ctx)  # without a judge
     prompts: list[Prompt] = [p for t in TASKS for p in prompts_for(ctx, (), Ask(t, samples))]
     return asyncio.run(rollout(ctx, prompts))
 

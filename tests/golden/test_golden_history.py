@@ -167,8 +167,8 @@ def test_dump_goes_through_a_domain_before_a_task_comes_again() -> None:
         assert len(asks) == 15 and len({a.group for a in asks}) == 15
         drawn = [answer(100 * step + i, a.group, 1, 1.0, domain=a.task.domain) for i, a in enumerate(asks)]
         for a in asks:
-            assert MIX[a.place] == a.task
-            seen_places.setdefault(a.task.domain, []).append(a.place)
+            assert MIX[a.index] == a.task
+            seen_places.setdefault(a.task.domain, []).append(a.index)
         with memory.writing():
             DomainUcb().observe(learned(drawn, [0.0] * 15), memory)
     for places in seen_places.values():
@@ -176,7 +176,7 @@ def test_dump_goes_through_a_domain_before_a_task_comes_again() -> None:
         for first in range(0, len(places) - 20, 20):
             assert len(set(places[first : first + 20])) == 20
     again = DomainUcb()(Context(step=3, round=1, prompts=15, memory=memory), MIX)
-    assert [a.place for a in again] != [a.place for a in DomainUcb()(Context(step=3, prompts=15, memory=memory), MIX)]
+    assert [a.index for a in again] != [a.index for a in DomainUcb()(Context(step=3, prompts=15, memory=memory), MIX)]
 
 
 def test_dump_on_one_domain_has_the_tasks_of_an_epoch_of_uniform() -> None:
@@ -185,8 +185,8 @@ def test_dump_on_one_domain_has_the_tasks_of_an_epoch_of_uniform() -> None:
     for step in range(6):
         ctx = Context(step=step, prompts=8, memory=memory)
         asks = DomainUcb()(ctx, tasks)
-        seen_by["dump"] += [a.place for a in asks]
-        seen_by["uniform"] += [a.place for a in Uniform()(ctx, tasks)]
+        seen_by["dump"] += [a.index for a in asks]
+        seen_by["uniform"] += [a.index for a in Uniform()(ctx, tasks)]
         drawn = [answer(100 * step + i, a.group, 1, 1.0, domain=a.task.domain) for i, a in enumerate(asks)]
         with memory.writing():
             DomainUcb().observe(learned(drawn, [0.5] * 8), memory)
@@ -217,7 +217,7 @@ def test_self_bleu_of_many_groups_at_once() -> None:
 
 
 def tried(place: int, *scores: float, uid: int = 0, **fields: object) -> list[Episode]:
-    return [answer(100 * uid + 10 * place + i, f"q{place}", 3, r, place=place, **fields) for i, r in enumerate(scores)]
+    return [answer(100 * uid + 10 * place + i, f"q{place}", 3, r, index=place, **fields) for i, r in enumerate(scores)]
 
 
 def test_vas_weighs_the_tasks_that_are_sometimes_right() -> None:
@@ -227,7 +227,7 @@ def test_vas_weighs_the_tasks_that_are_sometimes_right() -> None:
     assert vas.weights(Table.of(memory, "variance"), 3).tolist() == pytest.approx([0.0, 1.0, 0.0], abs=1e-6)
     tasks = load_task("addition", train_size=3).train
     asks = vas(Context(step=1, prompts=5, samples=4, memory=memory), tasks)
-    assert [a.place for a in asks[:2]] == [1, 1] and len({a.group for a in asks}) == 5  # floor(5 / 2) by weight
+    assert [a.index for a in asks[:2]] == [1, 1] and len({a.group for a in asks}) == 5  # floor(5 / 2) by weight
 
 
 def test_vas_adds_how_different_the_answers_are() -> None:
@@ -256,11 +256,11 @@ def test_vas_is_uniform_without_a_share_and_where_all_weigh_the_same() -> None:
     memory = seen(VarianceAware(), [*tried(0, 0.0, 0.0), *tried(1, 0.0, 1.0)])
     for step in range(4):
         ctx = Context(step=step, prompts=6, memory=memory)
-        plain = [(a.task, a.group, a.key, a.place) for a in Uniform()(ctx, tasks)]
-        assert [(a.task, a.group, a.key, a.place) for a in VarianceAware(weighted_share=0.0)(ctx, tasks)] == plain
+        plain = [(a.task, a.group, a.key, a.index) for a in Uniform()(ctx, tasks)]
+        assert [(a.task, a.group, a.key, a.index) for a in VarianceAware(weighted_share=0.0)(ctx, tasks)] == plain
     equal = seen(VarianceAware(), [*tried(0, 0.0, 1.0), *tried(1, 0.0, 1.0)])
     places = [
-        a.place
+        a.index
         for step in range(400)
         for a in VarianceAware(weighted_share=1.0)(Context(step=step, prompts=10, memory=equal), tasks)
     ]
@@ -274,7 +274,7 @@ def tracked(**tasks: tuple[float, float]) -> Memory:
     """{group: (a, b)} as memory has it; the place of a task is its number."""
     keys = torch.tensor([name_hash(f"task of {g}") for g in tasks])
     a, b = (torch.tensor([ab[i] for ab in tasks.values()], dtype=torch.float64) for i in (0, 1))
-    return Memory({"tracker": Table().put(keys, a=a, b=b, place=torch.arange(len(tasks))).plain})
+    return Memory({"tracker": Table().put(keys, a=a, b=b, index=torch.arange(len(tasks))).plain})
 
 
 def stepped(episodes: list[Episode], drift: list[float], memory: Memory) -> list[float]:
@@ -341,7 +341,7 @@ def test_spo_draws_tasks_by_the_deviation_of_their_rewards() -> None:
     assert weights.tolist() == pytest.approx([0.3 + 0.05, 0.5 + 0.05, 0.5 + 0.05, 0.5 + 0.05])
     tasks = load_task("addition", train_size=4).train
     asks = ByTracker()(Context(prompts=3, samples=1, memory=memory), tasks)
-    assert len({a.place for a in asks}) == 3 and [a.samples for a in asks] == [1, 1, 1]
+    assert len({a.index for a in asks}) == 3 and [a.samples for a in asks] == [1, 1, 1]
     many = ByTracker()(Context(prompts=9, memory=memory), tasks)  # more prompts than tasks: with replacement
     assert len(many) == 9 and len({a.group for a in many}) == 9
 
@@ -351,7 +351,7 @@ def test_spo_keeps_the_last_answer_to_every_task_and_learns_from_none_of_them() 
     fresh = [answer(2, "q", 1, 0.0), answer(3, "p", 1, None, status=Status.ENV_ERROR)]
     store = LastOfTask().put(Context(step=1), store, fresh)
     assert {e.task: e.uid for e in store} == {"task of p": 0, "task of q": 2}
-    assert LastOfTask().get(Context(step=1), store) == []
+    assert LastOfTask().get(Context(step=1), store) == store and not LastOfTask().joins  # read, not learned
 
 
 def test_spo_measures_how_far_the_policy_has_moved_on_the_last_answer() -> None:
@@ -367,13 +367,13 @@ def test_spo_measures_how_far_the_policy_has_moved_on_the_last_answer() -> None:
         return batch.with_columns(logp_policy_N=torch.tensor([-1.2, -1.6], dtype=torch.float64))
 
     batch = pack([answer(0, "q", 3, 1.0), answer(1, "new", 1, 0.0)], dtype=torch.float64)
-    ctx = Context(replay=last, score=score)
+    ctx = Context(replay=last, read=score)
     assert Tracked()(ctx, batch)["drift_E"].tolist() == pytest.approx([0.3, 0.0]) and asked_for == [7]
 
 
 @pytest.mark.parametrize("rewards", [(-1.0, 1.0), (0.0, 5.0)])
 def test_spo_refuses_rewards_that_are_no_share(rewards: tuple[float, float]) -> None:
     batch = pack([answer(i, f"q{i}", 1, r) for i, r in enumerate(rewards)])
-    said = Tracked().refuses(batch)
+    said = Tracked().unfit(batch)
     assert f"rewards reach from {rewards[0]:g} to {rewards[1]:g}" in said and "Use 0 to 1" in said
-    assert Tracked().refuses(pack([answer(0, "q", 1, 0.25), answer(1, "r", 1, 1.0)])) == ""
+    assert Tracked().unfit(pack([answer(0, "q", 1, 0.25), answer(1, "r", 1, 1.0)])) == ""

@@ -350,9 +350,9 @@ def test_equal_groups_leave_only_the_kl() -> None:
 def test_fields_are_the_papers() -> None:
     """The numbers of the papers (of verl for clip_value) that the records claim."""
     grpo, dapo, ppo, rloo, disco = (method(n) for n in ("grpo", "dapo", "ppo", "rloo", "disco"))
-    assert grpo.objective == ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="sequence")
+    assert grpo.objective == (ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="sequence"),)
     assert grpo.penalties == (ReferenceKL(kl_coef=0.04, mean="sequence"),)
-    assert dapo.objective == ClippedSurrogate(clip_low=0.2, clip_high=0.28, mean="token") and dapo.penalties == ()
-    assert (ppo.credit.gamma, ppo.credit.lam, ppo.objective["critic"].clip_value) == (1.0, 0.95, 0.5)
+    assert dapo.objective == (ClippedSurrogate(clip_low=0.2, clip_high=0.28, mean="token"),) and dapo.penalties == ()
+    assert (ppo.credit.gamma, ppo.credit.lam, ppo.objective["critic"][0].clip_value) == (1.0, 0.95, 0.5)
     assert rloo.credit == LeaveOneOut(kl_coef=0.03)
-    assert disco.objective == Discriminate(tau=10.0, trust_coef=1e3, kl_limit=1e-4)
+    assert disco.objective == (Discriminate(tau=10.0, trust_coef=1e3, kl_limit=1e-4),)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hand import Status, Use, answer, batch_of, by_episode, column, mean, objective
+from hand import Status, Use, answer, batch_of, by_episode, column, mean, objective, worked
 from test_golden_methods import LENGTHS, LOGP, OLD, REWARDS, B, T, close, group_advantages, hand_batch
 
 from gruppo.data import Source
@@ -20,7 +20,7 @@ from gruppo.methods.gmpo import GeometricMean
 from gruppo.methods.gspo import SequenceClipped
 from gruppo.methods.sapo import SoftGate
 from gruppo.methods.vapo import CriticFirst, ImitateRight, LengthAdaptiveGae, adaptive_lambda
-from gruppo.stages import Context, Stats
+from gruppo.stages import Context
 
 LN3 = math.log(3.0)
 ADV = group_advantages(REWARDS)
@@ -89,10 +89,9 @@ def test_gspo_counts_the_policys_kept_tokens_only() -> None:
 def test_cispo_card() -> None:
     """Card B10 (verl compute_policy_loss_cispo): r = 3, ε_high = .28, A = 1: gradient 1.28 ∇ log π; PPO's is 0."""
     batch = batch_of([answer(0, "g", 1, 1.0)], logp_old_N=[-1.0 - LN3], adv_N=[1.0])
-    for objective_of, want in ((ClippedWeight(1.0, 0.28), 1.28), (method("dapo").objective, 0.0)):
+    for objective_of, want in ((ClippedWeight(1.0, 0.28), 1.28), (method("dapo").objective[0], 0.0)):
         logp_N = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
-        term = objective_of(Context(), batch, Stats(logp_N=logp_N))[0]
-        [slope] = torch.autograd.grad(term.total(term.weights(batch)), logp_N)
+        [slope] = torch.autograd.grad(worked(objective_of, batch, logp_N=logp_N)["policy"].total(batch), logp_N)
         close(column(slope), [want])
 
 
@@ -163,8 +162,8 @@ def test_sapo_gate_by_hand() -> None:
     for r, tau, value, slope in ((1.0, 1.0, 2.0, 1.0), (1.0, 1.05, 2 / 1.05, 1.0), (2.0, LN3, 3 / LN3, 1.5)):
         batch = batch_of([answer(0, "g", 1, 1.0)], logp_old_N=[-1.0 - math.log(r)], adv_N=[1.0])
         logp_N = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
-        [term] = SoftGate(tau_pos=tau, tau_neg=9.0)(Context(), batch, Stats(logp_N=logp_N))
-        total = term.total(term.weights(batch))
+        [term] = worked(SoftGate(tau_pos=tau, tau_neg=9.0), batch, logp_N=logp_N).values()
+        total = term.total(batch)
         close(float(total.detach()), value)
         close(column(torch.autograd.grad(total, logp_N)[0]), [slope])
 
@@ -185,7 +184,7 @@ def test_sapo() -> None:
 
 
 def test_sapo_refuses_a_temperature_of_zero() -> None:
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match=r"tau_neg=0\.0 .*> 0"):
         SoftGate(tau_neg=0.0)
 
 
@@ -238,8 +237,8 @@ def imitation(rewards: list[float]) -> tuple[float, list[float]]:
     batch = batch_of(episodes, value_critic_N=[0.0] * 6)
     batch = batch.with_columns(**LengthAdaptiveGae()(Context(), batch))
     logp_N = torch.tensor([-1.0, -2.0, -3.0, -1.0, -1.0, -0.5], dtype=torch.float64, requires_grad=True)
-    [term] = ImitateRight(nll_coef=0.1)(Context(), batch, Stats(logp_N=logp_N))
-    total = term.total(term.weights(batch))
+    [term] = worked(ImitateRight(nll_coef=0.1), batch, logp_N=logp_N).values()
+    total = term.total(batch)
     return float(total.detach()), column(torch.autograd.grad(total, logp_N)[0])
 
 

@@ -8,8 +8,7 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from hand import Status, Use, answer, batch_of, mean, objective
+from hand import Status, Use, answer, batch_of, mean, objective, worked
 from test_golden_methods import clip_term, close
 
 from gruppo.data import Episode, Note, Source, in_steps
@@ -18,7 +17,7 @@ from gruppo.methods.oprl import EpisodeAndSteps
 from gruppo.methods.s_grpo import FirstRight
 from gruppo.methods.spo_segment import Segments, gains
 from gruppo.methods.t_ppo import WindowGae
-from gruppo.stages import Context, Method, Stats
+from gruppo.stages import Context, Method
 from gruppo.stages.credit import two_gaes
 from gruppo.stages.reward import add_components
 
@@ -149,7 +148,7 @@ S_GRPO = method("s_grpo")
 
 def serial(episodes: list[Episode], m: Method = S_GRPO) -> tuple[list[float], list[float]]:
     """(rewards, advantages) of the episodes in the order of their exits, through the reward room and the credit."""
-    add_components(Context(), m.reward, episodes, whole=True)
+    add_components(Context(), m.reward, episodes, of_groups=True)
     adv = m.credit(Context(), batch_of(episodes))["adv_N"].tolist()[::2]
     by_exit = sorted(range(len(episodes)), key=lambda i: float(episodes[i].notes["exit"].values[0]))
     return [episodes[i].total for i in by_exit], [adv[i] for i in by_exit]
@@ -167,7 +166,7 @@ def test_s_grpo_halves_by_exit_where_told() -> None:
     """The port for verl: 1, .5, .25 … by the place in the group, whoever is right."""
     m = S_GRPO.but(reward=(FirstRight(by="exit"),))
     assert serial(exits([0, 1, 1, 1, 0, 1]), m)[0] == [0, 0.5, 0.25, 0.125, 0, 1 / 32]
-    with pytest.raises(ValueError, match=r"by='rigth': exits have no such order .nearest: right"):
+    with pytest.raises(ValueError, match=r"by='rigth' is not one of its values .nearest: right"):
         FirstRight(by="rigth")  # type: ignore[arg-type]
 
 
@@ -180,7 +179,7 @@ def test_s_grpo_edges() -> None:
     rewards, adv = serial(exits([None, 1, 1]))
     assert math.isnan(rewards[0]) and rewards[1:] == [1, 0.5] and adv == [0, 0.25, -0.25]
     two = [*exits([1, 1]), *(answer(9, "h", 2, 1.0, notes={"exit": Note(np.array([1.0], np.float32))}),)]
-    add_components(Context(), method("s_grpo").reward, two, whole=True)
+    add_components(Context(), method("s_grpo").reward, two, of_groups=True)
     assert [e.total for e in two] == [1, 0.5, 1]
     assert [e.reward["task"] for e in two] == [1, 1, 1]  # what the scorer said is kept
 
@@ -233,13 +232,9 @@ def test_t_ppo_learns_this_window_and_values_of_what_has_ended() -> None:
     ready = ready.with_columns(keep_N=keep_N)
     for role, over in (("policy", [0, 0, 1, 0, 1, 1]), ("critic", [1, 1, 1, 0, 0, 0])):
         stats = {"logp_N": [-1.0] * 6} if role == "policy" else {"value_N": [0.0] * 6}
-        world = objective_terms(m, role, ready, stats)
-        assert [t.over.long().tolist() for t in world] == [over] * len(world)
-
-
-def objective_terms(m: Method, role: str, batch, stats: dict[str, list[float]]):
-    table = Stats({k: torch.tensor(v, dtype=torch.float64) for k, v in stats.items()})
-    return m.objectives[role](Context(version=7), batch, table)
+        [occupant] = m.objectives[role]
+        found = worked(occupant, ready, ctx, **stats).values()
+        assert [t.term.over.long().tolist() for t in found] == [over] * len(found)
 
 
 def test_t_ppo_edges() -> None:
@@ -348,5 +343,5 @@ def test_spo_edges() -> None:
     assert keep_N.tolist() == [True, True]
     assert credit(segmented(0, [math.nan, 1.0, 1.0], [1, 1, 1])) == [0.0, 0.0, 0.0]
     assert credit(segmented(0, [1.0, 0.0], [1, 0])) == [0.0, 0.0]
-    with pytest.raises(ValueError, match=r"sure=0\.9, interval=0, probes=9: no value could be told"):
+    with pytest.raises(ValueError, match=r"interval=0 has no meaning here. Use a number >= 1"):
         Segments(interval=0)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hand import answer, batch_of, column
+from hand import answer, batch_of, column, worked
 
 from gruppo.data import Key, gather
 from gruppo.methods import method
@@ -38,10 +38,9 @@ def test_two_armed_bandit() -> None:
     ctx = Context(memory=Memory({"baseline": 0.0}))
     batch = batch.with_columns(**RunningBaseline()(ctx, batch))
     logits = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    from gruppo.stages import Stats
-
-    [term] = PolicyGradient(mean="episode_sum")(ctx, batch, Stats(logp_N=torch.log_softmax(logits, 0)))
-    [slope] = torch.autograd.grad(term.total(term.weights(batch)), logits)
+    logp_N = torch.log_softmax(logits, 0)
+    [term] = worked(PolicyGradient(mean="episode_sum"), batch, ctx, logp_N=logp_N).values()
+    [slope] = torch.autograd.grad(term.total(batch), logits)
     close(column(slope), [0.25, -0.25])
 
 

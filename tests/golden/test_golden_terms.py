@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hand import Status, answer, batch_of
+from hand import Status, answer, batch_of, worked
 
 from gruppo.data import Batch, Key
 from gruppo.lab.laws.world import World, random_episodes
@@ -72,9 +72,10 @@ def terms(name: str, role: str) -> list[Term]:
     stats = world.statistics(batch, role)
     if "logp_old_N" not in batch.columns and "logp_N" in stats:
         batch = batch.with_columns(logp_old_N=stats["logp_N"])
-    found = world.learner.terms(role, batch, Stats(stats))
+    found = world.goal(role).terms(batch)
+    values = world.goal(role).values(batch, Stats(stats), found)
     sizes = {"N": len(batch.token_N), "P": batch.size("P"), "E": batch.size("E"), "G": batch.size("G")}
-    assert all(len(t.value) == len(t.over) == sizes[t.at] for t in found)
+    assert all(len(v) == len(t.over) == sizes[t.at] for t, v in zip(found, values, strict=True))
     return found
 
 
@@ -94,9 +95,7 @@ def two_answers(adv: list[float], old: list[float], **columns: list[float]) -> B
 
 
 def told(objective: Any, batch: Batch, logp: list[float], name: str) -> list[float]:
-    found = objective(Context(), batch, Stats(logp_N=torch.tensor(logp, dtype=torch.float64)))
-    [term] = [t for t in found if t.name == name]
-    return term.value.tolist()
+    return worked(objective, batch, logp_N=logp)[name].value.tolist()
 
 
 def test_the_share_of_weights_that_are_clipped() -> None:
@@ -113,7 +112,7 @@ def test_the_share_of_ratios_that_the_geometric_mean_clips() -> None:
 
 def test_a_gate_that_divides_by_nothing_is_refused() -> None:
     for pos, neg in ((0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (-1.0, 1.0), (1.0, -1.0)):
-        with pytest.raises(ValueError, match="the gate divides by them"):
+        with pytest.raises(ValueError, match=r"tau_(pos|neg)=.* has no meaning here. Use a number > 0"):
             SoftGate(tau_pos=pos, tau_neg=neg)
     assert SoftGate(tau_pos=0.5, tau_neg=0.5).tau_pos == 0.5
 

@@ -12,12 +12,17 @@ from torch import Tensor
 from gruppo.cli.overrides import occupants
 from gruppo.data import Batch, Source
 from gruppo.methods import all_methods
+from gruppo.methods.aepo import HeatedLikelihood
+from gruppo.methods.chord import ExpertLikelihood
+from gruppo.methods.dmpo import MatchDistribution
 from gruppo.methods.grpo import GRPO
+from gruppo.methods.seele import HintLikelihood
+from gruppo.methods.vapo import ImitateRight
 from gruppo.pieces.aggregate import MEANS
 from gruppo.pieces.ratio import sequence_ratio
 from gruppo.pieces.stop import stop
 from gruppo.pieces.surrogate import clipped
-from gruppo.stages import Context, Method, Need, Occupant, Role, Schedule, Stats, Term, kind, need
+from gruppo.stages import Context, Method, Need, Occupant, Role, Schedule, Stats, Term, Values, kind, need
 from gruppo.stages.credit import Gae, LeaveOneOut
 from gruppo.stages.objective import ClippedSurrogate, ValueLoss
 from gruppo.stages.penalties import EntropyBonus, ReferenceKL
@@ -38,67 +43,75 @@ class SequenceSurrogate(Occupant):
     """A term of level S: one ratio a sequence, as GSPO has it."""
 
     clip: float = 0.2
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.gather(batch.learn_N, "N", "S", "any"), at="S", additive=False)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         learn, key = batch.learn_N, batch.level("N", "S")
         weighed = stop(batch.weight_N) * stats.logp_N + (1 - stop(batch.weight_N)) * stop(stats.logp_N)
         r_S = sequence_ratio(weighed, batch.logp_old_N, key, where=learn)
         adv_S = batch.gather(batch.adv_N, "N", "S", "mean", where=learn)
-        live_S = batch.gather(learn, "N", "S", "any")
-        return [Term("policy", clipped(r_S, adv_S, self.clip, self.clip), live_S, "token", at="S", additive=False)]
+        return {"policy": clipped(r_S, adv_S, self.clip, self.clip)}
 
 
 @dataclass(frozen=True)
 class TurnScore(Occupant):
     """A term of level K: the mean score of a turn, then the mean over turns."""
 
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        learn = batch.learn_N
-        score_K = batch.gather(batch.weight_N * batch.adv_N * stats.logp_N, "N", "K", "mean", where=learn)
-        return [Term("policy", score_K, batch.gather(learn, "N", "K", "any"), "token", at="K")]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.gather(batch.learn_N, "N", "K", "any"), at="K")]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        score_N = batch.weight_N * batch.adv_N * stats.logp_N
+        return {"policy": batch.gather(score_N, "N", "K", "mean", where=batch.learn_N)}
 
 
 @dataclass(frozen=True)
 class ExpertToo(Occupant):
-    """The clipped surrogate, and the likelihood of the expert's tokens as a term of its own."""
+    """The likelihood of the experts' tokens, also of those inside other answers: a term of its own in a chain."""
 
     share: float = 0.1
-    takes = ("adv_N",)
-    handles = frozenset({"expert"})
+    reads = ("expert",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (NOW, OLD)
+        return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
         expert_N = (batch.source_N == Source.EXPERT) & batch.spread(batch.learn_E, "E", "N") & batch.keep_N
-        told = Term("expert", batch.weight_N * stats.logp_N, expert_N, "token", coef=self.share)
-        return [*ClippedSurrogate()(ctx, batch, stats), told]
+        return [Term("expert_too", expert_N, coef=self.share)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"expert_too": batch.weight_N * stats.logp_N}
 
 
 @dataclass(frozen=True)
 class WholeStep(Occupant):
     """Log of a mean over the whole step: no cut into micro-batches leaves it as it is."""
 
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", _first(batch), 1.0, at="G", additive=False)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         score_E = batch.gather(batch.weight_N * batch.adv_N * stats.logp_N, "N", "E", "sum", where=batch.learn_N)
         live_E = batch.gather(batch.learn_N, "N", "E", "any")
         soft = torch.nn.functional.softplus(score_E)
         mean = torch.where(live_E, soft, torch.zeros_like(soft)).sum() / live_E.sum().clamp(min=1)
-        return [Term("policy", torch.log1p(mean).expand(batch.size("G")), _first(batch), 1.0, at="G", additive=False)]
+        return {"policy": torch.log1p(mean).expand(batch.size("G"))}
 
 
 def _first(batch: Batch) -> Tensor:
@@ -112,11 +125,13 @@ class WeighedKL(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, need("logp", "ref"))
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        coef_N = 0.1 + 0.1 * (batch.token_N % 3).to(stats.logp_N.dtype)
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        coef_N = 0.1 + 0.1 * (batch.token_N % 3).to(batch.weight_N.dtype)
+        return [Term("kl", batch.policy_N, 30.0, coef=coef_N)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         kl_N = 0.5 * (stats.logp_N - batch.logp_ref_N) ** 2
-        kl_N = torch.where(kl_N < 1e3, kl_N, stop(kl_N))
-        return [Term("kl", -kl_N, batch.policy_N, 30.0, coef=coef_N)]
+        return {"kl": -torch.where(kl_N < 1e3, kl_N, stop(kl_N))}
 
 
 @dataclass(frozen=True)
@@ -124,7 +139,6 @@ class NotTooSure(Occupant):
     """Drops tokens that the model being trained is sure of: runs at every optimiser step."""
 
     most: float = -0.1
-    current = True
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
@@ -144,6 +158,15 @@ STRANGE: dict[str, list[Any]] = {
 STRANGE["penalties"].append(EntropyBonus(entropy_coef=Schedule("cosine(0.1, 0.01, steps=4)")))
 STRANGE["objective"].append(ClippedSurrogate(clip_low=0.1, clip_high=0.4, clip_dual=2.0))
 CRITIC = {"critic": Role(as_="head", train=True)}
+# Objectives whose terms have names of their own: they stand behind others in a chain.
+BEHIND = [
+    ExpertToo(),
+    ExpertLikelihood(),
+    MatchDistribution(),
+    HintLikelihood(hint_coef=0.3),
+    HeatedLikelihood(),
+    ImitateRight(),
+]
 
 
 def furniture(room: str) -> list[Any]:
@@ -164,8 +187,10 @@ def combinations(draw: Any) -> Method:
     objective = draw(st.sampled_from(objectives))
     if any(f.name == "mean" for f in dataclasses.fields(objective)):
         objective = dataclasses.replace(objective, mean=draw(st.sampled_from([*MEANS, 25.0])))
+    others = [o for o in BEHIND if kind(o) != kind(objective)]
+    objectives = (objective, *draw(st.lists(st.sampled_from(others), max_size=1)))
     credit = draw(st.sampled_from(furniture("credit")))
-    critic = draw(st.booleans()) or "ret_N" in credit.gives
+    critic = draw(st.booleans()) or "ret_N" in credit.writes
     both = critic and draw(st.booleans())
 
     def chain(room: str, most: int) -> tuple[Any, ...]:
@@ -174,7 +199,7 @@ def combinations(draw: Any) -> Method:
     return GRPO.but(
         name="combination",
         credit=credit,
-        objective={"policy": objective, "critic": ValueLoss()} if both else objective,
+        objective={"policy": objectives, "critic": ValueLoss()} if both else objectives,
         penalties=chain("penalties", 2),
         select=chain("select", 2),
         reward=chain("reward", 1),

@@ -1,7 +1,7 @@
 """Mistakes, planted to see that the laws catch them. Each says what is wrong with it; none is used anywhere else."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +14,8 @@ from gruppo.methods.disco import Discriminate
 from gruppo.pieces import advantage, surrogate
 from gruppo.pieces.ratio import ratio
 from gruppo.pieces.stop import stop
-from gruppo.stages import CHAINS, Context, Memory, Method, Need, Occupant, Sched, Stats, StepRecord, Term, need
-from gruppo.stages.credit import GroupNormalised, RunningBaseline, to_tokens
+from gruppo.stages import CHAINS, Context, Memory, Method, Need, Occupant, Sched, Stats, StepRecord, Term, Values, need
+from gruppo.stages.credit import COMPARES, GroupCentred, GroupNormalised, RunningBaseline, to_tokens
 from gruppo.stages.objective import ClippedSurrogate, PolicyGradient, ValueLoss
 from gruppo.stages.replay import Recent
 from gruppo.stages.reward import OverlongShaping
@@ -28,25 +28,30 @@ NOW, OLD = need("logp", when="step"), need("logp", "old")
 class Objective(Occupant):
     """A sound objective, to be spoiled."""
 
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
 
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", self.over(batch), "token")]
+
+    def over(self, batch: Batch) -> Tensor:
+        return batch.learn_N
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"policy": batch.weight_N * self.per_token(batch, stats)}
+
     def per_token(self, batch: Batch, stats: Stats) -> Tensor:
         return surrogate.clipped(ratio(stats.logp_N, batch.logp_old_N), batch.adv_N, 0.2, 0.2)
-
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        return [Term("policy", batch.weight_N * self.per_token(batch, stats), batch.learn_N, "token")]
 
 
 @dataclass(frozen=True)
 class Credit(Occupant):
     """A sound credit, to be spoiled."""
 
-    gives = ("adv_N",)
-    min_samples = 2
-    alone = "It compares the samples of one prompt."
+    writes = ("adv_N",)
+    requires = (COMPARES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         return to_tokens(batch, self.per_episode(ctx, batch))
@@ -62,27 +67,32 @@ class Credit(Occupant):
 class DividesByItsMicroBatch(Objective):
     """The mean over the tokens at hand, not over those of the optimiser step (pitfall 12)."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        value_N = batch.weight_N * self.per_token(batch, stats) / batch.learn_N.sum().clamp(min=1)
-        return [Term("policy", value_N, batch.learn_N, 1.0)]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, 1.0)]
+
+    def per_token(self, batch: Batch, stats: Stats) -> Tensor:
+        return super().per_token(batch, stats) / batch.learn_N.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
 class CountsByStatistic(Objective):
-    """Counts the tokens with a ratio above 1, and still says that it is additive."""
+    """The mean over the tokens with a ratio above 1, made of the rows at hand, and still declared additive."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        some = batch.learn_N & (stats.logp_N.detach() > batch.logp_old_N)
-        return [Term("policy", batch.weight_N * self.per_token(batch, stats), some, "token")]
+    def per_token(self, batch: Batch, stats: Stats) -> Tensor:
+        some_N = batch.learn_N & (stats.logp_N.detach() > batch.logp_old_N)
+        share = some_N.sum().clamp(min=1) / batch.learn_N.sum().clamp(min=1)
+        return torch.where(some_N, super().per_token(batch, stats) / share, torch.zeros_like(stats.logp_N))
 
 
 @dataclass(frozen=True)
 class HingeAdditive(Discriminate):
     """DisCO's hinge over the whole step, declared additive; the separation is left out."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        trust = super().__call__(ctx, batch, stats)[1]
-        return [Term("trust", trust.value, trust.over, "token")]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [replace(super().terms(ctx, batch)[1], additive=True)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"trust": super().__call__(ctx, batch, stats)["trust"]}
 
 
 @dataclass(frozen=True)
@@ -96,34 +106,59 @@ class EpisodeAdditive(Objective):
 
 
 @dataclass(frozen=True)
-class CountsByOld(Objective):
-    """Counts the tokens that were likely: without logp_old in the batch, the count is made with stand-ins."""
+class CalmOfTheStep(Occupant):
+    """Stands behind a sound objective of a chain: less push, the further the rows at hand have drifted; declared
+    additive."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        some = batch.learn_N & (batch.logp_old_N > -2.0)
-        return [Term("policy", batch.weight_N * self.per_token(batch, stats), some, "token")]
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (NOW, OLD)
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("calm", batch.learn_N)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        gap_N = torch.where(batch.learn_N, stats.logp_N - batch.logp_old_N, torch.zeros_like(stats.logp_N))
+        drift = gap_N.detach().abs().sum() / batch.learn_N.sum().clamp(min=1)
+        return {"calm": -drift * batch.weight_N * gap_N.clamp(-20, 20)}
+
+
+@dataclass(frozen=True)
+class CountsByOld(Objective):
+    """Counts the tokens that were likely: what is counted is said before a lazy log π_old is known."""
+
+    def over(self, batch: Batch) -> Tensor:
+        return batch.learn_N & (batch.logp_old_N > -2.0)
+
+
+@dataclass(frozen=True)
+class CountsByRow(Objective):
+    """Counts every second row as it stands in the batch."""
+
+    def over(self, batch: Batch) -> Tensor:
+        return batch.learn_N & (torch.arange(batch.size("N")) % 2 == 0)
 
 
 @dataclass(frozen=True)
 class CountsFailures(Objective):
     """Tokens of failed episodes are in the denominator (pitfall 21)."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        mine = (batch.source_N == Source.POLICY) & batch.keep_N
-        value_N = torch.where(
-            batch.learn_N, batch.weight_N * self.per_token(batch, stats), torch.zeros_like(stats.logp_N)
-        )
-        return [Term("policy", value_N, mine, "token")]
+    def over(self, batch: Batch) -> Tensor:
+        return (batch.source_N == Source.POLICY) & batch.keep_N
+
+    def per_token(self, batch: Batch, stats: Stats) -> Tensor:
+        return torch.where(batch.learn_N, super().per_token(batch, stats), torch.zeros_like(stats.logp_N))
 
 
 @dataclass(frozen=True)
 class CountsBaselines(Objective):
     """Tokens of baseline episodes cannot be learned (they read as 0), but they can be counted."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def over(self, batch: Batch) -> Tensor:
         mine = (batch.source_N == Source.POLICY) & batch.spread(batch.use_E <= Use.BASELINE, "E", "N")
-        adv_N = batch.spread(torch.nan_to_num(batch.reward_E), "E", "N") - 0.5
-        return [Term("policy", batch.weight_N * adv_N * stats.logp_N, mine & batch.keep_N, "token")]
+        return mine & batch.keep_N
+
+    def per_token(self, batch: Batch, stats: Stats) -> Tensor:
+        return (batch.spread(torch.nan_to_num(batch.reward_E), "E", "N") - 0.5) * stats.logp_N
 
 
 @dataclass(frozen=True)
@@ -139,11 +174,13 @@ class NoBound(Objective):
 class NoBoundOfProduct(Objective):
     """The product of bounded ratios of a sequence has no bound of its own."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.gather(batch.learn_N, "N", "S", "any"), "token", at="S")]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         gap_N = batch.weight_N * (stats.logp_N - batch.logp_old_N).clamp(-60, 60)
         r_S = torch.exp(4 * batch.gather(gap_N, "N", "S", "sum", where=batch.learn_N))
-        adv_S = batch.gather(batch.adv_N, "N", "S", "mean", where=batch.learn_N)
-        return [Term("policy", r_S * adv_S, batch.gather(batch.learn_N, "N", "S", "any"), "token", at="S")]
+        return {"policy": r_S * batch.gather(batch.adv_N, "N", "S", "mean", where=batch.learn_N)}
 
 
 class _AlmostExp(torch.autograd.Function):
@@ -180,43 +217,124 @@ class DetachedByHand(Objective):
 class ForgetsWeight(Objective):
     """weight_N is not in it: importance corrections would be ignored."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        return [Term("policy", self.per_token(batch, stats), batch.learn_N, "token")]
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"policy": self.per_token(batch, stats)}
 
 
 @dataclass(frozen=True)
 class ForgetsKeep(Objective):
     """Dropped tokens teach nothing, but are still counted."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        value_N = torch.where(
-            batch.keep_N, batch.weight_N * self.per_token(batch, stats), torch.zeros_like(stats.logp_N)
-        )
-        return [Term("policy", value_N, batch.policy_N, "token")]
+    def over(self, batch: Batch) -> Tensor:
+        return batch.policy_N
+
+    def per_token(self, batch: Batch, stats: Stats) -> Tensor:
+        return torch.where(batch.keep_N, super().per_token(batch, stats), torch.zeros_like(stats.logp_N))
+
+
+@dataclass(frozen=True)
+class CountsOtherTurns(Objective):
+    """Values are means over the tokens of a turn that were kept; the turns that are counted are all of the policy's."""
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.gather(batch.policy_N, "N", "K", "any"), at="K")]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        value_N = batch.weight_N * self.per_token(batch, stats)
+        return {"policy": batch.gather(value_N, "N", "K", "mean", where=batch.learn_N)}
+
+
+@dataclass(frozen=True)
+class LearnsTheDropped(Objective):
+    """Says that it has a rule for tokens that selection dropped, and learns them like the others."""
+
+    reads = ("adv_N", "dropped")
+
+    def over(self, batch: Batch) -> Tensor:
+        return batch.policy_N
+
+
+@dataclass(frozen=True)
+class ReadsTheDropped(Objective):
+    """Says that it has a rule for tokens that selection dropped, and has none: nobody reads them as 0 for it."""
+
+    reads = ("adv_N", "dropped")
+
+    def per_token(self, batch: Batch, stats: Stats) -> Tensor:
+        return batch.adv_N * stats.logp_N
 
 
 @dataclass(frozen=True)
 class SelfNormalised(Objective):
     """Divides by the sum of weights without being called so."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, 1.0)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         weight_N = torch.where(batch.learn_N, batch.weight_N, torch.zeros_like(batch.weight_N))
-        share_N = weight_N / weight_N.sum().clamp(min=1e-9)
-        return [Term("policy", share_N * self.per_token(batch, stats), batch.learn_N, 1.0)]
+        return {"policy": weight_N / weight_N.sum().clamp(min=1e-9) * self.per_token(batch, stats)}
+
+
+@dataclass(frozen=True)
+class SelfNormalisedByCoefficient(Objective):
+    """The same, by the coefficient of its term: in any cut the same, and still no coefficient."""
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        mean = batch.weight_N[batch.learn_N].mean().clamp(min=1e-9)
+        return [Term("policy", batch.learn_N, coef=float(1 / mean))]
 
 
 @dataclass(frozen=True)
 class MultipliesByMask(Objective):
     """0 · NaN is NaN: a mask is no multiplication (pitfall 5). Given tokens and dead rows poison the sum."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, additive=False)]
+
+    def per_token(self, batch: Batch, stats: Stats) -> Tensor:
         heard_E = batch.gather(batch.spread(batch.reward_E, "E", "N") * batch.learn_N, "N", "E", "sum")
-        bonus = 1 + 0 * heard_E.sum()
-        return [
-            Term(
-                "policy", bonus * batch.weight_N * self.per_token(batch, stats), batch.learn_N, "token", additive=False
-            )
-        ]
+        return (1 + 0 * heard_E.sum()) * super().per_token(batch, stats)
+
+
+@dataclass(frozen=True)
+class CoefficientOfFailures(Objective):
+    """The coefficient is a mean over all rewards: what failed has none, and poisons it."""
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, coef=1 + batch.reward_E.nanmean())]
+
+
+@dataclass(frozen=True)
+class TwoOfOneName(Objective):
+    """Two terms of one name: the one would hide the other."""
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [*super().terms(ctx, batch), Term("policy", batch.learn_N, coef=0.0)]
+
+
+@dataclass(frozen=True)
+class AnotherName(Objective):
+    """Values under another name than was declared."""
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"policies": super().__call__(ctx, batch, stats)["policy"]}
+
+
+@dataclass(frozen=True)
+class OneValueTooMany(Objective):
+    """A value that was never declared."""
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {**super().__call__(ctx, batch, stats), "bonus": batch.weight_N * stats.logp_N}
+
+
+@dataclass(frozen=True)
+class OneValueTooFew(Objective):
+    """A term that never gets a value."""
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [*super().terms(ctx, batch), Term("bonus", batch.learn_N)]
 
 
 # credits
@@ -252,7 +370,7 @@ class FailuresInMemory(RunningBaseline):
 
 @dataclass(frozen=True)
 class PutAsideCounts(Credit):
-    """Episodes of use `none` are in the statistics."""
+    """Episodes apart are in the statistics of the others."""
 
     def per_episode(self, ctx: Context, batch: Batch) -> Tensor:
         inside = ~torch.isnan(batch.reward_E)
@@ -452,7 +570,6 @@ class IgnoredInReward(OverlongShaping):
 @dataclass(frozen=True)
 class IgnoredInSelect(Occupant):
     keep_most: float = 0.5
-    current = False
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         return torch.ones_like(batch.keep_N), torch.ones_like(batch.weight_N)
@@ -482,9 +599,9 @@ class FirstStepOnly(Objective):
 
     push: Sched = 0.3
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
         push = self.push if isinstance(self.push, float | int) else self.push.value(0, {})
-        return [Term("policy", push * batch.weight_N * self.per_token(batch, stats), batch.learn_N, "token")]
+        return [Term("policy", batch.learn_N, coef=push)]
 
 
 @dataclass(frozen=True)
@@ -493,11 +610,23 @@ class NumberOnly(Objective):
 
     push: Sched = 0.3
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        return [Term("policy", self.push * batch.weight_N * self.per_token(batch, stats), batch.learn_N, "token")]  # type: ignore[operator]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, coef=self.push)]  # type: ignore[arg-type]
 
 
 # other rooms
+
+
+@dataclass(frozen=True)
+class ComparesWithAll(Occupant):
+    """A reward that compares the answers of a prompt and does not say so (`of_groups`): it is shown answers that are
+    put aside, too."""
+
+    def __call__(self, ctx: Context, episodes: Any) -> dict[str, Any]:
+        groups: dict[str, list[float]] = {}
+        for e in episodes:
+            groups.setdefault(e.group, []).append(e.total)
+        return {"easy": [e.total * sum(groups[e.group]) / len(groups[e.group]) for e in episodes]}
 
 
 @dataclass(frozen=True)
@@ -520,7 +649,6 @@ class DropsByPlace(Occupant):
 class KeepsByPlace(Occupant):
     """Keeps the first half of the tokens of a batch."""
 
-    current = False
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         return torch.arange(batch.size("N")) < batch.size("N") // 2, torch.ones_like(batch.weight_N)
@@ -530,18 +658,19 @@ class KeepsByPlace(Occupant):
 class CriticMindsHalf(ValueLoss):
     """The critic does not learn what selection dropped, and still counts it."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        [term] = super().__call__(ctx, batch, stats)
-        return [
-            Term("value", torch.where(batch.keep_N, term.value, torch.zeros_like(term.value)), batch.policy_N, "token")
-        ]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("value", batch.policy_N)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        value_N = super().__call__(ctx, batch, stats)["value"]
+        return {"value": torch.where(batch.keep_N, value_N, torch.zeros_like(value_N))}
 
 
 @dataclass(frozen=True)
 class SaysNothingOfGroups(Credit):
     """A group of one teaches it nothing, and it would start with samples=1 all the same."""
 
-    min_samples = 1
+    requires = ()
 
 
 @dataclass(frozen=True)
@@ -565,15 +694,13 @@ class MovesTheReference(Occupant):
 class StoppedSign(Objective):
     """Sound: a stopped factor, through pieces.stop. Stands here to show that the law lets it pass."""
 
-    takes = ("adv_N",)
-
     def per_token(self, batch: Batch, stats: Stats) -> Tensor:
         return stop(ratio(stats.logp_N, batch.logp_old_N)).clamp(max=2.0) * batch.adv_N * stats.logp_N
 
 
 def spoiled(**rooms: Any) -> Method:
     """A sound method with something spoiled in it; a single occupant of a chain is the whole chain."""
-    rooms = {r: (o,) if r in CHAINS else o for r, o in rooms.items()}
+    rooms = {r: (o,) if r in CHAINS and isinstance(o, Occupant) else o for r, o in rooms.items()}
     return method("grpo").but(
         **{"name": "spoiled", "penalties": (), "objective": Objective(), "credit": Credit(), **rooms}
     )
@@ -582,22 +709,30 @@ def spoiled(**rooms: Any) -> Method:
 SPOILED: dict[str, tuple[str, Method]] = {
     "divides by its micro-batch": ("micro_batches", spoiled(objective=DividesByItsMicroBatch())),
     "one ratio an episode, additive": ("micro_batches", spoiled(objective=EpisodeAdditive())),
+    "a chain with a drift of its micro-batch": (
+        "micro_batches",
+        spoiled(objective=(ClippedSurrogate(), CalmOfTheStep())),
+    ),
     "counts by a statistic, additive": ("fused_is_two_pass", spoiled(objective=CountsByStatistic())),
     "hinge of the whole step, additive": (
         "fused_is_two_pass",
         method("disco").but(name="spoiled", objective=HingeAdditive()),
     ),
     "counts by logp_old": ("lazy_old", spoiled(objective=CountsByOld())),
+    "counts by row": ("order", spoiled(objective=CountsByRow())),
     "credit by row": ("order", spoiled(credit=ReadsTheRow())),
     "reward by row": ("order", spoiled(reward=RewardByPlace())),
     "episodes by row": ("order", spoiled(select=DropsByPlace())),
     "tokens by row": ("order", spoiled(select=KeepsByPlace())),
+    "reads the dropped without a rule": ("nan_mask", spoiled(objective=ReadsTheDropped())),
+    "a coefficient of failures": ("nan_mask", spoiled(objective=CoefficientOfFailures())),
     "multiplies by a mask": ("nan_mask", spoiled(objective=MultipliesByMask())),
     "scale of dead rows": ("nan_mask", spoiled(credit=NanThroughTheMean())),
     "failures in the mean": ("failures", spoiled(credit=FailuresAreZero())),
     "failures in the denominator": ("failures", spoiled(objective=CountsFailures())),
     "failures in memory": ("failures", spoiled(credit=FailuresInMemory())),
     "put aside, and counted": ("unused", spoiled(credit=PutAsideCounts())),
+    "put aside, and compared with": ("unused", spoiled(reward=ComparesWithAll(), credit=GroupCentred())),
     "counts baselines": ("unused", spoiled(objective=CountsBaselines())),
     "no guard for equal groups": ("equal_rewards", spoiled(credit=NoGuard())),
     "variance that cancels": ("equal_rewards", spoiled(credit=CancellingVariance())),
@@ -612,6 +747,12 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "detached by hand": ("finite_differences", spoiled(objective=DetachedByHand())),
     "forgets weights": ("keep_and_weight", spoiled(objective=ForgetsWeight())),
     "counts dropped tokens": ("keep_and_weight", spoiled(objective=ForgetsKeep())),
+    "counts turns that were dropped": ("keep_and_weight", spoiled(objective=CountsOtherTurns())),
+    "learns what was dropped": ("keep_and_weight", spoiled(objective=LearnsTheDropped())),
+    "self-normalised by a coefficient": (
+        "keep_and_weight",
+        spoiled(objective=SelfNormalisedByCoefficient()),
+    ),
     "self-normalised in secret": ("keep_and_weight", spoiled(objective=SelfNormalised())),
     "a critic that minds half": (
         "keep_and_weight",
@@ -635,6 +776,10 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "ignored field of select": ("fields_matter", spoiled(select=IgnoredInSelect())),
     "ignored field of an update": ("fields_matter", spoiled(update=IgnoredInUpdate())),
     "ignored field of a replay": ("fields_matter", spoiled(replay=IgnoredInReplay())),
+    "two terms of one name": ("micro_batches", spoiled(objective=TwoOfOneName())),
+    "values under another name": ("micro_batches", spoiled(objective=AnotherName())),
+    "a value that was not declared": ("micro_batches", spoiled(objective=OneValueTooMany())),
+    "a term without a value": ("micro_batches", spoiled(objective=OneValueTooFew())),
     "schedule at step 0": ("schedules", spoiled(objective=FirstStepOnly())),
     "schedule as a number": ("schedules", spoiled(objective=NumberOnly())),
 }
@@ -642,5 +787,6 @@ SOUND = {"plain": spoiled(), "stopped": spoiled(objective=StoppedSign())}
 # Those that must raise: there is no gradient to compare.
 RAISES = {
     "writes memory in a call", "writes deeper", "remembers an object", "wants a batch", "holds a function",
-    "schedule as a number",
+    "schedule as a number", "counts by logp_old", "two terms of one name", "values under another name",
+    "a value that was not declared", "a term without a value",
 }  # fmt: skip

@@ -13,46 +13,51 @@ from gruppo.methods.gppo import GradientPreserving
 from gruppo.methods.kl_cov import KlCovariance
 from gruppo.pieces.covariance import token_covariance
 from gruppo.pieces.ratio import ratio
-from gruppo.stages import Context, Method, Stats, Term
+from gruppo.stages import Context, Method, Stats, Term, Values
 
 
 @dataclass(frozen=True)
 class BoundDetachedByHand(GradientPreserving):
     """GPPO's r/sg(r) with .detach(): no law can hold it fixed."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return super().terms(ctx, batch)[:1]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         r_N = ratio(stats.logp_N, batch.logp_old_N)
         unit_N = r_N / r_N.detach()
         bounded_N = torch.minimum(torch.maximum(r_N, 0.8 * unit_N), 1.28 * unit_N)
-        value_N = torch.minimum(r_N * batch.adv_N, bounded_N * batch.adv_N)
-        return [Term("policy", batch.weight_N * value_N, batch.learn_N, self.mean)]
+        return {"policy": batch.weight_N * torch.minimum(r_N * batch.adv_N, bounded_N * batch.adv_N)}
 
 
 @dataclass(frozen=True)
 class SearchesItsMicroBatch(BalancedClip):
     """BAPO's bounds, found for the tokens at hand, as the published code does."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        return [replace(t, additive=True) for t in super().__call__(ctx, batch, stats)]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [replace(t, additive=True) for t in super().terms(ctx, batch)]
 
 
 @dataclass(frozen=True)
 class LeavesOutEveryThird(ClipCovariance):
     """Clip-Cov takes every third candidate as they stand in the batch, instead of drawing them."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return super().terms(ctx, batch)[:1]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         cov_N = token_covariance(batch.adv_N, stats.logp_N.detach(), batch.learn_N)
         candidate_N = batch.learn_N & (cov_N > self.cov_low)
         out_N = candidate_N & (torch.cumsum(candidate_N, 0) % 3 == 0)
         value_N = torch.where(out_N, 0.0, 1.0) * ratio(stats.logp_N, batch.logp_old_N) * batch.adv_N
-        return [Term("policy", batch.weight_N * value_N, batch.learn_N, self.mean, additive=False)]
+        return {"policy": batch.weight_N * value_N}
 
 
 @dataclass(frozen=True)
 class ShareOfEveryRow(KlCovariance):
     """KL-Cov holds a share of all rows, given and failed ones included."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         share = self.chosen_share * batch.size("N") / max(int(batch.learn_N.sum()), 1)
         return KlCovariance(share, self.trust_coef, self.mean)(ctx, batch, stats)
 

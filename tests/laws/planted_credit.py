@@ -3,14 +3,13 @@
 Several of them have been shipped by trainers; the docstring says what is wrong.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Source, Use, centre
 from gruppo.methods import method
-from gruppo.methods.dr_grpo import OverConstant
 from gruppo.methods.gpg import CentredPerUseful
 from gruppo.methods.grpo_passk import BestOfK
 from gruppo.methods.opo import LengthWeighted
@@ -18,7 +17,7 @@ from gruppo.methods.reinforce_pp import WhitenedReturn
 from gruppo.methods.reinforce_pp_baseline import WhitenedCentred
 from gruppo.methods.remax import AgainstGreedy
 from gruppo.pieces import advantage
-from gruppo.stages import Context, Method, Occupant, Stats, Term
+from gruppo.stages import Context, Method, Occupant, Stats, Term, Values
 from gruppo.stages.credit import judged_in_time, to_tokens, whitened
 from gruppo.stages.objective import ClippedSurrogate
 
@@ -44,13 +43,15 @@ class ApartInTheMean(WhitenedCentred):
 
 
 @dataclass(frozen=True)
-class PaddedWidth(OverConstant):
+class PaddedWidth(ClippedSurrogate):
     """Dr.GRPO whose constant is the longest answer that it sees, as the padded width is (pitfall 14)."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, "episode_sum")]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         width = float(batch.gather(batch.learn_N, "N", "E", "sum").max().clamp(min=1))
-        [policy, clip] = ClippedSurrogate(self.clip_low, self.clip_high, mean="episode_sum")(ctx, batch, stats)
-        return [replace(policy, coef=1 / width), clip]
+        return {"policy": super().__call__(ctx, batch, stats)["policy"] / width}
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,17 @@ from gruppo.data import Batch, Source, Status, centre
 from gruppo.methods import method
 from gruppo.methods.adora import LongerIsRight
 from gruppo.methods.bnpo import BetaNormalised
-from gruppo.methods.chord import Chord
+from gruppo.methods.chord import ExpertLikelihood
 from gruppo.methods.d3s import DownSample
 from gruppo.methods.g2rpo import RankQuantiles
 from gruppo.methods.kdrl import TeacherKL
 from gruppo.methods.llds import HoldLikelihood
 from gruppo.methods.ngrpo import VirtualBest
 from gruppo.methods.rl_plus import MixedImportance
-from gruppo.stages import Context, Method, Occupant, Stats, Term
-from gruppo.stages.credit import to_tokens
+from gruppo.stages import Context, Method, Occupant, Stats, Term, Values
+from gruppo.stages.credit import COMPARES, to_tokens
+from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.recorded import expert_N
 from gruppo.stages.select import TopEntropy
 
 
@@ -89,34 +91,58 @@ class ChoosesByRow(DownSample):
 class GateOfItsMicroBatch(HoldLikelihood):
     """LLDS with the gate of whole answers, declared additive: a cut may part an answer's sequences."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        return [replace(term, additive=True) for term in super().__call__(ctx, batch, stats)]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [replace(term, additive=True) for term in super().terms(ctx, batch)]
 
 
 @dataclass(frozen=True)
 class MaskLeavesTheCount(TeacherKL):
-    """KDRL that counts by the statistics which tokens are taught, and says that it is additive."""
+    """KDRL that counts by the statistics which tokens at hand are taught, and says that it is additive."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        [term] = super().__call__(ctx, batch, stats)
-        return [replace(term, over=term.over & (stats.logp_N.detach() < batch.logp_teacher_N))]
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        taught_N = batch.policy_N & (stats.logp_N.detach() < batch.logp_teacher_N)
+        share = taught_N.sum().clamp(min=1) / batch.policy_N.sum().clamp(min=1)
+        value_N = super().__call__(ctx, batch, stats)["kl_teacher"] / share
+        return {"kl_teacher": torch.where(taught_N, value_N, torch.zeros_like(value_N))}
 
 
 @dataclass(frozen=True)
-class OneCount(Chord):
+class OneCount(ExpertLikelihood):
     """CHORD that divides experts by the tokens at hand, as a micro-batch without an expert does."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        policy, expert, clip = super().__call__(ctx, batch, stats)
-        here = expert.over.sum().clamp(min=1)
-        return [policy, replace(expert, value=expert.value / here, mean=1.0), clip]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [replace(term, mean=1.0) for term in super().terms(ctx, batch)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"expert": super().__call__(ctx, batch, stats)["expert"] / expert_N(batch).sum().clamp(min=1)}
+
+
+@dataclass(frozen=True)
+class OneCountForBoth(ExpertLikelihood):
+    """CHORD whose experts are averaged over all tokens learned, as one objective over one mask would have it: what
+    selection dropped of the policy's tokens makes the experts count for more."""
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [replace(term, over=term.over | batch.policy_N) for term in super().terms(ctx, batch)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        value_N = super().__call__(ctx, batch, stats)["expert"]
+        return {"expert": torch.where(expert_N(batch), value_N, torch.zeros_like(value_N))}
+
+
+@dataclass(frozen=True)
+class ExpertsNotCounted(MixedImportance):
+    """RL-PLUS whose term is over the policy's tokens alone: the experts' values are there, and never added."""
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [replace(term, over=batch.learn_N) for term in super().terms(ctx, batch)]
 
 
 @dataclass(frozen=True)
 class ExpertsWithoutWeight(MixedImportance):
     """RL-PLUS that forgets the weights of selection on the experts' tokens."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         theirs_N = batch.source_N == Source.EXPERT
         ones_N = torch.where(theirs_N, torch.ones_like(batch.weight_N), batch.weight_N)
         return super().__call__(ctx, batch.with_columns(weight_N=ones_N), stats)
@@ -126,9 +152,8 @@ class ExpertsWithoutWeight(MixedImportance):
 class ExpertsApartInTheMean(Occupant):
     """A credit for experts that counts those apart, too."""
 
-    gives = ("adv_N",)
-    min_samples = 2
-    alone = "It compares the samples of one prompt."
+    writes = ("adv_N",)
+    requires = (COMPARES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         known = batch.learn_E & ~torch.isnan(batch.reward_E)
@@ -140,6 +165,7 @@ def spoiled(name: str, penalties: Sequence[Occupant] | None = None, **rooms: Any
     return method(name).but(name="spoiled", **more, **rooms)
 
 
+BY_TOKENS = ClippedSurrogate(mean="token", coef=0.5)
 SPOILED: dict[str, tuple[str, Method]] = {
     "ngrpo counts failures as wrong": ("failures", spoiled("ngrpo", credit=FailuresBelowTheBest())),
     "adora, one alone as it is": ("equal_rewards", spoiled("adora", credit=AloneAsItIs())),
@@ -148,11 +174,19 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "forking_tokens, the first of ties": ("order", spoiled("forking_tokens", select=(FirstOfTies(),))),
     "d3s, luck by row": ("order", spoiled("d3s", select=(ChoosesByRow(),))),
     "llds, a gate of its micro-batch": (
-        "micro_batches",
+        "shared_prefixes",  # its cuts part the answers for which it matters, at every seed
         spoiled("llds", [GateOfItsMicroBatch(hold_coef=5.0, gate="answer")]),
     ),
     "kdrl counts what is taught": ("fused_is_two_pass", spoiled("kdrl", [MaskLeavesTheCount(teacher_coef=0.5)])),
-    "chord, a count of its micro-batch": ("micro_batches", spoiled("chord", objective=OneCount(mu=0.5), select=())),
+    "chord, a count of its micro-batch": (
+        "micro_batches",
+        spoiled("chord", objective=(BY_TOKENS, OneCount(expert_coef=0.5)), select=()),
+    ),
+    "chord, one count for both": (
+        "keep_and_weight",
+        spoiled("chord", objective=(BY_TOKENS, OneCountForBoth(expert_coef=0.5)), select=()),
+    ),
+    "rl_plus, experts not counted": ("fields_matter", spoiled("rl_plus", objective=ExpertsNotCounted(), select=())),
     "chord, experts apart in the mean": ("unused", spoiled("chord", credit=ExpertsApartInTheMean(), select=())),
     "rl_plus, experts without weight": (
         "keep_and_weight",

@@ -16,7 +16,7 @@ from gruppo.methods.vapo import LengthAdaptiveGae, adaptive_lambda
 from gruppo.pieces import surrogate
 from gruppo.pieces.ratio import geometric_by_token, log_ratio, ratio, sequence_ratio
 from gruppo.pieces.stop import stop
-from gruppo.stages import CHAINS, Context, Method, Need, Stats, Term
+from gruppo.stages import CHAINS, Context, Method, Need, Occupant, Stats, Term, Values
 from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.select import TruncatedImportance, sampler_ratio
 
@@ -25,40 +25,49 @@ from gruppo.stages.select import TruncatedImportance, sampler_ratio
 class RatioWithoutItsToken(SequenceClipped):
     """GSPO's token form without π/sg(π): the value is right, and nothing has a gradient."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return super().terms(ctx, batch)[:1]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         key = batch.level("N", "S")
         s_N = key.spread(stop(sequence_ratio(stats.logp_N, batch.logp_old_N, key, batch.learn_N)))
         value_N = surrogate.clipped(s_N, batch.adv_N, self.clip_low, self.clip_high) + 0.0 * stats.logp_N
-        return [Term("policy", batch.weight_N * value_N, batch.learn_N, "sequence")]
+        return {"policy": batch.weight_N * value_N}
 
 
 @dataclass(frozen=True)
 class WeightDetachedByHand(ClippedWeight):
     """CISPO's weight, detached but not by pieces.stop: nothing can tell it from a forgotten gradient."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return super().terms(ctx, batch)[:1]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         weight_N = ratio(stats.logp_N, batch.logp_old_N).detach().clamp(1 - self.clip_low, 1 + self.clip_high)
-        return [Term("policy", batch.weight_N * weight_N * batch.adv_N * stats.logp_N, batch.learn_N, self.mean)]
+        return {"policy": batch.weight_N * weight_N * batch.adv_N * stats.logp_N}
 
 
 @dataclass(frozen=True)
 class ClipsOneSide(GeometricMean):
     """GMPO's clip without the sign of the advantage: from above only, so that log_clip_low does nothing."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return super().terms(ctx, batch)[:1]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         kept_N = log_ratio(stats.logp_N, batch.logp_old_N).clamp(max=self.log_clip_high)
         ratio_N = geometric_by_token(kept_N, batch.level("N", "S"), batch.learn_N)
-        return [Term("policy", batch.weight_N * ratio_N * batch.adv_N, batch.learn_N, "sequence")]
+        return {"policy": batch.weight_N * ratio_N * batch.adv_N}
 
 
 @dataclass(frozen=True)
 class GateWithoutBound(SoftGate):
     """SAPO's gate saturates, so a bound on the ratio looks needless; its slope is then 0 · inf."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         r_N = torch.exp(stats.logp_N - batch.logp_old_N)
         value_N = surrogate.soft_gated(r_N, batch.adv_N, self.tau_pos, self.tau_neg)
-        return [Term("policy", batch.weight_N * value_N, batch.learn_N, self.mean)]
+        return {"policy": batch.weight_N * value_N}
 
 
 @dataclass(frozen=True)
@@ -86,12 +95,12 @@ class EstimatorByHalf(ReferenceKL):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return ReferenceKL().needs(ctx)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         return ReferenceKL(self.kl_coef, self.mean)(ctx, batch, stats)
 
 
 def spoiled(name: str, **rooms: Any) -> Method:
-    return method(name).but(name="spoiled", **{k: (v,) if k in CHAINS else v for k, v in rooms.items()})
+    return method(name).but(name="spoiled", **{k: (v,) if k in CHAINS and isinstance(v, Occupant) else v for k, v in rooms.items()})
 
 
 SPOILED: dict[str, tuple[str, Method]] = {

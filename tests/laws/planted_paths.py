@@ -14,7 +14,7 @@ from gruppo.methods.s_grpo import FirstRight
 from gruppo.methods.spo_segment import SegmentGain
 from gruppo.methods.t_ppo import WindowGae
 from gruppo.pieces import advantage
-from gruppo.stages import Context, Method, Stats, Term
+from gruppo.stages import Context, Method, Stats, Values
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class StepsOfAll(EpisodeAndSteps):
 class DetachedPairs(PairLikelihood):
     """The second model's log-ratios are detached before the loss: it never learns."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         return super().__call__(ctx, batch, Stats({k: v.detach() for k, v in stats.items()}))
 
 
@@ -78,6 +78,6 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "oprl, steps of failures": ("failures", spoiled("oprl", credit=StepsOfAll())),
     "oprl, detached pairs": (
         "finite_differences",
-        spoiled("oprl", objective={**OPRL.objectives, "prm": DetachedPairs()}),
+        spoiled("oprl", objective={**OPRL.objectives, "prm": (DetachedPairs(),)}),
     ),
 }

@@ -10,7 +10,7 @@ from gruppo.data.pairs import inside, widest
 from gruppo.methods import method
 from gruppo.methods.dpo import DirectPreference
 from gruppo.methods.kto import ProspectUtility
-from gruppo.stages import Context, Method, Stats, Term
+from gruppo.stages import Context, Method, Stats, Term, Values
 from gruppo.stages.recorded import Likelihood, answer_N
 from gruppo.stages.relations import PairUp, summed
 
@@ -21,13 +21,15 @@ DPO, KTO, SFT = (method(n) for n in ("dpo", "kto", "sft"))
 class PairsAdditive(DirectPreference):
     """The push of a pair, as weights of its tokens, made of the rows at hand: a cut pair is half a pair."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("preference", answer_N(batch), 1.0)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         gap_P = batch.pairs.gap(self.implicit_E(batch, stats)).detach()
         push_P = self.beta * torch.sigmoid(-gap_P) / max(len(gap_P), 1)
         push_E = torch.zeros(batch.size("E"), dtype=push_P.dtype)
         push_E = push_E.index_add(0, batch.pairs.win_P, push_P).index_add(0, batch.pairs.lose_P, -push_P)
-        value_N = batch.weight_N * batch.spread(push_E, "E", "N") * stats.logp_N
-        return [Term("preference", value_N, answer_N(batch), 1.0)]
+        return {"preference": batch.weight_N * batch.spread(push_E, "E", "N") * stats.logp_N}
 
 
 @dataclass(frozen=True)
@@ -55,21 +57,24 @@ class EveryTokenOfThePair(DirectPreference):
 class OwnReferencePoint(ProspectUtility):
     """KTO's z from the rows at hand, per sequence, and declared additive."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("utility", answer_N(batch))]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         z = self.reference_point(batch, stats)
         rho_E = summed(batch, stats.logp_N - batch.logp_ref_N)
         slope_E = torch.sigmoid(self.beta * (rho_E - z)).detach() * batch.label_E
-        return [Term("utility", batch.weight_N * batch.spread(slope_E, "E", "N") * stats.logp_N, answer_N(batch))]
+        return {"utility": batch.weight_N * batch.spread(slope_E, "E", "N") * stats.logp_N}
 
 
 @dataclass(frozen=True)
 class EverybodysLikelihood(Likelihood):
     """Learns whatever stands in the sequences, also what a hint or an opponent wrote."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
         given_N = batch.spread(batch.learn_E, "E", "N") & batch.keep_N
-        # The learner reads rows without a rule as 0: here they count.
-        return [Term("likelihood", batch.weight_N * stats.logp_N, given_N, "token", additive=False)]
+        # Rows without a rule read as 0: here they count.
+        return [Term("likelihood", given_N, "token", additive=False)]
 
 
 SPOILED: dict[str, tuple[str, Method]] = {

@@ -33,7 +33,7 @@ def sensible(method: Method) -> bool:
 
 def _objectives(method: Method) -> tuple[Any, ...]:
     """Of every role: what a second model learns by fits nowhere else."""
-    return tuple(method.objectives.values())
+    return tuple(o for chain in method.objectives.values() for o in chain)
 
 
 def broken(method: Method, seed: int) -> dict[str, str]:

@@ -54,6 +54,6 @@ def test_experts_beside_the_samples_have_their_own_rule(name: str) -> None:
 
 def test_the_rule_is_declared() -> None:
     for name, m in all_methods().items():
-        assert ("expert" in {s for _, o in m.occupants() for s in o.handles}) == (name in (*GIVEN, *BESIDE)), name
+        assert ("expert" in {s for _, o in m.occupants() for s in o.reads}) == (name in (*GIVEN, *BESIDE)), name
     batch = World(method("sft"), 0).packed(by_experts(random_episodes(0)))
     assert torch.equal(batch.learn_N, torch.zeros_like(batch.learn_N))

@@ -1,21 +1,29 @@
 """Combinations that make no sense are refused before anything is trained, with a sentence that names the room, what
 is missing there, and the remedy."""
 
+import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import planted
 import pytest
 import torch
 
-from gruppo.data import Batch, Episode, Status, Use, pack
+from gruppo.data import Batch, Episode, Status, Use, pack, single_turn
+from gruppo.lab.laws.desk import Desk
 from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.disco import Discriminate, RightAgainstWrong
-from gruppo.stages import Context, Memory, Method, Need, Occupant, Role, need
+from gruppo.methods.seele import HintRounds
+from gruppo.stages import Context, Memory, Method, Need, Occupant, Prompt, Role, need, note, setting
 from gruppo.stages.check import check, check_first_batch, problems
 from gruppo.stages.credit import Gae, GroupNormalised
-from gruppo.stages.objective import ClippedSurrogate, ValueLoss
+from gruppo.stages.objective import ClippedSurrogate, PolicyGradient, ValueLoss
+from gruppo.stages.play import episode_of, episode_uid
+from gruppo.stages.requires import OfBatch
 from gruppo.stages.reward import OverlongShaping
 from gruppo.stages.select import RedrawEqualGroups, TopEntropy, TruncatedImportance
 
@@ -39,22 +47,21 @@ class Wants(Occupant):
 class ExpertGuide(Occupant):
     """Prompting that puts tokens of an expert into the context."""
 
-    makes = frozenset({"expert"})
+    writes = ("expert",)
 
 
 @dataclass(frozen=True)
 class OwnCorrection(Occupant):
     """A selection that corrects the sampler itself."""
 
-    current = False
-    conflicts = ("truncated_importance",)
+    refuses = ("truncated_importance",)
 
 
 @dataclass(frozen=True)
-class Steered(Occupant):
-    """A rollout that steers the sampler."""
+class HeldBack(ClippedSurrogate):
+    """An objective that reads a note."""
 
-    capabilities = frozenset({"steer"})
+    reads = ("adv_N", note("held"))
 
 
 # name: (method, samples, room, what is missing)
@@ -84,18 +91,25 @@ SENSELESS: dict[str, tuple[Method, int, str, str]] = {
     "a critic without returns": (PPO.but(credit=GroupNormalised()), 4, "objective", "ret_N"),
     "expert tokens that nobody minds": (GRPO.but(prompting=ExpertGuide()), 4, "prompting", "expert"),
     "corrected twice": (GRPO.but(select=(OwnCorrection(), TruncatedImportance())), 4, "select", "truncated_importance"),
-    "an engine that cannot": (GRPO.but(rollout=Steered()), 4, "rollout", "'steer'"),
+    "a note nobody writes": (GRPO.but(objective=HeldBack()), 4, "objective", "note_held_E"),
+    "hints without a prompt that gives them": (GRPO.but(rollout=HintRounds()), 4, "rollout", "hint_in_message in prompting"),
+    "an objective behind another that gets nothing": (
+        GRPO.but(objective=(*GRPO.objective, Discriminate())),
+        4,
+        "objective",
+        "right_N",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", SENSELESS)
 def test_refused_before_the_run(case: str) -> None:
     method, samples, room, missing = SENSELESS[case]
-    said = problems(method, Context(), samples=samples, can=frozenset({"score"}))
+    said = problems(method, Context(), samples=samples)
     fitting = [s for s in said if room in s and missing in s and REMEDY.search(s) and method.name in s]
     assert fitting, said
     with pytest.raises(ValueError, match=re.escape(fitting[0])):
-        check(method, Context(), samples=samples, can=frozenset({"score"}))
+        check(method, Context(), samples=samples)
 
 
 def test_the_nearest_name_is_offered() -> None:
@@ -130,7 +144,7 @@ def first_batch(m: Method, change: Any = lambda e: e, **columns: Any) -> Batch:
 
 def test_many_rewards_where_right_or_wrong_is_wanted() -> None:
     shaped = DISCO.but(reward=OverlongShaping(budget_tokens=8, buffer_tokens=6))
-    with pytest.raises(ValueError, match=r"right_against_wrong in credit expects binary_reward.*\. Use "):
+    with pytest.raises(ValueError, match=r"right_against_wrong in credit requires binary_reward.*\. Use "):
         check_first_batch(shaped, first_batch(shaped))
     check_first_batch(DISCO, first_batch(DISCO))
 
@@ -146,17 +160,20 @@ def test_two_rewards_that_are_no_right_and_wrong(wrong: float, right: float, sen
     if sense:
         check_first_batch(DISCO, batch)
     else:
-        with pytest.raises(ValueError, match=r"right is above 0 and wrong is not.*Use a task or reward of 0 and 1"):
+        with pytest.raises(ValueError, match=r"right is above 0 and wrong is not.*Use a task or a reward of 0 and 1"):
             check_first_batch(DISCO, batch)
 
 
 def test_one_group_where_groups_are_compared() -> None:
+    def one_group(batch: Batch) -> str:
+        return "" if batch.size("G") > 1 else "there is one group. Use more prompts"
+
     @dataclass(frozen=True)
     class BetweenGroups(GroupNormalised):
-        expects = ("several_groups",)
+        requires = (*GroupNormalised.requires, OfBatch("several_groups", one_group))
 
     m = GRPO.but(credit=BetweenGroups())
-    with pytest.raises(ValueError, match=r"between_groups in credit expects several_groups.*Use more prompts"):
+    with pytest.raises(ValueError, match=r"between_groups in credit requires several_groups.*Use more prompts\.$"):
         check_first_batch(m, first_batch(m, lambda e: replace(e, group="g")))
     check_first_batch(m, first_batch(m))
 
@@ -169,7 +186,7 @@ def test_nothing_judged() -> None:
 
 def test_nothing_to_learn_from() -> None:
     for batch in (
-        first_batch(REINFORCE, lambda e: replace(e, use=Use.BASELINE)),
+        first_batch(REINFORCE).with_columns(use_E=torch.full_like(first_batch(REINFORCE).use_E, int(Use.BASELINE))),
         first_batch(REINFORCE).with_columns(keep_N=torch.zeros(first_batch(REINFORCE).size("N"), dtype=torch.bool)),
     ):
         with pytest.raises(ValueError, match=r"no token to learn from: every mask is empty. Look at"):
@@ -211,6 +228,98 @@ def test_a_way_to_average_that_is_none() -> None:
         world = World(GRPO.but(objective=ClippedSurrogate(mean=mean)), 0)
         with pytest.raises(ValueError, match=said):
             world.gradient(random_episodes(0))
+
+
+def test_a_step_of_baselines_makes_no_batch() -> None:
+    """Nothing is packed where nothing could be learned: a step of the trainer goes on without an update."""
+    world = World(REINFORCE, 0)
+    asleep = [replace(e, use=Use.BASELINE if i % 2 else Use.NONE) for i, e in enumerate(random_episodes(0))]
+    assert world.walk.batch_of(world.ctx, asleep, asleep) is None
+    assert world.walk.batch_of(world.ctx, [], []) is None
+
+
+# terms that are declared, and values that are given
+
+
+def refused(m: Method) -> str:
+    with pytest.raises(ValueError) as error:
+        World(m, 0).gradient(random_episodes(0))
+    return str(error.value)
+
+
+def test_two_terms_of_one_name() -> None:
+    twice = (*GRPO.objective, PolicyGradient())
+    for m in (planted.spoiled(objective=planted.TwoOfOneName()), GRPO.but(objective=twice)):
+        said = refused(m)
+        assert f"{m.name}: two terms of policy are called 'policy'" in said and REMEDY.search(said), said
+
+
+def test_a_penalty_may_not_have_the_name_of_an_objective() -> None:
+    @dataclass(frozen=True)
+    class AlsoPolicy(PolicyGradient):
+        """An objective in the room of penalties."""
+
+    assert "two terms of policy are called 'policy'" in refused(GRPO.but(penalties=(AlsoPolicy(),)))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (planted.AnotherName(), "another_name declares the terms policy and gives values for policies"),
+        (planted.OneValueTooMany(), "one_value_too_many declares the terms policy"),
+        (planted.OneValueTooFew(), "one_value_too_few declares the terms policy, bonus and gives values for policy"),
+    ],
+)
+@pytest.mark.parametrize("behind", [False, True])
+def test_values_that_are_not_those_declared(mistake: Occupant, words: str, behind: bool) -> None:
+    """Whatever stands behind it in the chain or in penalties: who is wrong is named."""
+    said = refused(planted.spoiled(objective=mistake, penalties=GRPO.penalties if behind else ()))
+    assert words in said and "Use the same names" in said, said
+
+
+def test_fields_outside_their_bounds_are_refused_before_they_are_used() -> None:
+    @dataclass(frozen=True)
+    class InSteps(GroupNormalised):
+        step: float = setting(0.1, above=0)
+
+        def wrong(self) -> str:
+            return "" if 1 / self.step < 1000 else "too many steps. Use a larger one."
+
+    with pytest.raises(ValueError, match=r"step=0.0 has no meaning here. Use a number > 0"):
+        InSteps(step=0.0)
+    with pytest.raises(ValueError, match=r"too many steps"):
+        InSteps(step=1e-4)
+
+
+# episodes that no ask has made
+
+
+@dataclass(frozen=True)
+class ByHand(Occupant):
+    """A rollout that makes its episodes without ctx.play; with an ask if `asked`."""
+
+    asked: bool = False
+
+    async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
+        ids, logp = np.array([3, 4]), np.full(2, -1.0, np.float32)
+        uids = [episode_uid(ctx, p, i, 0) for i, p in enumerate(prompts)]
+        if self.asked:
+            return [episode_of(ctx, p, uid, ids, logp, 0) for p, uid in zip(prompts, uids, strict=True)]
+        return [
+            single_turn(uid, p.ask.task.uid, p.group, p.ids, ids, logp, 0) for p, uid in zip(prompts, uids, strict=True)
+        ]
+
+
+def test_episodes_without_an_ask_cannot_be_scored() -> None:
+    for asked in (False, True):
+        world = World(GRPO.but(rollout=ByHand(asked)), 0)
+        desk = Desk(world)
+        draw = world.walk.drawn(desk.ctx, desk.prompts(()), world.method.rollout)
+        if asked:
+            assert all("task" in e.reward and e.ask is not None for e in asyncio.run(draw))
+        else:
+            with pytest.raises(ValueError, match=r"task 't-g0' of an episode is not in the training set.*ctx\.play"):
+                asyncio.run(draw)
 
 
 def test_pack_makes_no_batch_of_one_uid_twice() -> None:

@@ -15,7 +15,7 @@ FORMS = {
     "geometric": (SamplerGate(gate_low=0.7, gate_high=1.5, level="geometric"),),
 }
 MEANT = ("micro_batches", "order", "nan_mask", "failures", "unused", "extremes", "fields_matter")
-COMPARING = [name for name, m in all_methods().items() if {"adv_N", "right_N"} & set(m.credit.gives)]
+COMPARING = [name for name, m in all_methods().items() if {"adv_N", "right_N"} & set(m.credit.writes)]
 
 
 @pytest.mark.parametrize("law", MEANT)

@@ -14,9 +14,9 @@ from gruppo.data import Batch, Episode, Source, Status, Use, pack
 from gruppo.lab.laws import verdict
 from gruppo.lab.laws.world import UNJUDGED, World, random_cut, random_episodes
 from gruppo.methods import method
-from gruppo.stages import Context, Memory, Noted, Occupant, StepRecord
+from gruppo.stages import Context, Memory, Occupant, StepRecord, note
 from gruppo.stages.check import problems
-from gruppo.stages.replay import Recent, recalled
+from gruppo.stages.replay import Recent, as_learned
 from gruppo.stages.rollout import Group
 from gruppo.stages.update import Passes
 
@@ -91,8 +91,8 @@ def test_with_an_odd_seed_rewards_have_two_components_that_add_up() -> None:
 class ReadsNotes(Occupant):
     """A credit of notes that a rollout would make."""
 
-    gives = ("adv_N",)
-    notes = {"gain": Noted("N"), "exit": Noted("E"), "extra": Noted("K", among=(0.0, 1.0))}
+    writes = ("adv_N",)
+    reads = (note("gain", "N"), note("exit"), note("extra", "K", among=(0.0, 1.0)))
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         return {"adv_N": batch.note_gain_N + batch.spread(batch.note_exit_E, "E", "N")}
@@ -100,7 +100,7 @@ class ReadsNotes(Occupant):
 
 @dataclass(frozen=True)
 class GivesNotes(Group):
-    gives = ("note_gain_N", "note_exit_E", "note_extra_K")
+    writes = ("note_gain_N", "note_exit_E", "note_extra_K")
 
 
 def test_notes_that_an_occupant_reads_are_made_up_and_must_be_given() -> None:
@@ -111,7 +111,7 @@ def test_notes_that_an_occupant_reads_are_made_up_and_must_be_given() -> None:
     assert 0 <= float(batch.note_exit_E.nan_to_num().min()) <= float(batch.note_exit_E.nan_to_num().max()) < 1
     assert set(batch.note_extra_K[~batch.note_extra_K.isnan()].tolist()) == {0, 1}
     said = problems(m, Context(), samples=4)
-    assert len(said) == 3 and "reads note_gain_N, and no room gives it" in said[0] and "Choose the rollout" in said[0]
+    assert len(said) == 3 and "reads note_gain_N, and no room writes it" in said[0] and "Choose the rollout" in said[0]
     assert problems(m.but(rollout=GivesNotes()), Context(), samples=4) == []
 
 
@@ -139,7 +139,7 @@ class FromTheStore(Passes):
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
         super().__call__(ctx, learner, batch)
-        past = recalled(ctx, ctx.replay[: self.lookback])
+        past = as_learned(ctx, ctx.replay[: self.lookback])
         learner.step("policy", past.with_columns(logp_ref_N=past.logp_old_N))
 
 
@@ -163,7 +163,7 @@ def test_ratios_are_neither_one_nor_wild() -> None:
         for on_policy in (False, True):
             world = World(method("grpo"), seed, on_policy=on_policy)
             batch = world.packed(random_episodes(seed))
-            now = world.learner.needs("policy")
+            now = world.goal().needs()
             from gruppo.train.forward import serve
 
             ratio = torch.exp(serve(world.models["policy"], batch, now)["logp_N"] - batch.logp_old_N)[batch.learn_N]

@@ -14,11 +14,10 @@ from torch import Tensor
 from gruppo.data import Batch, Episode, single_turn
 from gruppo.methods import method
 from gruppo.policies import TinyConfig, TinyTransformer
-from gruppo.stages import Method, Sampling, Stats
-from gruppo.stages.select import through_second_door
+from gruppo.stages import Method, Sampling
 from gruppo.train import loop
 from gruppo.train.config import EvalConfig, ModelConfig, RunConfig, SaveConfig, TaskConfig
-from gruppo.train.learner import OptimConfig
+from gruppo.train.learner import OptimConfig, sampler_gap
 from gruppo.train.run import Run
 
 SCORERS = Path(__file__).with_name("scorers.py")
@@ -66,18 +65,24 @@ def running(*arguments: Any, **changes: Any) -> Iterator[Run]:
 
 def drawn(run: Run, step: int = 0) -> list[Episode]:
     """The scored episodes of a step, as the loop draws them."""
-    ctx = loop.context(run, step)
+    ctx = run.context(step)
     run.learner.begin(ctx)
-    return asyncio.run(loop.draw(run, ctx, run.method.curriculum(ctx, run.tasks.train)))
+    return asyncio.run(run.walk.drawn(ctx, run.method.curriculum(ctx, run.tasks.train), run.method.rollout))
 
 
 def batch_of(run: Run, episodes: Sequence[Episode], step: int = 0) -> Batch:
-    """What the loop hands to the update: packed, with needs and credit, through the second door."""
-    ctx = loop.context(run, step)
+    """What the loop hands to the update: packed, with needs and credit, through the second door.
+
+    Of these episodes alone: nothing that the replay would recall joins them.
+    """
+    ctx = run.context(step)
+    ctx.replay = ()
     run.learner.begin(ctx)
-    batch = loop.packed(run, ctx, episodes, episodes)
-    batch = batch.with_columns(**run.method.credit(ctx, batch))
-    return through_second_door(ctx, run.method.select, batch, Stats(), current=False)
+    batch = run.walk.batch_of(ctx, episodes, episodes)
+    assert batch is not None
+    if "logp_old_N" in batch.columns:
+        sampler_gap(run.learner.tally, batch, batch.logp_old_N)
+    return run.walk.credited(ctx, batch)
 
 
 def take_step(run: Run, step: int = 0) -> Any:
@@ -91,8 +96,7 @@ def flat(model: Any) -> Tensor:
 
 def grad_of(run: Run, batch: Batch, cut: Sequence[Tensor] | None = None) -> Tensor:
     """The gradient that the learner leaves in the policy."""
-    run.learner.grad("policy", batch, cut=cut)
-    return torch.cat([p.grad.flatten().clone() for p in run.models["policy"].parameters() if p.grad is not None])
+    return run.learner.gradient("policy", batch, cut=cut)
 
 
 def far(a: Tensor, b: Tensor) -> float:

@@ -14,8 +14,9 @@ import torch
 from small_runs import batch_of, drawn, running
 
 from gruppo.data import Episode, Source, pack
+from gruppo.engines.native import NativeEngine
 from gruppo.policies import CharTokenizer
-from gruppo.stages import need, rollout
+from gruppo.stages import need
 from gruppo.train.forward import serve
 
 
@@ -39,18 +40,20 @@ def gap(run: Any, episodes: list[Episode]) -> float:
 
 
 def test_the_batch_holds_the_ids_that_the_engine_sampled(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[Any] = []
+    answers: dict[int, Any] = {}
 
     async def listening(engine: Any, requests: Any) -> Any:
-        answers.extend(found := await complete(engine, requests))
-        return found
+        async for i, completion in generate(engine, requests):
+            answers[i] = completion
+            yield i, completion
 
-    complete = rollout.complete
-    monkeypatch.setattr(rollout, "complete", listening)
+    generate = NativeEngine.generate
+    monkeypatch.setattr(NativeEngine, "generate", listening)
     with running(policy) as run:
         episodes = drawn(run)
+        assert list(answers) != sorted(answers)  # they end in another order, so the order is put right somewhere
         batch = batch_of(run, episodes)
-        assert torch.equal(batch.token_N, torch.from_numpy(np.concatenate([c.ids for c in answers])))
+        assert torch.equal(batch.token_N, torch.from_numpy(np.concatenate([answers[i].ids for i in sorted(answers)])))
         assert gap(run, episodes) < 1e-4
 
         other = [e for e in episodes if not np.array_equal(sampled(e), sampled(encoded_again(e)))]

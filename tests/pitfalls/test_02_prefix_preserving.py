@@ -18,7 +18,6 @@ from gruppo.methods import method
 from gruppo.stages import Ask, Context
 from gruppo.stages.curriculum import Uniform
 from gruppo.stages.prompting import Hint, plain, prompts_for
-from gruppo.train import loop
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Hinted(Uniform):
 
 def test_a_hint_extends_the_prompt(policy: Path) -> None:
     with running(policy) as run:
-        ctx, task = loop.context(run, 0), run.tasks.train[0]
+        ctx, task = run.context(0), run.tasks.train[0]
         short = plain(ctx, Ask(task, 1))[0].ids
         for share in (0.0, 0.3, 1.0):
             long = prompts_for(ctx, (Hint(),), Ask(task, 1, how={"hint": share}))[0].ids

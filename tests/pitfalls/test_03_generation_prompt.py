@@ -18,7 +18,6 @@ from gruppo.data import pack
 from gruppo.engines import Completion, Request
 from gruppo.stages import Ask, Prompt, prompting
 from gruppo.tasks import Task
-from gruppo.train import loop
 
 # <bos> 5 7 + 6 8 = 1 2 5 <eos>; '0' is id 20
 GOLDEN = [1, 25, 27, 15, 26, 28, 33, 21, 22, 25, 2]
@@ -36,10 +35,10 @@ class Scripted:
 
 
 def trained_ids(run: Any) -> list[int]:
-    ctx = loop.context(run, 0)
+    ctx = run.context(0)
     ctx.engine = Scripted()
     task = Task("addition/2/57+68", "57+68=", "125", 2, "addition")
-    return pack(asyncio.run(loop.draw(run, ctx, [Ask(task, 1)]))).inputs.ids_M.tolist()
+    return pack(asyncio.run(run.walk.drawn(ctx, [Ask(task, 1)], run.method.rollout))).inputs.ids_M.tolist()
 
 
 def test_the_golden_ids_of_one_turn(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

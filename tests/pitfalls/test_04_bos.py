@@ -13,20 +13,21 @@ import pytest
 from small_runs import BOS, drawn, running
 
 from gruppo.data import pack
+from gruppo.engines.native import NativeEngine
 from gruppo.stages import Ask, Prompt, prompting
-from gruppo.stages import rollout as room
 from gruppo.train.doctor import refuse, step_zero
 
 
 def test_sampler_and_trainer_see_one_bos(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    complete = room.complete
+    generate = NativeEngine.generate
 
     async def listening(engine: Any, requests: Any) -> Any:
         asked.extend(requests)
-        return await complete(engine, requests)
+        async for pair in generate(engine, requests):
+            yield pair
 
-    monkeypatch.setattr(room, "complete", listening)
+    monkeypatch.setattr(NativeEngine, "generate", listening)
     with running(policy) as run:
         episodes = drawn(run)
     for request, e in zip(asked, episodes, strict=True):

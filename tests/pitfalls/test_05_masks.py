@@ -53,7 +53,7 @@ def test_denominators_count_what_is_learned(name: str) -> None:
     world = World(method(name).but(penalties=EntropyBonus()), seed=1)
     batch = world.prepared(world.packed(random_episodes(1)))
     for role in world.learner.trained:
-        terms = world.learner.terms(role, batch, world.learner._placeholders(role, batch)[1])
+        terms = world.goal(role).terms(batch)
         for term in (t for t in terms if t.at == "N"):
             weight = term.weights(batch)
             assert float(weight[~batch.policy_N].abs().sum()) == 0.0
@@ -67,7 +67,7 @@ def test_a_token_that_selection_dropped_leaves_the_objective_but_not_the_penalti
     world = World(method("dapo").but(penalties=EntropyBonus()), seed=1)
     batch = world.prepared(world.packed(random_episodes(1)))
     half = batch.with_columns(keep_N=torch.arange(batch.size("N")) % 2 == 0)
-    policy, _, bonus = world.learner.terms("policy", *world.learner._placeholders("policy", half))
+    policy, _, bonus = world.goal().terms(half)
     assert torch.equal(policy.over, half.policy_N & half.keep_N)
     assert torch.equal(bonus.over, half.policy_N) and int(bonus.over.sum()) > int(policy.over.sum())
 

@@ -84,4 +84,4 @@ def test_with_one_step_a_batch_the_lazy_old_is_exact(policy: Path) -> None:
 @pytest.mark.parametrize("update", [Passes(epochs=2), Passes(minibatches=2)], ids=str)
 def test_old_is_not_lazy_with_several_steps(policy: Path, update: Passes) -> None:
     with running(policy, BARE.but(update=update)) as run:
-        assert not run.lazy_old(run.learner.ctx)
+        assert not run.walk.lazy_old(run.learner.ctx)

@@ -29,11 +29,10 @@ def mean_of_means(world: World, batch: Batch, cut: list[torch.Tensor]) -> torch.
     model.zero_grad()
     for rows in cut:
         micro = batch.micro(rows)
-        stats = Stats(serve(model, micro, world.learner.needs("policy"), grad=True))
+        stats = Stats(serve(model, micro, world.goal().needs(), grad=True))
         if "logp_old_N" not in micro.columns:
             micro = micro.with_columns(logp_old_N=stats.logp_N.detach())
-        terms = [t for t in world.learner.terms("policy", micro, stats) if not isinstance(t.coef, float) or t.coef]
-        (-sum(t.total(t.weights(micro)) for t in terms) / len(cut)).backward()
+        (-world.goal().whole(micro, stats).value / len(cut)).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 

@@ -15,7 +15,7 @@ from gruppo.lab.laws.world import World, random_cut, random_episodes
 from gruppo.methods import method
 from gruppo.pieces import surrogate
 from gruppo.pieces.ratio import sequence_ratio
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, need
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,23 @@ class SequenceClipped(Occupant):
     """min(s A, clip(s) A) with s = exp(mean log-ratio), once a sequence (`by_token`: the bug)."""
 
     by_token: bool = False
-    takes = ("adv_N",)
+    reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("logp", when="step"), need("logp", "old"))
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        if self.by_token:
+            return [Term("policy", batch.learn_N, "sequence_sum")]
+        return [Term("policy", batch.gather(batch.learn_N, "N", "S", "any"), "sequence", at="S")]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         mine, key = batch.learn_N, batch.level("N", "S")
         ratio_S = sequence_ratio(stats.logp_N, batch.logp_old_N, key, mine)
         if self.by_token:
-            value_N = surrogate.clipped(key.spread(ratio_S), batch.adv_N, 0.2, 0.2)
-            return [Term("policy", value_N, mine, "sequence_sum")]
+            return {"policy": surrogate.clipped(key.spread(ratio_S), batch.adv_N, 0.2, 0.2)}
         adv_S = batch.gather(batch.adv_N, "N", "S", "mean", where=mine)
-        live_S = batch.gather(mine, "N", "S", "any")
-        return [Term("policy", surrogate.clipped(ratio_S, adv_S, 0.2, 0.2), live_S, "sequence", at="S")]
+        return {"policy": surrogate.clipped(ratio_S, adv_S, 0.2, 0.2)}
 
 
 def world_of(by_token: bool, seed: int = 7) -> World:

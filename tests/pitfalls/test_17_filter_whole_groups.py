@@ -17,7 +17,6 @@ from gruppo.methods import method
 from gruppo.stages import Context
 from gruppo.stages.credit import LeaveOneOut
 from gruppo.stages.select import RedrawEqualGroups, through_first_door
-from gruppo.train import loop
 
 PLAIN = method("rloo").but(select=RedrawEqualGroups(max_rounds=2), credit=LeaveOneOut())
 
@@ -28,8 +27,8 @@ def sizes(episodes: list[Episode]) -> Counter[str]:
 
 def test_groups_come_through_the_door_whole_or_not_at_all(policy: Path) -> None:
     with running(policy, PLAIN, "thirds", prompts=16, samples=3) as run:
-        ctx = loop.context(run, 0)
-        everything, kept = asyncio.run(loop.draw_until_selected(run, ctx))
+        ctx = run.context(0)
+        everything, kept = asyncio.run(run.walk.collected(ctx))
         assert 0 < len(kept) < len(everything) and ctx.round > 0  # some groups were dropped and others drawn instead
         whole, left = sizes(everything), sizes(kept)
         assert all(left[g] >= 3 and left[g] % 3 == 0 for g in left)
@@ -62,7 +61,7 @@ def test_a_failed_answer_neither_makes_a_group_mixed_nor_is_it_lost(policy: Path
     with running(policy, PLAIN, "flaky") as run:
         episodes = drawn(run)
         assert any(not e.status.judged for e in episodes)
-        kept, _ = through_first_door(replace(loop.context(run, 0), round=99), run.method.select, episodes)
+        kept, _ = through_first_door(replace(run.context(0), round=99), run.method.select, episodes)
         before, after = sizes(episodes), sizes(kept)
         assert after and all(after[g] == before[g] for g in after)
         for group in before:

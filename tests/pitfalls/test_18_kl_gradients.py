@@ -18,7 +18,7 @@ from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.pieces.divergence import k1, k2, k3
 from gruppo.pieces.stop import stop
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, need
 
 Z = torch.tensor([0.3, -1.0, 1.2, 0.1, -0.4], dtype=torch.float64)
 REF = torch.log_softmax(torch.tensor([-0.5, 0.6, 0.2, 1.0, 0.0], dtype=torch.float64), -1)
@@ -88,10 +88,12 @@ class Penalty(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("logp", when="step"), need("logp", "ref"))
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("kl_ref", batch.policy_N, "sequence", coef=0.04)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         logp_N = stop(stats.logp_N) if self.frozen else stats.logp_N
-        kl_N = ESTIMATORS[self.estimator](logp_N, batch.logp_ref_N)
-        return [Term("kl_ref", -kl_N, batch.policy_N, "sequence", coef=0.04)]
+        return {"kl_ref": -ESTIMATORS[self.estimator](logp_N, batch.logp_ref_N)}
 
 
 def test_the_reference_penalty_has_the_gradient_of_k3() -> None:

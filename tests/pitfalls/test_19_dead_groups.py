@@ -45,8 +45,7 @@ def test_a_dead_group_that_stays_feels_the_penalty() -> None:
     world = World(method("grpo"), seed=9)
     assert float(world.gradient(DEAD).norm()) > 1e-6  # KL alone
     batch = world.prepared(world.packed(LIVE + DEAD))
-    terms = world.learner.terms("policy", *world.learner._placeholders("policy", batch))
-    over = {t.name: t.over for t in terms}
+    over = {t.name: t.over for t in world.goal().terms(batch)}
     dead_N = batch.spread(batch.group_E == 1, "E", "N")
     assert bool(over["kl_ref"][dead_N].all()) and bool(over["policy"][dead_N].all())
 

@@ -55,8 +55,6 @@ def test_penalised(policy: Path) -> None:
 class WithoutTruncated(Occupant):
     """Cut-off answers stay in the statistics, but nothing is learned from them."""
 
-    current = False
-
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         keep = batch.spread(batch.status_E != Status.TRUNCATED, "E", "N")
         return keep, torch.ones_like(batch.weight_N)

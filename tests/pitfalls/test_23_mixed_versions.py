@@ -16,9 +16,9 @@ from gruppo.data.store import load_episodes, save_episodes
 from gruppo.methods import method
 from gruppo.stages import need
 from gruppo.stages.replay import Recent
+from gruppo.stages.walk import recalled
 from gruppo.train.forward import serve
 from gruppo.train.learner import Tally, sampler_gap
-from gruppo.train.loop import from_the_past
 
 REMEMBERING = method("grpo").but(replay=Recent(take=16, max_age=3))
 
@@ -36,7 +36,7 @@ def test_a_batch_knows_the_version_of_every_token(policy: Path) -> None:
 def test_the_sampler_gap_looks_at_fresh_tokens_only(policy: Path) -> None:
     with running(policy, REMEMBERING) as run:
         take_step(run, 0)
-        aged = [from_the_past(e) for e in run.replay]
+        aged = [recalled(e, "now") for e in run.replay]
         assert take_step(run, 1).facts["sampler_gap_max"] < 1e-3
         batch = batch_of(run, aged, step=2)
         assert "sampler_gap" not in run.learner.tally.means()
@@ -75,6 +75,6 @@ def test_one_version_for_an_answer_would_lose_it() -> None:
 def test_remembered_answers_say_which_old_is_meant(policy: Path, proximal: str) -> None:
     with running(policy, method("grpo").but(replay=Recent(take=16, proximal=proximal))) as run:
         take_step(run, 0)
-        batch = batch_of(run, [from_the_past(e) for e in run.replay], step=1)
+        batch = batch_of(run, [recalled(e, "now") for e in run.replay], step=1)
         gap = (batch.logp_old_N - batch.note_logp_old_N).abs().max()
         assert (float(gap) < 1e-6) == (proximal == "stored")

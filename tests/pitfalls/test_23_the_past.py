@@ -9,11 +9,12 @@ import pytest
 import torch
 from small_runs import running, save_policy
 
-from gruppo.data import Use, pack
+from gruppo.data import Note, Use, pack
 from gruppo.methods import method
 from gruppo.stages import Context, StepRecord
-from gruppo.stages.replay import Recent, recalled
+from gruppo.stages.replay import Recent, as_learned
 from gruppo.stages.select import RedrawEqualGroups
+from gruppo.stages.walk import recalled
 from gruppo.train import loop
 
 SEEN: list[Any] = []
@@ -21,10 +22,12 @@ SEEN: list[Any] = []
 
 @dataclass(frozen=True)
 class Looks(Recent):
-    """Remembers, gives nothing back, and keeps what it was shown."""
+    """Remembers, recalls everything for the rooms and nothing for the batch, and keeps what it was shown."""
+
+    joins = False
 
     def get(self, ctx: Any, store: Any) -> list[Any]:
-        return []
+        return list(store)
 
     def observe(self, record: StepRecord, memory: Any) -> None:
         SEEN.append(record)
@@ -70,7 +73,8 @@ def test_rooms_see_what_was_remembered_when_the_step_began(policy: Any) -> None:
         first, second = steps(run, 2)
         assert [len(r.ctx.replay) for r in SEEN] == [0, 32]
         assert {e.uid for e in SEEN[1].ctx.replay} == {e.uid for e in first.episodes}
-        batch = recalled(second.ctx, second.ctx.replay)
+        assert not bool(second.batch.replayed_E.any())
+        batch = as_learned(second.ctx, second.ctx.replay)
     torch.testing.assert_close(batch.logp_old_N, first.batch.logp_old_N, atol=1e-6, rtol=0)
     torch.testing.assert_close(batch.adv_N, first.batch.adv_N)
 
@@ -102,26 +106,27 @@ def test_episodes_outside_of_the_statistics_have_no_voice_in_selection() -> None
 
 def test_a_step_without_penalties_is_that_of_the_objective_alone(policy: Any) -> None:
     with running(policy, method("grpo")) as run:  # GRPO has a KL to the reference
-        batch = steps(run, 1)[0].batch
-        learner, model = run.learner, run.models["policy"]
-
-        def gradient(**how: Any) -> torch.Tensor:
-            learner.grad("policy", batch, **how)
-            return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-        whole, alone = gradient(), gradient(penalties=False)
-        assert learner.penalties == run.method.penalties
+        batch, learner = steps(run, 1)[0].batch, run.learner
+        whole, alone = learner.gradient("policy", batch), learner.gradient("policy", batch, penalties=False)
+        torch.testing.assert_close(learner.gradient("policy", batch), whole)  # once without them changes nothing
         learner.method = run.method.but(penalties=())
-        learner.penalties = ()
-        torch.testing.assert_close(alone, gradient())
+        torch.testing.assert_close(alone, learner.gradient("policy", batch))
     assert not torch.allclose(whole, alone)
 
 
-def test_an_episode_without_a_stored_credit_gets_one_of_today(policy: Any) -> None:
+@pytest.mark.parametrize("stored", [0, 1])
+def test_an_episode_without_a_stored_credit_gets_one_of_today(policy: Any, stored: int) -> None:
+    """Nothing was noted of any episode, or of one of three."""
     with running(policy, method("grpo").but(replay=Recent(credited="stored"))) as run:
         (record,) = steps(run, 1)
-        past = [loop.from_the_past(e, "stored") for e in record.episodes[:3]]
-        assert {e.use for e in past} == {Use.APART}
+        past = [recalled(e, "stored") for e in record.episodes[:3]]
+        assert {e.use for e in past} == {Use.APART} and all(e.replayed for e in past)
+        for e in past[:stored]:
+            e.notes = {"adv": Note(np.full(e.tokens, 7.0, np.float32), "N", 0)}
         batch = pack([*record.episodes[3:], *past])
-        batch = batch.with_columns(adv_N=torch.full((batch.size("N"),), 7.0))
-        assert bool((loop.with_stored_credit(run.method, batch).adv_N == 7.0).all())
+        batch = run.walk.with_needs(batch, run.walk.needs(record.ctx))
+        today, made = run.method.credit(record.ctx, batch)["adv_N"], run.walk.credited(record.ctx, batch).adv_N
+        mine_N = torch.isin(batch.uid_E[batch.episode_N], torch.tensor([e.uid for e in past[:stored]]))
+        assert int(mine_N.sum()) == sum(e.tokens for e in past[:stored])
+        assert torch.equal(made[~mine_N], today[~mine_N]) and bool((made[mine_N] == 7.0).all())
+        assert bool((today != 0).any()) and not bool((today == 7.0).any())

@@ -1,10 +1,11 @@
 """Pitfall 26: "reward fn: hangs, swallowed exceptions → 0, signal.alarm off main thread, sympy loops". Rule:
 "killable process, error ≠ 0, timeout counted".
 
-The real judge, through `loop.score`, from a thread that is not the main one. If the bug came back, the test would
+The real judge, through the walk, from a thread that is not the main one. If the bug came back, the test would
 hang, an answer would get 0, or its neighbours would be lost with it.
 """
 
+import asyncio
 import signal
 import threading
 import time
@@ -16,7 +17,6 @@ import pytest
 from small_runs import SCORERS, answer, running
 
 from gruppo.data import Episode, Status
-from gruppo.train import loop
 from gruppo.train.config import TaskConfig
 from gruppo.train.metrics import episode_metrics
 
@@ -24,12 +24,14 @@ QUICK = TaskConfig(reward=f"{SCORERS}:told", seconds=0.4)
 
 
 def episodes_of(run: Any, texts: list[str]) -> list[Episode]:
-    task = run.tasks.train[0]
-    run.known_tasks[task.uid] = task
-    made = [answer(i, {}, text=text) for i, text in enumerate(texts)]
+    made = [answer(i, {}, text=text, index=0) for i, text in enumerate(texts)]
     for e in made:
-        e.task = task.uid
+        e.task = run.tasks.train[0].uid
     return made
+
+
+def score(run: Any, episodes: list[Episode]) -> list[Episode]:
+    return asyncio.run(run.walk.rewarded(run.context(0), episodes))
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
@@ -52,7 +54,7 @@ def test_whatever_a_scorer_does_each_answer_has_its_own_status(policy: Path) -> 
     with running(policy, task=QUICK) as run:
         texts = ["right", "raise", "sleep", "right", "spin", "wrong", "=nan"]
         begun = time.monotonic()
-        episodes = in_a_thread(lambda: loop.score(run, loop.context(run, 0), episodes_of(run, texts)))
+        episodes = in_a_thread(lambda: score(run, episodes_of(run, texts)))
         assert time.monotonic() - begun < 20
         assert [e.status.name for e in episodes] == ["OK", "ENV_ERROR", "TIMEOUT", "OK", "TIMEOUT", "OK", "ENV_ERROR"]
         assert [e.reward for e in episodes] == [{"task": 1.0}, {}, {}, {"task": 1.0}, {}, {"task": 0.0}, {}]
@@ -78,8 +80,8 @@ def test_an_alarm_does_not_work_in_a_thread() -> None:
 def test_a_failure_stays_a_failure_when_scored_again(policy: Path) -> None:
     """What was judged is not judged twice, and what failed does not come back as judged."""
     with running(policy, task=QUICK) as run:
-        ctx, episodes = loop.context(run, 0), episodes_of(run, ["right", "raise"])
+        episodes = episodes_of(run, ["right", "raise"])
         for _ in range(2):
-            loop.score(run, ctx, episodes)
+            score(run, episodes)
         assert [e.status for e in episodes] == [Status.OK, Status.ENV_ERROR]
         assert episodes[0].reward == {"task": 1.0}

@@ -22,7 +22,6 @@ from gruppo.stages.cast import Ema, Role
 from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.replay import Recent
 from gruppo.stages.update import Passes
-from gruppo.train import loop
 from gruppo.train.checkpoint import State, latest_checkpoint, load_checkpoint, save_checkpoint
 from gruppo.train.config import TaskConfig
 from gruppo.train.folder import RunFolder
@@ -95,7 +94,7 @@ def test_the_data_position_is_a_function_of_the_step(policy: Path) -> None:
     """Asked in any order, by a new process, over the end of an epoch: nothing to save, nothing to lose."""
 
     def picks(run: Run, step: int) -> list[str]:
-        return [ask.task.uid for ask in run.method.curriculum(loop.context(run, step), run.tasks.train)]
+        return [ask.task.uid for ask in run.method.curriculum(run.context(step), run.tasks.train)]
 
     with started(policy) as run:
         forwards = [picks(run, step) for step in range(5)]
@@ -111,9 +110,8 @@ def test_randomness_is_a_function_of_the_step(policy: Path, halfway: Any) -> Non
     """The same weights at the same step sample the same, whatever was drawn before; another step does not."""
 
     def texts(run: Run, step: int) -> list[str]:
-        ctx = loop.context(run, step)
-        asks = run.method.curriculum(loop.context(run, 0), run.tasks.train)
-        made: list[Episode] = asyncio.run(loop.draw(run, ctx, asks))
+        asks = run.method.curriculum(run.context(0), run.tasks.train)
+        made: list[Episode] = asyncio.run(run.walk.drawn(run.context(step), asks, run.method.rollout))
         return [e.text for e in made]
 
     with started(policy) as run:
@@ -170,4 +168,4 @@ def test_a_step_that_failed_leaves_the_checkpoint_from_before_it(policy: Path, t
 
 def test_the_plant_has_everything(policy: Path) -> None:
     """So that none of the parts above is empty by accident."""
-    assert config(policy, EVERYTHING).method.replay.stores
+    assert config(policy, EVERYTHING).method.remembers_episodes

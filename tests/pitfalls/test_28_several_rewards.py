@@ -5,6 +5,7 @@ that normalises them one by one. If the bug came back, a component would be lost
 not judged would count as 0.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,6 @@ from gruppo.pieces import advantage
 from gruppo.stages import Context, Occupant
 from gruppo.stages.credit import GroupNormalised, to_tokens
 from gruppo.stages.reward import add_components
-from gruppo.train import loop
 from gruppo.train.config import TaskConfig
 
 
@@ -30,7 +30,7 @@ from gruppo.train.config import TaskConfig
 class EachNormalised(Occupant):
     """The other mode: every component normalised in its group, over the answers that have it, then summed."""
 
-    gives = ("adv_N",)
+    writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups = batch.level("E", "G")
@@ -78,11 +78,10 @@ def test_a_scorer_that_returns_nan_has_not_judged(policy: Path) -> None:
     task = TaskConfig(reward=f"{SCORERS}:told", seconds=1.0)
     with running(policy, task=task) as run:
         texts = ["=nan", "={'task': 1.0, 'form': nan}", "=inf", "={'task': 1.0, 'form': 0.5}", "={}", "right"]
-        episodes = [answer(i, {}, text=t) for i, t in enumerate(texts)]
+        episodes = [answer(i, {}, text=t, index=0) for i, t in enumerate(texts)]
         for e in episodes:
             e.task = run.tasks.train[0].uid
-        run.known_tasks[run.tasks.train[0].uid] = run.tasks.train[0]
-        loop.score(run, loop.context(run, 0), episodes)
+        asyncio.run(run.walk.rewarded(run.context(0), episodes))
     assert [e.status.judged for e in episodes] == [False, False, False, True, False, True]
     batch = pack(episodes)
     assert batch.judged_E.tolist() == [False, False, False, True, False, True]

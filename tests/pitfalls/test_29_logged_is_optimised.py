@@ -26,7 +26,7 @@ COEF = {"policy": 1.0, "value": 1.0, "kl_ref": 0.04, "entropy_bonus": 0.3, "clip
 
 def logged(world: World, batch: Batch, role: str, cut: list[torch.Tensor] | None = None) -> dict[str, float]:
     world.learner.begin(world.ctx)
-    world.grad(batch, role, cut)
+    world.learner.grad(role, batch, cut=cut)
     return world.learner.tally.means()
 
 
@@ -73,8 +73,8 @@ def test_a_mean_over_micro_batches_is_another_number() -> None:
     rows = []
     for part in random_cut(batch, 0):
         micro = batch.micro(part)
-        stats = Stats(serve(world.models["policy"], micro, world.learner.needs("policy")))
-        rows.append({t.name: float(t.total(t.weights(micro))) for t in world.learner.terms("policy", micro, stats)})
+        stats = Stats(serve(world.models["policy"], micro, world.goal().needs()))
+        rows.append({name: float(x) for name, x in world.goal().whole(micro, stats).totals.items()})
     naive = np.mean([r["policy"] for r in rows])
     assert abs(naive - logged(world, batch, "policy")["policy"]) > 1e-3
 

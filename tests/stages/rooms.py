@@ -1,7 +1,8 @@
-"""A context without a model: tasks, the character tokenizer, and an engine that says what it is told."""
+"""A context without a model: tasks, the character tokenizer, an engine that says what it is told, and a walk."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import numpy as np
 from gruppo.data import Episode
 from gruppo.engines.base import Completion, Request
 from gruppo.policies import CharTokenizer
+from gruppo.methods import method
 from gruppo.stages import Ask, Context, Prompt, Sampling
+from gruppo.stages.walk import Walk
 from gruppo.tasks import Task
 
 TOKENS = CharTokenizer()
@@ -40,7 +43,14 @@ def task(i: int, **fields: Any) -> Task:
 
 
 def context(**fields: Any) -> Context:
-    return Context(**{"tokenizer": TOKENS, "engine": Says(), "sampling": Sampling(max_tokens=8), **fields})
+    """Episodes are played by the walk of a run, and nobody judges them."""
+    ctx = Context(**{"tokenizer": TOKENS, "engine": Says(), "sampling": Sampling(max_tokens=8), **fields})
+    ctx.play = fields.get("play") or partial(Walk(method("grpo"), read=no_model).played, ctx)
+    return ctx
+
+
+def no_model(*_: Any) -> Any:
+    raise AssertionError("there is no model here")
 
 
 def prompt(ask: Ask, **fields: Any) -> Prompt:

@@ -11,7 +11,7 @@ from gruppo.stages.schedule import at
 def test_a_context_as_it_begins() -> None:
     c = Context()
     assert (c.step, c.steps, c.seed, c.round, c.version, c.prompts, c.samples) == (0, 1, 0, 0, 0, 1, 2)
-    assert c.memory == {} and c.cast == {} and c.episodes == ()
+    assert c.memory == {} and c.cast == {} and c.episodes == c.replay == ()
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_draws_go_by_seed_step_and_key() -> None:
     assert len(draws) == 8
 
 
-@pytest.mark.parametrize("name", ["score", "reward", "draw", "fresh"])
+@pytest.mark.parametrize("name", ["play", "reward", "draw", "read", "fresh"])
 def test_what_is_not_there_says_so(name: str) -> None:
     with pytest.raises(ValueError, match=f"ctx.{name} is not available here"):
         getattr(Context(), name)(1)

@@ -10,15 +10,15 @@ import torch
 from rooms import TOKENS, context, task
 
 from gruppo.data import Batch, Episode, Note, Source, Status, pack, single_turn
-from gruppo.engines.base import Completion, Request
-from gruppo.stages import Ask, Context, Memory, Occupant, Prompt
+from gruppo.engines.base import Completion
+from gruppo.stages import Ask, Context, Memory, Occupant, Prompt, Sampling
 from gruppo.stages.credit import token_reward, two_gaes
 from gruppo.stages.curriculum import asked, weighted
+from gruppo.stages.play import Fork, request_after
 from gruppo.stages.readouts import READOUTS, readout
 from gruppo.stages.recorded import RightExperts
-from gruppo.stages.replay import recalled
+from gruppo.stages.replay import as_learned
 from gruppo.stages.reward import add_components, codes
-from gruppo.stages.rollout import continued
 from gruppo.stages.tables import Table
 from gruppo.stages.update import Passes
 
@@ -49,7 +49,7 @@ def test_where_an_answer_begins() -> None:
     """With what is given, unless a place is told, the first one included; with nothing where nothing is given."""
     ask = Ask(task(0), 1)
     plain = Prompt(np.array([5, 6, 7]), ask, "g", 1)
-    assert (plain.answer_from, ask.place) == (-1, -1)  # not told
+    assert (plain.answer_from, ask.index) == (-1, -1)  # not told
     assert plain.begun.tolist() == [] and plain.begun.dtype == np.int64
     given = ((1, 2, "hint"),)
     assert [Prompt(np.array([5, 6, 7]), ask, "g", 1, given, None, p).begun.tolist() for p in (-1, 0, 1, 2, 3)] == [
@@ -159,7 +159,7 @@ def test_weights_that_are_no_chances_are_refused(weights: list[float], says: str
 
 def test_a_task_that_comes_again_has_a_group_of_its_own() -> None:
     asks = asked(context(samples=5), [task(0), task(1)], [1, 0, 1])
-    assert [(a.task.uid, a.group, a.place, a.samples) for a in asks] == [
+    assert [(a.task.uid, a.group, a.index, a.samples) for a in asks] == [
         ("t1", "t1", 1, 5), ("t0", "t0", 0, 5), ("t1", "t1#2", 1, 5),
     ]  # fmt: skip
 
@@ -172,11 +172,11 @@ def test_what_is_recalled_is_what_was_noted_of_tokens() -> None:
     e = answer(0, notes={"adv": Note(np.array([1, 2, 3], np.float32), "N"), "rate": Note(np.ones(1, np.float32))})
     heard: list[dict[str, Any]] = []
 
-    def score(episodes: Sequence[Episode], **how: Any) -> Batch:
+    def read(episodes: Sequence[Episode], **how: Any) -> Batch:
         heard.append(how)
         return pack(episodes)
 
-    batch = recalled(Context(score=score), [e])
+    batch = as_learned(Context(read=read), [e])
     assert batch.adv_N.tolist() == [1, 2, 3] and heard == [{"readouts": ()}]
     assert {n for n in batch.columns if n.startswith(("rate", "note_"))} == {"note_adv_N", "note_rate_E"}
 
@@ -195,15 +195,15 @@ def test_names_as_numbers() -> None:
 
 
 @pytest.mark.parametrize(("reason", "status"), [("stop", Status.OK), ("length", Status.TRUNCATED)])
-@pytest.mark.parametrize("uid", [None, 5])
-def test_an_answer_that_goes_on(uid: int | None, reason: Any, status: Status) -> None:
+@pytest.mark.parametrize("uid", [1, 5])
+def test_an_answer_that_goes_on(uid: int, reason: Any, status: Status) -> None:
     """It ends as its last piece does, and keeps what that piece could have been."""
     path, sets = answer(1), [np.array([30, 7]), np.array([31]), np.array([2, 9])]
     done = Completion(np.array([30, 31, 2]), np.full(3, -0.5, np.float32), np.zeros(3, np.int32), reason, None, sets)
-    request = Request(path.sequences[0].ids[:4], 5, key=77, temperature=0.5)
-    e = continued(Context(tokenizer=TOKENS), path, 4, request, done, uid=uid)
+    ctx, fork = context(), Fork(path, 4, uid, Sampling(5, temperature=0.5))
+    e = fork.ended(ctx, request_after(ctx, fork.prefix, uid, fork.sampling), done)
     s = e.sequences[0]
-    assert e.uid == (uid or 77) and e.status == status and s.ids.tolist() == [1, 2, 10, 11, 30, 31, 2]
+    assert e.uid == uid and e.status == status and s.ids.tolist() == [1, 2, 10, 11, 30, 31, 2]
     assert s.allowed is not None and {p: x.tolist() for p, x in s.allowed.items()} == {4: [30, 7], 5: [31], 6: [2, 9]}
     assert s.temperature is not None and s.temperature.tolist() == [1, 1, 1, 1, 0.5, 0.5, 0.5]
     assert s.temperature.dtype == s.logp.dtype == np.float32

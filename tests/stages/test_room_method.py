@@ -1,5 +1,7 @@
 """Methods as values: chains, differences, tables; nearest names; the rest of the rooms' own rules."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +15,15 @@ from rooms import context, prompt, rolled, task
 from gruppo.data import Batch, Episode, Source, Status, Use, pack
 from gruppo.methods import described, method, summary
 from gruppo.stages import Ask, Context, Method, Need, Occupant, Role, Schedule, StepRecord, difference, kind, need
-from gruppo.stages.check import _baseline_episodes, _binary_reward, _pairs, _several_groups, check_first_batch, problems
+from gruppo.stages.check import check_first_batch, problems
 from gruppo.stages.context import Memory
 from gruppo.stages.credit import Gae, GroupNormalised, LeaveOneOut, RunningBaseline, whitened
 from gruppo.stages.names import nearest
 from gruppo.stages.objective import NOW, ClippedSurrogate, PolicyGradient
-from gruppo.stages.occupant import added
+from gruppo.stages.occupant import setting
 from gruppo.stages.penalties import IN_FULL, EntropyBonus, ReferenceKL
 from gruppo.stages.record import from_table, record_hash, tag, to_table
+from gruppo.stages.requires import BASELINE_EPISODES, BINARY_REWARD, PAIRS
 from gruppo.stages.rollout import Group
 from gruppo.stages.select import MaskTruncated, TopEntropy
 from gruppo.stages.terms import Term
@@ -66,6 +69,32 @@ def test_what_is_no_occupant_is_refused() -> None:
             plain(credit=wrong)
 
 
+def test_a_bare_objective_is_the_whole_chain_and_a_tuple_adds() -> None:
+    """In other chains a bare occupant is added, or takes the place of one of its own class."""
+    m = plain(penalties=(EntropyBonus(), ReferenceKL()))
+    assert m.but(objective=ClippedSurrogate()).objective == (ClippedSurrogate(),)
+    both = m.but(objective=(*m.objective, ClippedSurrogate()))
+    assert both.objectives == {"policy": (PolicyGradient(), ClippedSurrogate())}
+    assert said(m, both) == [f"objective: nothing → {ClippedSurrogate()}"]
+    stronger = EntropyBonus(entropy_coef=0.5)
+    assert m.but(penalties=stronger).penalties == (stronger, ReferenceKL())
+    assert m.but(select=MaskTruncated()).select == (MaskTruncated(),)
+    back = from_table(to_table(both))
+    assert back == both and back.objective == both.objective
+
+
+def test_a_chain_of_one_objective_has_the_hash_of_the_objective_alone() -> None:
+    """Records that were written before objectives were chains keep their hash; a chain of two has another."""
+    m = plain()
+    table = to_table(m, brief=True)
+    table["objective"] = table["objective"][0]  # as it was written
+    for talk in ("doc", "paper", "base", "checked", "confidence"):
+        table.pop(talk)
+    assert record_hash(m) == hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+    assert record_hash(m) == record_hash(m.but(checked="the authors' code", confidence="code", doc="x"))
+    assert record_hash(m) != record_hash(m.but(objective=(*m.objective, ClippedSurrogate())))
+
+
 # differences
 
 
@@ -90,6 +119,8 @@ def test_an_objective_alone_is_that_of_the_policy() -> None:
     two = plain(objective={"policy": PolicyGradient(), "critic": ClippedSurrogate()})
     assert said(plain(), two) == [f"objective.critic: nothing → {ClippedSurrogate()}"]
     assert said(two, plain()) == [f"objective.critic: {ClippedSurrogate()} → nothing"]
+    assert two.objectives == {"policy": (PolicyGradient(),), "critic": (ClippedSurrogate(),)}
+    assert plain().objectives == {"policy": (PolicyGradient(),)}
     cast = plain().but(cast={"ref": Role(train=True)})
     assert said(plain(), cast) == ["cast.ref.role.train: False → True"]
 
@@ -174,7 +205,7 @@ def test_a_folder_may_have_the_sign_of_a_version(tmp_path: Path) -> None:
 def test_a_field_that_came_later() -> None:
     @dataclass(frozen=True)
     class Later(Occupant):
-        more: float = added(0.5)
+        more: float = setting(0.5, added=True)
 
     assert Later().more == 0.5 and Later.__dataclass_fields__["more"].metadata["neutral"] == 0.5
 
@@ -222,12 +253,13 @@ def test_needs_by_name() -> None:
     reinforce_pp = method("reinforce_pp").credit
     assert reinforce_pp.needs(ctx) == (old, ref) and type(reinforce_pp)(kl_coef=0.0).needs(ctx) == ()
     assert method("vapo").credit.needs(ctx) == (need("value", "critic"),)
-    assert method("vapo").penalties[0].needs(ctx) == (NOW,)
+    assert method("vapo").objectives["policy"][1].needs(ctx) == (NOW,)
 
 
 @dataclass(frozen=True)
 class Works(Occupant):
-    roles = ("teacher",)
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (need("logp", "teacher"),)
 
 
 @dataclass(frozen=True)
@@ -238,7 +270,7 @@ class Compares(Occupant):
 
 def test_roles_that_are_not_there() -> None:
     [said] = problems(plain(rollout=Works()), Context(), samples=2)
-    assert "works with role 'teacher', which the cast has not" in said
+    assert "works in rollout needs logp@teacher" in said and "the cast has no role 'teacher'" in said
     teacher = {"teacher": Role()}
     assert problems(plain(rollout=Works()).but(cast=teacher), Context(), samples=2) == []
     [said] = problems(PPO.but(penalties=Compares()), Context(), samples=2)
@@ -250,11 +282,11 @@ def test_roles_that_are_not_there() -> None:
 def test_sources_that_nobody_has_a_rule_for() -> None:
     @dataclass(frozen=True)
     class Makes(Occupant):
-        makes = frozenset({"expert", "hint"})
+        writes = ("expert", "hint")
 
     @dataclass(frozen=True)
     class Handles(Occupant):
-        handles = frozenset({"expert"})
+        reads = ("expert",)
 
     [said] = problems(plain(rollout=Makes()), Context(), samples=2)
     assert "makes expert tokens" in said
@@ -265,29 +297,29 @@ def test_sources_that_nobody_has_a_rule_for() -> None:
 
 
 def test_predicates_of_the_first_batch() -> None:
-    assert _binary_reward(batch([0.0, 1.0], [1.0])) == _binary_reward(batch([1.0])) == ""
-    assert "3 different values" in _binary_reward(batch([0.0, 1.0, 0.5]))
-    assert "rewards are 1 and 2" in _binary_reward(batch([1.0, 2.0]))
-    assert _several_groups(batch([1.0], [0.0])) == "" and "one group only" in _several_groups(batch([1.0, 0.0]))
+    binary, baseline = BINARY_REWARD.at_first_batch, BASELINE_EPISODES.at_first_batch
+    assert binary(batch([0.0, 1.0], [1.0])) == binary(batch([1.0])) == ""
+    assert "3 different values" in binary(batch([0.0, 1.0, 0.5]))
+    assert "rewards are 1 and 2" in binary(batch([1.0, 2.0]))
     found = episodes([1.0, 0.0])
-    assert "no episode is one" in _baseline_episodes(pack(found))
+    assert "no episode is one" in baseline(pack(found))
     found[0].use = Use.BASELINE
-    assert _baseline_episodes(pack(found)) == ""
+    assert baseline(pack(found)) == ""
     found[0].status = Status.TIMEOUT
-    assert "none was judged" in _baseline_episodes(pack(found))
+    assert "none was judged" in baseline(pack(found))
 
 
 def test_recorded_answers_must_differ_once_and_sampled_ones_may_come_to() -> None:
-    found = episodes([1.0, 1.0])
-    assert _pairs(pack(found)) == ""
+    found, pairs = episodes([1.0, 1.0]), PAIRS.at_first_batch
+    assert pairs(pack(found)) == ""
     for e in found:
         e.source = Source.EXPERT
     made = pack(found)
-    assert "nothing to compare" in _pairs(made)
+    assert "nothing to compare" in pairs(made)
     one = {"win_P": torch.tensor([0]), "lose_P": torch.tensor([1]), "margin_P": torch.ones(1)}
-    assert _pairs(made.with_columns(**one)) == ""
+    assert pairs(made.with_columns(**one)) == ""
     found[0].source = Source.POLICY
-    assert _pairs(pack(found)) == ""
+    assert pairs(pack(found)) == ""
 
 
 def test_equal_rewards_are_worth_a_warning_where_rewards_are_compared() -> None:
@@ -351,10 +383,10 @@ def test_given_tokens_do_not_count_in_the_kl_of_an_answer() -> None:
 def test_steps_of_a_batch() -> None:
     assert [Passes(e, m).steps for e, m in ((1, 1), (2, 3), (3, 1), (1, 4))] == [1, 6, 3, 4]
     for e, m in ((0, 1), (1, 0), (0, 0)):
-        with pytest.raises(ValueError, match="no step would be taken"):
+        with pytest.raises(ValueError, match=r"=0 has no meaning here. Use a number >= 1\."):
             Passes(e, m)
 
 
 def test_a_term_is_a_mean_over_tokens_of_its_own_rows_unless_it_says_so() -> None:
-    t = Term("x", torch.ones(3), torch.ones(3, dtype=torch.bool))
+    t = Term("x", torch.ones(3, dtype=torch.bool))
     assert (t.mean, t.coef, t.at, t.additive) == ("token", 1.0, "N", True)

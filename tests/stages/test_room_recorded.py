@@ -11,8 +11,8 @@ from rooms import TOKENS, context, prompt, rolled, task
 from gruppo.data import Episode, Source, Status, Use, pack
 from gruppo.data.keyed import uniform
 from gruppo.stages import Ask, Sampling
+from gruppo.stages.play import episode_uid
 from gruppo.stages.recorded import Accepted, Recorded, answer_N, from_both_ends
-from gruppo.stages.rollout import episode_uid
 from gruppo.tasks.recorded import Answer
 
 BOTH = [{"text": "good", "reward": 1.0}, {"text": "bad", "reward": 0.0}]
@@ -38,9 +38,9 @@ def test_a_recorded_answer_is_an_episode_of_an_expert() -> None:
         assert e.notes["level"].values.tolist() == [2.0] and e.notes["level"].values.dtype == np.float32
 
 
-def test_places_are_prompts_and_samples_are_answers() -> None:
+def test_numbers_are_prompts_and_samples_are_answers() -> None:
     ctx, prompts = context(), [prompt(asked(BOTH)), prompt(asked(BOTH, group="other"))]
-    uids = [episode_uid(ctx, p, place, i) for place, p in enumerate(prompts) for i in range(2)]
+    uids = [episode_uid(ctx, p, number, i) for number, p in enumerate(prompts) for i in range(2)]
     assert [e.uid for e in rolled(Recorded(), ctx, prompts)] == uids
 
 

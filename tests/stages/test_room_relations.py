@@ -11,7 +11,7 @@ from gruppo.data.keyed import uniform
 from gruppo.methods.kto import GoodOrBad, ProspectUtility
 from gruppo.stages import Ask
 from gruppo.stages.readouts import Stats
-from gruppo.stages.relations import PairUp, answered_E, averaged, summed, told
+from gruppo.stages.relations import PairUp, answered_E, averaged, pair_terms, pair_values, summed
 from gruppo.stages.rollout import Group
 
 nan = float("nan")
@@ -87,15 +87,20 @@ def test_what_is_told_of_pairs() -> None:
     )
     live = torch.tensor([True, True, False])
     implicit = torch.tensor([0.5, 0.5, 2.0], requires_grad=True)
-    margin, preferred = told(b, implicit, live)
-    assert margin.value.tolist() == [0.0, -1.5, -1.5] and not margin.value.requires_grad
-    assert preferred.value.tolist() == [0.5, 0.0, 0.0]
-    flipped = told(b, -implicit, live)[1]
-    assert flipped.value.tolist() == [0.5, 1.0, 1.0]
-    small = told(b, torch.tensor([0.5, 0.0, 0.0]), live)[1]
-    assert small.value.tolist() == [1.0, 1.0, 0.5], "half a point is a gap"
-    for t in (margin, preferred):
+    value = torch.arange(3.0)
+    made = pair_values(b, value, implicit)
+    assert made["preference"] is value
+    assert made["margin"].tolist() == [0.0, -1.5, -1.5] and not made["margin"].requires_grad
+    assert made["preferred"].tolist() == [0.5, 0.0, 0.0]
+    assert pair_values(b, value, -implicit)["preferred"].tolist() == [0.5, 1.0, 1.0]
+    small = pair_values(b, value, torch.tensor([0.5, 0.0, 0.0]))["preferred"]
+    assert small.tolist() == [1.0, 1.0, 0.5], "half a point is a gap"
+    preference, *told = pair_terms(live, "group", 0.25)
+    assert [t.name for t in (preference, *told)] == list(made) and preference.over is live
+    assert (preference.at, preference.mean, preference.coef, preference.additive) == ("P", "group", 0.25, False)
+    for t in told:
         assert (t.at, t.mean, t.coef, t.additive, t.over is live) == ("P", "token", 0.0, False, True)
+    assert [(t.mean, t.coef) for t in pair_terms(live)] == [("token", 1.0), ("token", 0.0), ("token", 0.0)]
 
 
 # KTO's labels and point of reference
@@ -143,14 +148,15 @@ def test_another_prompt_is_one_of_another_group_that_learns() -> None:
 
 
 def kto(episodes: list[Episode], drift: list[float], other: bool = True, **fields: Any) -> Any:
-    """(z, terms) where an answer's tokens drift by so much under the other prompt, and by twice that under its own."""
+    """(z, terms, values) where an answer's tokens drift by so much under the other prompt, and by twice that under its own."""
     per = torch.tensor(drift, dtype=torch.float64).repeat_interleave(3)
     b = packed(episodes, logp_ref_N=[-2.0] * len(per), logp_ref_mismatched_N=[-3.0] * len(per))
     made = GoodOrBad()(context(), b)
     b = b.with_columns(label_E=made["label_E"], other_E=torch.full((len(episodes),), other))
     stats = Stats(logp_N=-2.0 + 2 * per, logp_mismatched_N=-3.0 + per)
     objective = ProspectUtility(**fields)
-    return float(objective.reference_point(b, stats)), objective(context(), b, stats)
+    z = float(objective.reference_point(b, stats))
+    return z, objective.terms(context(), b), objective(context(), b, stats)
 
 
 def test_the_point_of_reference() -> None:
@@ -170,14 +176,16 @@ def test_utilities_by_hand() -> None:
     found = groups([1.0, 0.0], [1.0, 0.0])
     found[3].use = Use.APART
     found[3].reward = {}
-    z, (utility, reference) = kto(found, [0.1, 0.2, 0.3, 0.6], beta=0.5, good_coef=2.0, bad_coef=3.0)
+    z, (utility, reference), value = kto(found, [0.1, 0.2, 0.3, 0.6], beta=0.5, good_coef=2.0, bad_coef=3.0)
     assert z == pytest.approx(3 * (0.1 + 0.2 + 0.3) / 3)
     gap = [0.5 * (6 * d - z) for d in (0.1, 0.2, 0.3)]
     sigmoid = [float(torch.sigmoid(torch.tensor(g, dtype=torch.float64))) for g in gap]
     wanted = [2 * (sigmoid[0] - 1), 3 * (1 - sigmoid[1] - 1), 2 * (sigmoid[2] - 1)]
-    assert utility.value[:3].tolist() == pytest.approx(wanted)
+    assert list(value) == [utility.name, reference.name] == ["utility", "reference_point"]
+    assert value["utility"][:3].tolist() == pytest.approx(wanted)
     assert utility.over.tolist() == reference.over.tolist() == [True, True, True, False], "without a label, no utility"
-    assert reference.value.tolist() == pytest.approx([z] * 4) and not reference.value.requires_grad
+    assert value["reference_point"].tolist() == pytest.approx([z] * 4)
+    assert not value["reference_point"].requires_grad
     for t, coef in ((utility, 1.0), (reference, 0.0)):
         assert (t.at, t.additive, t.coef, t.mean) == ("E", False, coef, "token")
 
@@ -191,5 +199,5 @@ def test_an_answer_without_tokens_has_no_utility() -> None:
     full = {k: torch.zeros(n, dtype=torch.float64) for k in ("logp_ref_N", "logp_ref_mismatched_N")}
     b = b.with_columns(**full, **GoodOrBad()(context(), b))
     stats = Stats(logp_N=torch.zeros(n, dtype=torch.float64), logp_mismatched_N=torch.ones(n, dtype=torch.float64))
-    assert ProspectUtility()(context(), b, stats)[0].over.tolist() == [False, True, True, True]
+    assert ProspectUtility().terms(context(), b)[0].over.tolist() == [False, True, True, True]
     assert float(ProspectUtility().reference_point(b, stats)) == pytest.approx(3.0)

@@ -7,6 +7,7 @@ from rooms import context, prompt, rolled, task
 
 from gruppo.data import Episode, Status
 from gruppo.data.keyed import uniform
+from gruppo.methods import method
 from gruppo.stages import Ask
 from gruppo.stages.replay import Forget, Recent
 from gruppo.stages.rollout import Group
@@ -21,9 +22,10 @@ def made(step: int, count: int = 3, **fields: Any) -> list[Episode]:
 
 
 def test_nothing_is_remembered_unless_asked_for() -> None:
-    assert not Forget().stores and Forget().proximal == "now"
+    assert not Forget().joins and Forget().proximal == Forget().credited == "now"
     assert Forget().put(context(), [], made(0)) == [] and Forget().get(context(), made(0)) == []
-    assert Recent().stores and Recent().proximal == "stored"
+    assert Recent().joins and Recent().proximal == "stored"
+    assert not method("grpo").remembers_episodes and method("grpo").but(replay=Recent()).remembers_episodes
 
 
 @pytest.mark.parametrize(("age", "stays"), [(0, True), (1, True), (2, False), (3, False)])

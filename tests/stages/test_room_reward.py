@@ -19,8 +19,8 @@ from gruppo.stages.rollout import Group
 def answers(*lengths: int) -> list[Episode]:
     out: list[Episode] = []
     for i, n in enumerate(lengths):
-        out += rolled(Group(), context(engine=Says("x" * n, eos=False), sampling=Sampling(max_tokens=99)),
-                      [prompt(Ask(task(i), 1))])  # fmt: skip
+        ctx = context(engine=Says("x" * n, eos=False), sampling=Sampling(max_tokens=n))
+        out += rolled(Group(), ctx, [prompt(Ask(task(i), 1))])
     return out
 
 
@@ -61,14 +61,14 @@ def test_components_go_to_judged_episodes_in_order() -> None:
     assert all(type(v) is float for v in found[0].reward.values())
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_step_in_which_everything_failed(whole: bool) -> None:
+@pytest.mark.parametrize("of_groups", [False, True])
+def test_a_step_in_which_everything_failed(of_groups: bool) -> None:
     """No component of any method trips over it, and nothing is written."""
     found = answers(1, 2)
     for e in found:
         e.status = Status.ENV_ERROR
     for m in all_methods().values():
-        add_components(context(), m.reward, found, whole)
+        add_components(context(), m.reward, found, of_groups)
     assert [(e.reward, e.replaced) for e in found] == [({}, frozenset())] * 2
 
 

@@ -10,7 +10,8 @@ from rooms import TOKENS, Says, context, prompt, rolled, task
 from gruppo.data import Source, Status, Use
 from gruppo.methods.remax import WithGreedy, greedy
 from gruppo.stages import Ask, Sampling
-from gruppo.stages.rollout import Group, episode_uid, prompt_source, requests_for, sampling_for
+from gruppo.stages.play import episode_uid, prompt_source, sampling_for
+from gruppo.stages.rollout import Group
 
 ASK = Ask(task(3), 2)
 
@@ -31,17 +32,17 @@ KEYS: dict[str, dict[str, Any]] = {
     "key": {"ask": {"key": "again"}},
     "how": {"ask": {"how": {"hint": 0.5}}},
     "how much": {"ask": {"how": {"hint": 0.25}}},
-    "place": {"place": 1},
+    "number": {"number": 1},
     "sample": {"sample": 1},
 }
 
 
 def test_an_episode_has_its_own_luck() -> None:
-    """Another run, step, round, group, wish, place or sample: another uid. The same of each: the same uid."""
+    """Another run, step, round, group, wish, number or sample: another uid. The same of each: the same uid."""
 
-    def uid(ctx: Any = (), ask: Any = (), place: int = 0, sample: int = 0, **rest: Any) -> int:
+    def uid(ctx: Any = (), ask: Any = (), number: int = 0, sample: int = 0, **rest: Any) -> int:
         asked = prompt(replace(ASK, **dict(ask)), **rest.get("prompt", {}))
-        return episode_uid(context(**dict(ctx)), asked, place, sample)
+        return episode_uid(context(**dict(ctx)), asked, number, sample)
 
     uids = [uid(), *(uid(**change) for change in KEYS.values())]
     assert len(set(uids)) == len(uids) and uid() == uids[0]
@@ -59,13 +60,14 @@ def test_the_kind_of_key_is_part_of_it() -> None:
 def test_what_is_asked_of_the_engine() -> None:
     ctx = context(sampling=Sampling(max_tokens=4, temperature=0.5, top_k=3, top_p=0.9), seed=2)
     prompts = [prompt(ASK), prompt(Ask(task(1), 3, how={"top_k": 0}))]
-    wanted = requests_for(ctx, prompts)
-    assert [p for p, _, _ in wanted] == [prompts[0]] * 2 + [prompts[1]] * 3
-    places = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
-    for (p, uid, r), (place, sample) in zip(wanted, places, strict=True):
-        assert uid == r.key == episode_uid(ctx, p, place, sample)
+    made, heard = rolled(Group(), ctx, prompts), ctx.engine.heard
+    numbers = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+    assert [e.ask for e in made] == [prompts[number].ask for number, _ in numbers]
+    for e, r, (number, sample) in zip(made, heard, numbers, strict=True):
+        p = prompts[number]
+        assert e.uid == r.key == episode_uid(ctx, p, number, sample)
         assert r.prefix is p.ids and r.stop == (TOKENS.eos,)
-        assert (r.max_tokens, r.temperature, r.top_k, r.top_p) == (4, 0.5, 0 if place else 3, 0.9)
+        assert (r.max_tokens, r.temperature, r.top_k, r.top_p) == (4, 0.5, 0 if number else 3, 0.9)
 
 
 def test_who_wrote_the_prompt() -> None:

@@ -1,4 +1,4 @@
-"""Which tasks next: keyed draws by weight, and the domain and the place of a task on their way to the batch."""
+"""Which tasks next: keyed draws by weight, and the domain and the index of a task on their way to the batch."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import torch
 
 from gruppo.data import name_hash, single_turn
 from gruppo.data.store import load_episodes
-from gruppo.stages import Context
+from gruppo.stages import Ask, Context
 from gruppo.stages.curriculum import Uniform, in_turn, weighted
 from gruppo.tasks import Task, TaskConfig, load_task
 from gruppo.train.config import RunConfig
@@ -81,12 +81,12 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def test_uniform_says_the_place_of_every_task() -> None:
+def test_uniform_says_the_index_of_every_task() -> None:
     tasks = load_task("addition", train_size=7).train
     for step, round_ in ((0, 0), (3, 0), (1, 2)):
         ctx = Context(step=step, round=round_, prompts=3, seed=4)
         asks = Uniform()(ctx, tasks)
-        assert [a.place for a in asks] == in_turn(ctx, 7, 3) and all(tasks[a.place] == a.task for a in asks)
+        assert [a.index for a in asks] == in_turn(ctx, 7, 3) and all(tasks[a.index] == a.task for a in asks)
 
 
 @pytest.fixture
@@ -97,21 +97,21 @@ def run(tmp_path: Path) -> Run:
     made.close()
 
 
-def test_the_task_of_an_episode_of_an_earlier_process_is_found_by_its_place(run: Run) -> None:
+def test_the_task_of_an_episode_of_an_earlier_process_is_found_by_its_index(run: Run) -> None:
     task = run.tasks.train[5]
     e = single_turn(1, task.uid, "g", torch.tensor([1]).numpy(), torch.tensor([2]).numpy(), torch.zeros(1).numpy(), 0)
-    with pytest.raises(ValueError, match="not among the tasks of this run"):
-        run.task_of(e)
-    e.place = 4  # another task
-    with pytest.raises(ValueError, match="Put the data back"):
-        run.task_of(e)
-    e.place = 5
-    assert run.task_of(e) == task
-    run.say_where([e])
-    assert (e.domain, e.place) == ("chain/2", 5)
+    assert e.ask is None
+    for index in (e.index, -20, 20, 4):  # it does not say; none of the set's, from either end; another task
+        e.index = index
+        with pytest.raises(ValueError, match=r"not in the training set.*Put the data back"):
+            run.walk.task_of(e)
+    e.index = 5
+    assert run.walk.task_of(e) == task
+    e.ask, e.index = Ask(task, 1), 4  # one of this process has its ask, whatever else it says
+    assert run.walk.task_of(e) == task
 
 
-def test_domain_and_place_come_down_to_the_episodes_of_a_run(tmp_path: Path) -> None:
+def test_domain_and_index_come_down_to_the_episodes_of_a_run(tmp_path: Path) -> None:
     from gruppo.cli import main
 
     settings = ["model=tiny-random", "task=mix:addition@1+chain", "prompts=4", "samples=2", "steps=1"]
@@ -122,7 +122,7 @@ def test_domain_and_place_come_down_to_the_episodes_of_a_run(tmp_path: Path) -> 
     tasks: Sequence[Task] = load_task("mix:addition@1+chain").train
     assert len(episodes) == 8
     for e in episodes:
-        assert tasks[e.place].uid == e.task and tasks[e.place].domain == e.domain
+        assert tasks[e.index].uid == e.task and tasks[e.index].domain == e.domain
     assert {e.domain for e in episodes} <= {"addition/1", "chain/2"} and name_hash(episodes[0].domain) != 0
 
 

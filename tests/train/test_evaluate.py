@@ -45,13 +45,13 @@ class Scripted:
 class Judge:
     """Right is right; `?` cannot be judged."""
 
-    def score(self, items: list[tuple[Task, str]]) -> list[Verdict]:
+    async def score(self, items: list[tuple[Task, str]]) -> list[Verdict]:
         return [
             Verdict({}, "env_error", "no idea") if text == "?" else Verdict({"task": float(text == task.answer)})
             for task, text in items
         ]
 
-    def answers(self, groups: list[list[tuple[Task, str]]]) -> list[list[str]]:
+    async def answers(self, groups: list[list[tuple[Task, str]]]) -> list[list[str]]:
         return [[answer_of(text) for _, text in group] for group in groups]
 
 

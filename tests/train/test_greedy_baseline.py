@@ -39,13 +39,13 @@ def test_one_greedy_answer_a_prompt() -> None:
     sampled, greedy = split(episodes)
     assert [e.group for e in greedy] == [p.group for p in made.prompts(())] and len(sampled) == 16
     assert len({e.uid for e in episodes}) == len(episodes)
-    engine = made.ctx.engine
+    engine, ids = made.ctx.engine, [np.array([v]) for v in range(CharTokenizer.vocab)]
     for e in greedy:
         s = e.sequences[0]
         assert np.nanmax(np.abs(s.logp)) == 0.0 and set(s.allowed) == {*range(s.prompt_len, len(s.ids))}
         for p in range(s.prompt_len, len(s.ids)):
-            every = engine.score([s.ids[:p]] * CharTokenizer.vocab, [np.array([v]) for v in range(CharTokenizer.vocab)])
-            assert float(engine.score([s.ids[:p]], [s.ids[p : p + 1]])[0][0]) >= max(float(x[0]) for x in every) - 1e-12
+            every = engine.logprobs([s.ids[:p]] * len(ids), ids)
+            assert float(engine.logprobs([s.ids[:p]], [s.ids[p : p + 1]])[0][0]) >= max(float(x[0]) for x in every) - 1e-12
 
 
 def test_greedy_answers_change_no_sample() -> None:
@@ -100,7 +100,7 @@ def test_its_credit_is_refused_without_its_rollout() -> None:
     ready = World(REMAX, 0)
     check_first_batch(REMAX, ready.prepared(ready.packed([*sampled, *greedy])))
     with pytest.raises(
-        ValueError, match=r"against_greedy in credit expects baseline_episodes.*method.rollout=with_greedy"
+        ValueError, match=r"against_greedy in credit requires baseline_episodes.*method.rollout=with_greedy"
     ):
         check_first_batch(REMAX, ready.prepared(ready.packed(sampled)))
 

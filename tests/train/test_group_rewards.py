@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gruppo.cli import overrides
 from gruppo.data import Episode, Use
 from gruppo.data.store import load_episodes, save_episodes
@@ -25,7 +23,8 @@ class TwoMoreOfEach(Occupant):
     """Draws two more answers for every group of the first round, and puts one of them aside."""
 
     def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Any]]:
-        again = [Ask(ctx.memory_task[g], 2, group=g, key="more") for g in groups(episodes)] if ctx.round == 0 else []  # type: ignore[attr-defined]
+        first = {e.group: e for e in reversed(episodes)}
+        again = [Ask(e.ask.task, 2, group=g, key="more") for g, e in first.items()] if ctx.round == 0 else []
         if ctx.round == 1:
             last = {e.group: e for e in episodes}
             for e in last.values():
@@ -33,16 +32,12 @@ class TwoMoreOfEach(Occupant):
         return [True] * len(episodes), again
 
 
-def groups(episodes: Sequence[Episode]) -> list[str]:
-    return list(dict.fromkeys(e.group for e in episodes))
-
-
 @dataclass(frozen=True)
 class SizeOfGroup(Occupant):
     """Pays how many episodes of the group it was shown, in place of `task`."""
 
-    whole = True
-    answers = True
+    of_groups = True
+    reads = ("answer_E",)
     replaces = ("task",)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
@@ -61,17 +56,8 @@ def stepped(**rooms: Any) -> tuple[StepRecord, Run]:
         run.close()
 
 
-def test_it_sees_all_rounds_once_and_replaces_the_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_it_sees_all_rounds_once_and_replaces_the_task(tmp_path: Path) -> None:
     calls.clear()
-    tasks: dict[str, Any] = {}
-    monkeypatch.setattr(Context, "memory_task", tasks, raising=False)
-    plain = Run.remember_tasks
-
-    def remember(run: Run, prompts: Sequence[Any]) -> None:
-        tasks.update({p.group: p.ask.task for p in prompts})
-        plain(run, prompts)
-
-    monkeypatch.setattr(Run, "remember_tasks", remember)
     record, _ = stepped(select=TwoMoreOfEach(), reward=SizeOfGroup())
     assert [n for n, _ in calls] == [8], "once, with three and two answers of two groups, less the two put aside"
     used = [e for e in record.drawn if e.use != Use.NONE]

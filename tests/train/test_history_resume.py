@@ -47,7 +47,7 @@ def test_spo_forgets_by_how_far_the_policy_has_moved() -> None:
         assert train(f"lr{lr}", *settings, f"optim.lr={lr}") == 0
         state = load_checkpoint(checkpoint(f"lr{lr}", 5))
         tracker = Table.of(Memory(state.memory), "tracker")
-        assert sorted(tracker.columns["place"].tolist()) == list(range(len(tracker)))
+        assert sorted(tracker.columns["index"].tolist()) == list(range(len(tracker)))
         assert {e.task for e in state.replay} and len(state.replay) == len(tracker)
         assert all("logp_old" in e.notes for e in state.replay)
         kept[lr] = float((tracker.columns["a"] + tracker.columns["b"]).sum())

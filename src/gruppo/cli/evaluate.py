@@ -46,7 +46,7 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
     device, dtype = place_of(config)
     # All are loaded before any is asked: the one that cannot be costs nothing.
     loaded = {n: (load_policy(n, dtype, device, config.seed), load_tokenizer(n)) for n in policies}
-    judge = Judge(tasks.scorer, seconds=config.task.seconds).start()
+    judge = Judge(tasks.scorer, seconds=config.task.seconds, workers=config.task.workers).start()
     out: dict[str, Evaluation] = {}
     try:
         for name, (policy, tokenizer) in loaded.items():

@@ -87,6 +87,7 @@ def _settings(table: Mapping[str, Any], at: str = "") -> Iterator[Setting]:
 
 def _put(node: Any, path: list[str], op: str, value: Any, whole: str) -> Any:
     """The node with one place in it changed."""
+    path = _where_it_stands(node, path, whole) if isinstance(node, Method) else path
     key, rest = path[0], path[1:]
     if isinstance(node, tuple):
         return _put_in_chain(node, key, rest, op, value, whole)
@@ -110,6 +111,28 @@ def _put(node: Any, path: list[str], op: str, value: Any, whole: str) -> Any:
     else:
         after = _leaf(node, key, op, value, whole)
     return dataclasses.replace(node, **{key: after})  # type: ignore[type-var]
+
+
+def _where_it_stands(m: Method, path: list[str], whole: str) -> list[str]:
+    """The path of an occupant that is named by its kind, where the chain named has none of that kind.
+
+    Occupants move: heated_likelihood was a penalty once, and claims that are committed still call it one.
+    """
+    room, *rest = path
+    if room not in CHAINS or len(rest) < 2:
+        return path
+    held = {(r,): getattr(m, r) for r in CHAINS if not isinstance(getattr(m, r), Mapping)}
+    if isinstance(m.objective, Mapping):
+        held |= {("objective", role): chain for role, chain in m.objective.items()}
+    found = [at for at, chain in held.items() if rest[0] in map(kind, chain)]
+    if not found or (room,) in found:
+        return path
+    if len(found) > 1:
+        raise ValueError(
+            f"{whole}: there is {rest[0]} in {' and in '.join('.'.join(at) for at in found)}, so nothing was started. "
+            "Name the one that is meant."
+        )
+    return [*found[0], *rest]
 
 
 def _put_in_table(table: Mapping[str, Any], path: list[str], op: str, value: Any, whole: str) -> dict[str, Any]:

@@ -3,15 +3,12 @@
     w_q = 1 if max_{i right} |o_i| > mean_{j wrong, not truncated} |o_j|, else λ = 0.1
     A_i = w_q (R_i − mean R) / (std R + ε),      right: R_i > 0.5
 
-A group counts in full if its longest right answer is longer than its wrong answers are on average: it shows that
-thinking longer helps. Any other group counts a tenth. Differs from GRPO: this weight of whole groups; the KL of 0.001
-is that of the launch script. Without a right answer a group is not one to learn from (λ), with right ones only it is
-(1); equal rewards have A = 0 either way. Checked against ShadeCloak/ADORA, ADORA/verl/trainer/ppo/core_algos.py,
-compute_grpo_outcome_advantage_ASORA: there R is right above 1.01, on the scale of Logic-RL, and an answer of less than
-4054 tokens is not truncated; here the sampler's own status says it. The form for vision models (ADORA_VL, OpenRLHF)
-takes groups without a right answer in full and those without a wrong one by λ. Of the paper the abstract was read and
-a summary, which says that its LLMs are amplified where its VLMs are attenuated: `factor` may be above 1. A group of
-one is refused (code: A = R).
+Differs from GRPO: the group-normalised advantage is scaled by w_q, and the KL coefficient is 0.001. A group keeps its
+full weight if its longest correct response is longer than its wrong responses are on average, a sign that longer
+reasoning helps on this prompt. Every other group is scaled by λ.
+
+A group without a correct response gets λ, one without a wrong response gets 1; equal rewards give A = 0 either way.
+Truncated wrong responses are left out of the mean length. `factor` may exceed 1. A group of one is refused.
 """
 
 from dataclasses import dataclass
@@ -29,7 +26,11 @@ from gruppo.stages.penalties import ReferenceKL
 
 @dataclass(frozen=True)
 class LongerIsRight(Occupant):
-    """GRPO's advantage, times `factor` in groups whose longest right answer is not longer than the wrong ones are."""
+    """w_q (R_i − mean R) / (std R + eps): the group-normalised advantage, weighted by group.
+
+    threshold  a response is correct if its reward is above this
+    factor     w_q where the longest correct response is not longer than the mean wrong one; elsewhere w_q = 1
+    """
 
     threshold: float = setting(0.5, witness=2.0)
     factor: float = setting(0.1, witness=0.5)
@@ -42,8 +43,8 @@ class LongerIsRight(Occupant):
         length_E = batch.gather(judged_N(batch), "N", "E", "sum").to(batch.reward_E.dtype)
         right_E = judged & (batch.reward_E > self.threshold)
         wrong_E = judged & (batch.reward_E <= self.threshold) & (batch.status_E != Status.TRUNCATED)
-        longest_G = batch.gather(length_E, "E", groups, "max", where=right_E)  # none: 0, which is above no mean
-        usual_G = batch.gather(length_E, "E", groups, "mean", where=wrong_E)  # none: 0, which is below any
+        longest_G = batch.gather(length_E, "E", groups, "max", where=right_E)  # 0 if there is none: never above a mean
+        usual_G = batch.gather(length_E, "E", groups, "mean", where=wrong_E)  # 0 if there is none: below any length
         weight_G = torch.where(longest_G > usual_G, torch.ones_like(usual_G), torch.full_like(usual_G, self.factor))
         adv_E = advantage.z_score(batch.reward_E, groups, where=judged, eps=self.eps)
         return to_tokens(batch, groups.spread(weight_G) * adv_E)
@@ -52,6 +53,16 @@ class LongerIsRight(Occupant):
 ADORA = GRPO.but(
     name="adora",
     paper="arXiv:2602.10019",
+    checked=(
+        "Compared with ShadeCloak/ADORA, ADORA/verl/trainer/ppo/core_algos.py, compute_grpo_outcome_advantage_ASORA. "
+        "There a response is correct if its reward exceeds 1.01, on the scale of Logic-RL; the threshold of 0.5 here "
+        "is ours. There a response of fewer than 4054 tokens is not truncated; here the status reported by the sampler "
+        "decides. A group of one has A = R there and is refused here. The KL coefficient of 0.001 is that of the "
+        "launch script. The variant for vision models (ADORA_VL, OpenRLHF) gives full weight to groups without a "
+        "correct response and λ to groups without a wrong one. Of the paper only the abstract and a summary were read; "
+        "the summary says that LLMs are amplified where VLMs are attenuated, hence a factor above 1 is allowed."
+    ),
+    confidence="code",
     credit=LongerIsRight(),
     penalties=ReferenceKL(kl_coef=0.001, mean="sequence"),
 )

@@ -3,16 +3,13 @@
     T = 1.2 if H < H* else 0.8,      H = the policy's entropy at the last step
     J = J_GRPO + α/B Σ_{o ~ π_T, A(o) > 0.05} 1/|o| Σ_t log π(o_t | q, o_<t)
 
-Entropy is held at a target without a bonus on it: right answers that were drawn hotter than the policy pull it towards
-a flatter distribution, colder ones towards a sharper one. Differs from GRPO: a quarter of the prompts is answered once
-more at T; of the answers that are better than their group at most 60, half as many where entropy is too high, are
-imitated; no KL. The step counts them as B does the others, so α = 1 is the weight of an answer of advantage 1.
+Differs from GRPO: a quarter of the prompts is sampled once more at temperature T, and the responses with A > 0.05 are
+imitated, at most 60 per step and half as many while the entropy is above the target; no KL. Good responses drawn at T >
+1 flatten the policy, those at T < 1 sharpen it: the entropy is held at its target without a bonus. α = 1 is the weight
+of a response of advantage 1.
 
-Checked against 597358816/AEPO, verl/trainer/ray_trainer.py: there they take the place of the first rows of a batch of
-2,560, here they are added, and what they cost is in the metric `sampled`; the prompts are its first, here drawn by lot;
-its ratio starts at 1 and is clipped, the paper's gradient and this one is REINFORCE's. log π is that of temperature 1,
-not of T. H is minus the mean log-probability of the sampled tokens; at the first step it counts as above the target.
-No better answer: no term (the code fails).
+H is minus the mean log-probability of the sampled tokens; the first step counts as above the target. log π is taken at
+temperature 1. The metric `sampled` includes the extra rollouts. If no response qualifies, the term is absent.
 """
 
 from collections.abc import Sequence
@@ -36,11 +33,12 @@ HEATED = note("heated", among=(0.0, 1.0))
 
 @dataclass(frozen=True)
 class WithHeated(Occupant):
-    """Samples of every prompt; a `share` of the prompts once more at another temperature, for `HeatedLikelihood`.
+    """The usual rollouts, and a second group at another temperature for a `share` of the prompts.
 
-    heat     that temperature is 1 + heat where the entropy is below `target_entropy`, else 1 − heat
-    min_adv  an answer counts if its advantage among those of its prompt, in deviations, is above this
-    most     answers that count, at the most; where the entropy is above the target, half as many
+    target_entropy  the entropy to hold, in nats
+    heat            the temperature is 1 + heat while the entropy is below the target, else 1 − heat
+    min_adv         a heated response is imitated if its group-normalised advantage is above this
+    most            the largest number imitated per step; half of it while the entropy is above the target
     """
 
     target_entropy: float = setting(0.5, witness=9.0)
@@ -49,7 +47,11 @@ class WithHeated(Occupant):
     min_adv: float = setting(0.05, witness=2.0)
     most: int = setting(60, witness=0)
     writes = ("note_heated_E",)
-    requires = (Samples(2, "It keeps answers that are better than others of their prompt, and one alone is not."),)
+    requires = (
+        Samples(
+            2, "It imitates responses that beat the other samples of their prompt, and a single sample beats none."
+        ),
+    )
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         episodes = await ctx.play(prompts)
@@ -67,7 +69,7 @@ class WithHeated(Occupant):
         return [*episodes, *heated]
 
     def _better(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """The answers whose z-score in their group is above `min_adv`."""
+        """Responses whose group-normalised advantage is above `min_adv`."""
         known = [e for e in episodes if e.status.judged and np.isfinite(e.total)]
         number = {group: i for i, group in enumerate(dict.fromkeys(e.group for e in known))}
         groups = Key(torch.tensor([number[e.group] for e in known], dtype=torch.int64), len(number))
@@ -82,15 +84,15 @@ class WithHeated(Occupant):
 
 
 def heated_N(batch: Batch) -> Tensor:
-    """Tokens of the answers that were drawn at another temperature."""
-    if "note_heated_E" not in batch.columns:  # this step has none
+    """Tokens of the heated responses."""
+    if "note_heated_E" not in batch.columns:  # none in this step
         return torch.zeros_like(batch.keep_N)
     return batch.spread(batch.note_heated_E == 1, "E", "N") & (batch.source_N == Source.POLICY)
 
 
 @dataclass(frozen=True)
 class HostAlone(Occupant):
-    """The surrogate neither learns nor counts heated answers: they have a term of their own."""
+    """Keeps heated responses out of the surrogate and its denominator: they have their own term."""
 
     reads = (HEATED,)
 
@@ -100,7 +102,7 @@ class HostAlone(Occupant):
 
 @dataclass(frozen=True)
 class HeatedLikelihood(Occupant):
-    """heated_coef/B Σ 1/|o| Σ_t log π(o_t) over heated answers, at temperature 1; B counts all answers of the step."""
+    """heated_coef/B Σ 1/|o| Σ_t log π(o_t) over heated responses, at temperature 1; B counts all responses."""
 
     heated_coef: float = setting(1.0, witness=0.3)
     mean: Any = setting("sequence", added=True)
@@ -120,10 +122,18 @@ class HeatedLikelihood(Occupant):
 AEPO = GRPO.but(
     name="aepo",
     paper="arXiv:2510.08141",
+    checked=(
+        "Compared with 597358816/AEPO, verl/trainer/ray_trainer.py. There the heated responses replace the first rows "
+        "of a batch of 2,560; here they are added to the batch. There the prompts are the first ones of the batch; "
+        "here they are drawn with a random key. The importance ratio of the code starts at 1 and is clipped; the "
+        "gradient of the paper, and of this implementation, is that of REINFORCE. If no heated response qualifies the "
+        "code fails; here the term is absent."
+    ),
+    confidence="code",
     rollout=WithHeated(),
     select=HostAlone(),
     objective=(*GRPO.objective, HeatedLikelihood()),
     penalties=(),
     together=("rollout", "select", "objective"),
-    version=2,  # 1 had the heated answers in penalties
+    version=2,  # 1 had this term among the penalties
 )

@@ -4,21 +4,14 @@
     ρ = Σ_{A>0} r A / Σ r |A| over tokens with a gradient
     from (0.6, 1.2): c_high += 0.05 up to 3, then c_low += 0.05 up to 0.9, until ρ ≥ ρ_0 = 0.5
 
-Differs from GRPO: on stale data bad tokens outweigh good ones. The bounds of each optimiser step are searched, first
-the upper one (it lets good tokens in that have become likely), then the lower one (it shuts bad ones out that have
-become unlikely), until good tokens have a share ρ_0 of the push. No gradient goes through the search; mean over tokens;
-no KL.
+Differs from GRPO: the clip bounds are searched at every optimiser step, so that negative advantages do not dominate on
+stale data. The upper bound is raised first, which readmits tokens with A > 0 whose ratio has grown; then the lower
+bound, which shuts out tokens with A < 0 whose ratio has shrunk; until tokens with A > 0 hold a share ρ_0 of the update.
+No gradient flows through the search. Mean over tokens, dual clip, no KL.
 
-What was read: the authors' README (ρ_0 = 0.5 and both ranges, "as used in the paper"), their code, WooooDyy/BAPO
-recipe/bapo/policy_loss.py, and notes on the published paper: its equation, ρ_0 = 0.4, the order, steps of 0.05 above
-and 0.02 below (0.05 for both in the code, and here). Paper and code differ: the code raises the lower bound first,
-compares Σ_{A>0} / Σ_{A<0} with its target (0.5 is then a share of 1/3), and searches anew for every micro-batch; here,
-as in the paper, the upper bound goes first and the share is of the whole, for every optimiser step. In both a token
-counts with the value of its clipped objective, |min(r A, clip(r) A)|. So a higher c_low makes the bad side larger,
-never smaller (r = 0.7 counts 0.8, then 0.9), and once begun the search of c_low runs to its end. `contribution="live"`
-counts tokens that still have a gradient instead, which is what the text says the bounds are for; "value" is the
-published form. The equation also weighs tokens by π_old: over sampled tokens that weight is in the sampling, and the
-code has none. The dual clip, two epochs and four minibatches are the code's.
+If all tokens are clipped, the search continues until one has a gradient. If no bound reaches ρ_0, the last pair is
+used. `contribution="value"` is the published count, which includes clipped tokens. `positive_share=0` switches the
+search off.
 """
 
 import math
@@ -38,19 +31,22 @@ from gruppo.stages.objective import NOW, OLD
 from gruppo.stages.update import Passes
 
 Contribution = Literal["live", "value"]
-MOST_RUNGS = 1e5  # of the search: all of them are tried at once, and take memory
+MOST_RUNGS = 1e5  # of the search: all are tried at once, in memory
 
 
 @dataclass(frozen=True)
 class BalancedClip(Occupant):
-    """The clipped objective, its clip found anew at every optimiser step.
+    """min(r A, clip(r, c_low, c_high) A), with c_low and c_high searched at every optimiser step.
 
-    clip_low, clip_high            where the search begins: bounds 1 − clip_low and 1 + clip_high
-    clip_low_least, clip_high_most where it ends; clip_step: how far it goes at once
-    positive_share                 the share of the push that good tokens are to have; 0: no search
-    contribution                   live: tokens with a gradient, r |A|; value: all, by the clipped objective
+    clip_low, clip_high             where the search starts: c_low = 1 − clip_low, c_high = 1 + clip_high
+    clip_low_least, clip_high_most  where it ends
+    clip_step                       the step of the search
+    positive_share                  the share of the update that tokens with A > 0 shall have; 0: no search
+    contribution                    live: r |A| of tokens with a gradient; value: |min(r A, clip(r) A)| of all tokens
+    clip_dual                       lower bound clip_dual · A where A < 0; 0: none
     """
 
+    version = 2  # 1 stopped its search at bounds that left no token with a gradient
     clip_low: float = setting(0.4, witness=0.8)
     clip_low_least: float = setting(0.1, witness=-0.5)
     clip_high: float = setting(0.2, witness=0.6)
@@ -78,7 +74,7 @@ class BalancedClip(Occupant):
         return (NOW, OLD)
 
     def bounds(self, r_N: Tensor, adv_N: Tensor, weight_N: Tensor) -> tuple[Tensor, Tensor]:
-        """c_low and c_high: the first on the way whose share of good tokens is large enough, else the last."""
+        """c_low and c_high: the first pair at which tokens with A > 0 have their share, else the last."""
         low_L = 1.0 - ladder(self.clip_low, self.clip_low_least, self.clip_step, r_N)
         high_H = 1.0 + ladder(self.clip_high, self.clip_high_most, self.clip_step, r_N)
         good_N, bad_N = weight_N * adv_N.clamp(min=0), weight_N * (-adv_N).clamp(min=0)
@@ -86,14 +82,17 @@ class BalancedClip(Occupant):
             bad_N = torch.where(r_N > self.clip_dual, torch.zeros_like(bad_N), bad_N)
         good_H = up_to(r_N, r_N * good_N, high_H)
         bad_L = (r_N * bad_N).sum() - up_to(r_N, r_N * bad_N, low_L, strictly=True)
-        if self.contribution == "value":  # what lies beyond a bound counts with the bound
+        if self.contribution == "value":  # a clipped token counts with its bound
             good_H = good_H + high_H * (good_N.sum() - up_to(r_N, good_N, high_H))
             bad_L = bad_L + low_L * up_to(r_N, bad_N, low_L, strictly=True)
         way_good = torch.cat([good_H, good_H[-1:].expand(len(low_L) - 1)])
         way_bad = torch.cat([bad_L[:1].expand(len(high_H)), bad_L[1:]])
-        reached = way_good >= self.positive_share * (way_good + way_bad)
+        total = way_good + way_bad
+        reached = way_good >= self.positive_share * total
+        if self.positive_share > 0:  # 0 of 0 is not a share, as long as a wider bound lets a good token in
+            reached &= (total > 0) | (good_H[-1] == 0)
         reached[-1] = True
-        at = reached.to(torch.int64).argmax()  # the first that is 1
+        at = reached.to(torch.int64).argmax()  # the first that is true
         last = len(high_H) - 1
         return low_L.index_select(0, (at - last).clamp(min=0)), high_H.index_select(0, at.clamp(max=last))
 
@@ -120,14 +119,14 @@ class BalancedClip(Occupant):
 
 
 def ladder(start: float, end: float, step: float, like: Tensor) -> Tensor:
-    """start, start ± step, … , end: counted, not added up, so that the last rung is the end itself."""
+    """start, start ± step, …, end. Multiples of the step, not a running sum, so the last rung is exactly the end."""
     before = math.ceil(abs(end - start) / step - 1e-9)
     rungs = torch.arange(before, dtype=like.dtype, device=like.device)
     return torch.cat([start + math.copysign(step, end - start) * rungs, rungs.new_full((1,), end)])
 
 
 def up_to(x_N: Tensor, weight_N: Tensor, bound_B: Tensor, strictly: bool = False) -> Tensor:
-    """Σ of the weights of x ≤ bound (x < bound if `strictly`), for each of the rising bounds."""
+    """Σ of the weights of x ≤ bound (x < bound if `strictly`), for each of the ascending bounds."""
     rung_N = torch.searchsorted(bound_B, x_N, right=strictly)
     total = torch.zeros(len(bound_B) + 1, dtype=x_N.dtype, device=x_N.device).index_add(0, rung_N, weight_N)
     return torch.cumsum(total, 0)[:-1]
@@ -136,7 +135,27 @@ def up_to(x_N: Tensor, weight_N: Tensor, bound_B: Tensor, strictly: bool = False
 BAPO = GRPO.but(
     name="bapo",
     paper="arXiv:2510.18927",
+    checked=(
+        "Compared with the authors' README (ρ_0 = 0.5 and both ranges, as used in the paper), with their code, "
+        "WooooDyy/BAPO, recipe/bapo/policy_loss.py, and with notes on the published paper: its equation, ρ_0 = 0.4, "
+        "the order, and steps of 0.05 above and 0.02 below (0.05 for both in the code, and here). Paper and code "
+        "differ: the code raises the lower bound first, compares the ratio Σ_{A>0} / Σ_{A<0} with its target, so that "
+        "0.5 is a share of 1/3, and repeats the search for every micro-batch. Here, as in the paper, the upper bound "
+        "goes first and the share is of the whole; there is one search per optimiser step. In paper and code a token "
+        "contributes the value of its clipped objective, |min(r A, clip(r) A)|: this published form is "
+        "contribution=value. In it a higher lower bound makes the negative side larger, never smaller (r = 0.7 counts "
+        "0.8, then 0.9), so that the search of the lower bound, once begun, runs to its end. The default, "
+        "contribution=live, is ours: only tokens that still have a gradient contribute, each with r |A|, which is what "
+        "the text says the bounds are for. The two differ at clipped tokens: live counts them as 0, value counts them "
+        "at their bound. Bounds at which nothing contributes have not reached the share, which can happen with live "
+        "only: with r = (1.5, 0.55) and A = (1, -1) both tokens are clipped at (0.6, 1.2), and the search goes on to "
+        "an upper bound of about 1.5; version 1 stopped at once and had no gradient. The equation also weights tokens "
+        "by π_old; over sampled tokens that weight is already in the sampling, and the code has none. The dual clip of "
+        "3, two epochs and four minibatches are the code's."
+    ),
+    confidence="code",
     objective=BalancedClip(),
+    version=2,  # 1 stopped its search where every token was clipped
     penalties=(),
     update=Passes(epochs=2, minibatches=4),
 )

@@ -5,16 +5,13 @@
     A_i = (R_i − p(q)) / f(p(q); α, β),      f the density of the Beta distribution,   1/f at most 1e6
     J = 1/B Σ_i Σ_t min(r_it A_i, clip(r_it, 1−0.2, 1+0.28) A_i), at least 10 A_i where A_i < 0
 
-Differs from GRPO: the divisor is not the deviation of the group but a density that is fitted, at every step, to how
-the rates of right answers lie over the prompts; α = β = 1 is the mean as a baseline, α = β = 3/2 is GRPO's divisor
-√(p (1 − p)) times 8/π. Sum over an answer's tokens, wider clip, no KL. Checked against changyi7231/BNPO,
-recipe/bnpo/src/bnpo_ray_trainer.py, compute_bnpo_outcome_advantage. With one group, or where all rates are the same,
-nothing can be fitted: then α = β = 1 (the code: m = 0, v = 1, which is the same, and 0/0). A group of one has A = 0
-(the code: p = 0, so A = R/f(0)). Rates of 0 and 1 may have f = 0, but then all R_i = p. `loss_type="bnpo"` of TRL
-borrows the name for a mean over tokens and is another thing.
+Differs from GRPO: the divisor is not the group's standard deviation but a Beta density, fitted at every step to the
+success rates of the prompts. α = β = 1 leaves the mean as a baseline; α = β = 3/2 is GRPO's divisor √(p (1 − p)) times
+8/π. Sum over tokens, wider clip, dual clip, no KL.
 
-Of several rewards A is the mean over components of this advantage of each, as in the paper: all of them lie between
-`reward_low` and `reward_high`, and what the turns of an answer earned belongs to their component.
+With one group, or equal rates in all groups, α = β = 1. A group of one has A = 0. Where f = 0 at a rate of 0 or 1,
+every R_i = p and A = 0. With several reward components, all between `reward_low` and `reward_high`, A is the mean of
+their advantages. Turn rewards belong to their component. TRL's `loss_type="bnpo"` is unrelated.
 """
 
 from dataclasses import dataclass
@@ -32,7 +29,11 @@ from gruppo.stages.objective import ClippedSurrogate
 
 @dataclass(frozen=True)
 class BetaNormalised(Occupant):
-    """A_i = (s_i − p) / f(p; α, β), s the reward on the scale from `reward_low` (0) to `reward_high` (1)."""
+    """A_i = (s_i − p) / f(p; α, β), with f a Beta density fitted to the success rates p of the step's groups.
+
+    reward_low, reward_high  the rewards that are scaled to s = 0 and s = 1
+    cap                      the largest 1/f
+    """
 
     reward_low: float = setting(0.0, witness=-1.0)
     reward_high: float = setting(1.0, witness=2.0)
@@ -49,8 +50,8 @@ class BetaNormalised(Occupant):
         known = batch.return_EC[batch.judged_E][:, batch.paid_C]
         out = known[(known < self.reward_low - ROUNDING) | (known > self.reward_high + ROUNDING)]
         return "" if not len(out) else (
-            f"a reward is {float(out[0]):g}, outside {self.reward_low:g} to {self.reward_high:g}, so it is no rate of "
-            "right answers. Set method.credit.reward_low and method.credit.reward_high to the smallest and the largest"
+            f"a reward is {float(out[0]):g}, outside {self.reward_low:g} to {self.reward_high:g}, so it is no success "
+            "rate. Set method.credit.reward_low and method.credit.reward_high to the smallest and the largest reward"
         )  # fmt: skip
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
@@ -58,17 +59,17 @@ class BetaNormalised(Occupant):
         return to_tokens(batch, torch.stack(advs).mean(0) if advs else torch.zeros_like(batch.reward_E))
 
     def of_one(self, batch: Batch, reward_E: Tensor) -> Tensor:
-        """The advantage by one component of the reward."""
+        """The advantage of one reward component."""
         groups, judged = batch.level("E", "G"), batch.judged_E
         s_E = (reward_E - self.reward_low) / (self.reward_high - self.reward_low)
         rate_G = batch.gather(s_E, "E", groups, "mean", where=judged).double().clamp(0, 1)
         alpha, beta = self.shape(rate_G[batch.gather(judged, "E", groups, "any")])
         weight_G = torch.exp(-log_beta_density(rate_G, alpha, beta)).clamp(max=self.cap)
-        # Where f is 0 and the weight at its cap, every reward is the mean, and what is centred is exactly 0.
+        # Where f = 0 the weight is at its cap, but every reward equals the mean and is centred to exactly 0.
         return centre(s_E, groups, where=judged) * groups.spread(weight_G.to(s_E.dtype))
 
     def shape(self, rate_X: Tensor) -> tuple[Tensor, Tensor]:
-        """α and β of the divisor, by the moments of these rates."""
+        """α and β of the divisor, from the moments of these rates."""
         one = rate_X.new_ones(())
         if len(rate_X) < 2 or float(rate_X.var()) <= ROUNDING**2:
             return one, one
@@ -86,6 +87,13 @@ def log_beta_density(p: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
 BNPO = GRPO.but(
     name="bnpo",
     paper="arXiv:2506.02864",
+    checked=(
+        "Compared with changyi7231/BNPO, recipe/bnpo/src/bnpo_ray_trainer.py, compute_bnpo_outcome_advantage. With one "
+        "group the code sets m = 0 and v = 1, which also gives α = β = 1; with equal rates in all groups it computes "
+        "0/0. In a group of one it has p = 0, hence A = R/f(0); here A = 0. The mean over several rewards is the "
+        "paper's. loss_type bnpo of TRL borrows the name for a mean over tokens and is a different method."
+    ),
+    confidence="code",
     credit=BetaNormalised(),
     objective=ClippedSurrogate(clip_low=0.2, clip_high=0.28, clip_dual=10.0, mean="sequence_sum"),
     penalties=(),

@@ -3,15 +3,16 @@
     J = (1 − μ) · J_GRPO  +  μ · 1/Σ|y_j| Σ_j Σ_t sg(φ(p_jt)) log p_jt,      p_jt = π(y_jt | x_j, y_j<t), y an expert's
     φ(p) = p (1 − p),   μ = 0.1      (CHORD-φ)
 
-Experts' answers are imitated beside the reinforcement, by a weight μ of the whole and a weight φ of each token, which
-is small where the policy already agrees and where the token would tear at it. Differs from GRPO: this second term with
-a count of its own; experts are in no statistic of a group; mean over tokens, no KL. CHORD-μ is φ = 1 with a weight that
-falls: `method.objective.phi=one method.objective.mu="cosine(0.9, 0.05, steps=200)"`; φ = p is its importance-sampling
-variant (`phi=probability`). Checked against Trinity-RFT, trinity/algorithm/policy_loss_fn/chord_policy_loss.py: p is
-that of now, stopped; its defaults are μ = 0.1 and φ as here, and its example warms μ up before the cosine. Experts are
-the recorded answers of the step's own tasks, one a prompt, those that score 1; in the paper they come from other
-prompts, 64 beside 256 samples: a count of their own makes that a matter of noise alone. In another method,
-`method.rollout=chord method.select+=right_experts` takes what belongs together.
+Differs from GRPO: an imitation term on expert responses, with a denominator of its own; experts enter no group
+statistic; mean over tokens, no KL. φ is small where the policy already agrees with a token, and where the token is so
+unlikely that imitating it would disrupt the policy.
+
+Experts are the recorded responses of the step's own tasks, one per prompt, if they score 1. `phi=probability` is the
+importance-sampling variant. In another method, `method.rollout=chord method.select+=right_experts` takes everything
+that belongs together. CHORD-μ is φ = 1 with a falling μ:
+
+    method.objective.phi=one method.objective.expert_coef="cosine(0.9, 0.05, steps=200)"
+    method.objective.coef="cosine(0.1, 0.95, steps=200)"
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ PHI: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class WithExperts(Occupant):
-    """Samples of every prompt, and beside them, for an `expert_share` of the prompts, an expert's answer, apart."""
+    """The usual rollouts, and an expert's response for an `expert_share` of the prompts, outside group statistics."""
 
     expert_share: float = setting(1.0, low=0, high=1)
     writes = ("expert",)
@@ -54,7 +55,8 @@ class WithExperts(Occupant):
 class ExpertLikelihood(Occupant):
     """expert_coef · mean of sg(φ(p)) log p over the experts' tokens.
 
-    phi  uncertain: p (1 − p); one: 1, plain imitation; probability: p
+    expert_coef  the coefficient μ, a number or a schedule
+    phi          uncertain: p (1 − p); one: 1, plain imitation; probability: p
     """
 
     expert_coef: Sched = setting(0.1, low=0, witness=0.6)
@@ -76,6 +78,14 @@ class ExpertLikelihood(Occupant):
 CHORD = GRPO.but(
     name="chord",
     paper="arXiv:2508.11408",
+    checked=(
+        "Compared with Trinity-RFT, trinity/algorithm/policy_loss_fn/chord_policy_loss.py: p is the current "
+        "probability with stop-gradient; the defaults there are μ = 0.1 and φ = p (1 - p), as here, and the example "
+        "warms μ up before the cosine decay. In the paper the experts' responses belong to other prompts, 64 of them "
+        "with 256 samples; here they belong to the step's own tasks. Since the term has its own denominator, this "
+        "changes the noise only."
+    ),
+    confidence="code",
     rollout=WithExperts(),
     select=RightExperts(),
     objective=(

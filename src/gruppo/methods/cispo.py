@@ -2,12 +2,12 @@
 
     J = 1/Σ|o_i| Σ_i Σ_t sg( clip(r_it, 1−ε_low, 1+ε_high) ) A_i log π(o_it | q, o_i<t),   ε_low = 1 (off), ε_high = 4
 
-Differs from GRPO: the importance weight is clipped and stopped instead of the objective, so no token ever loses its
-gradient; mean over tokens; no KL. Checked against verl `core_algos.py`, compute_policy_loss_cispo, and TRL
-`grpo_trainer.py`, loss_type "cispo": TRL has no lower clip and counts ε_high as the largest weight itself, verl as
-1 + ε_high, which is meant here. The paper gives no number; a largest weight of 5 is TRL's (from ScaleRL,
-arXiv:2510.13786). The paper also redraws groups as DAPO does and shapes lengths: select=RedrawEqualGroups() and
-reward=OverlongShaping() add them. Four updates a batch: with a single one every weight is 1, which is REINFORCE.
+Differs from GRPO: the importance ratio is clipped and detached, and multiplies log π, instead of the objective being
+clipped, so no token loses its gradient; mean over tokens; no KL.
+
+There are four updates per batch: with a single one every ratio is 1, and the gradient is that of REINFORCE. The paper
+also redraws groups as DAPO does and shapes lengths; `select=RedrawEqualGroups()` and `reward=OverlongShaping()` add
+both.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class ClippedWeight(Occupant):
-    """sg(clip(r, 1 − clip_low, 1 + clip_high)) A log π: every token keeps a gradient, its weight is bounded."""
+    """sg(clip(r, 1 − clip_low, 1 + clip_high)) A log π: every token keeps its gradient, with a bounded weight."""
 
     clip_low: float = setting(1.0, witness=0.1)
     clip_high: float = setting(4.0, witness=0.1)
@@ -49,6 +49,13 @@ class ClippedWeight(Occupant):
 CISPO = GRPO.but(
     name="cispo",
     paper="arXiv:2506.13585",
+    checked=(
+        "Compared with verl core_algos.py, compute_policy_loss_cispo, and with TRL grpo_trainer.py, loss_type cispo. "
+        "TRL has no lower clip and takes ε_high as the largest weight itself; verl takes 1 + ε_high, as here. The "
+        "paper gives no number; the largest weight of 5 is TRL's, from ScaleRL (arXiv:2510.13786). Four updates per "
+        "batch are ours."
+    ),
+    confidence="code",
     objective=ClippedWeight(clip_low=1.0, clip_high=4.0, mean="token"),
     penalties=(),
     update=Passes(epochs=1, minibatches=4),

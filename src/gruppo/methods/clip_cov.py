@@ -4,14 +4,12 @@
     J = 1/Σ|o_i| Σ_t m_t min(r_t A_t, clip(r_t, 1−ε, 1+ε) A_t)
     m_t = 0 for 2e-4 of the tokens, at random among those with 1 < c_t < 5 that the clip has not caught; else 1
 
-Differs from DAPO: the entropy falls with the covariance of advantage and log-probability, and few tokens make up most
-of it. Some of them are left out of a step; they stay in the denominator. No shaping of lengths, no KL, no dual clip.
-Checked against PRIME-RL/Entropy-Mechanism-of-RL, verl/trainer/ppo/core_algos.py, compute_policy_loss_clip_cov, and
-recipe/dapo/7b_clip_cov.sh: 2e-4, 1 and 5, equal groups left out, eight minibatches (four here, as in dapo), and a clip
-of 1 and 1, which leaves ratios from 0 to 2 alone; the paper's equation has no clip of the ratio at all. verl's port has
-0.2 and 0.2. The code takes its means and its share over a micro-batch, here over the optimiser step. At least one token
-is taken where there is a candidate, also where 2e-4 of the tokens is less than one; a share of 0 is none, in the code
-one. The draw is keyed by token and step: the same in every epoch.
+Differs from DAPO: a random few of the tokens with a high covariance of advantage and log-probability are dropped from
+the objective, but not from its denominator. Few tokens make up most of that covariance, and the entropy falls with it.
+The ratio clip is 1 and 1; no overlong shaping, no KL, no dual clip.
+
+If there is a candidate, at least one token is dropped, also where 2e-4 of the tokens is less than one; `chosen_share=0`
+drops none. The random key is made of token and step, so the draw is the same in every epoch.
 """
 
 from dataclasses import dataclass
@@ -29,7 +27,10 @@ from gruppo.stages.objective import NOW, OLD
 
 @dataclass(frozen=True)
 class ClipCovariance(Occupant):
-    """The clipped objective; of the tokens with cov_low < c < cov_high a few count 0, `chosen_share` of all."""
+    """The clipped surrogate, without a random `chosen_share` of all tokens, drawn from cov_low < c < cov_high.
+
+    c = (A − mean A) (log π − mean log π); dropped tokens stay in the denominator.
+    """
 
     chosen_share: float = setting(2e-4, witness=[0.2, 0.0])
     cov_low: float = setting(1.0, witness=[-1.0, 0.2])
@@ -63,6 +64,15 @@ class ClipCovariance(Occupant):
 CLIP_COV = DAPO.but(
     name="clip_cov",
     paper="arXiv:2505.22617",
+    checked=(
+        "Compared with PRIME-RL/Entropy-Mechanism-of-RL, verl/trainer/ppo/core_algos.py, compute_policy_loss_clip_cov, "
+        "and recipe/dapo/7b_clip_cov.sh: a share of 2e-4, covariance bounds of 1 and 5, groups of equal reward "
+        "removed, eight minibatches (four here, as in dapo), and a ratio clip of 1 and 1, which leaves ratios from 0 "
+        "to 2 untouched. The paper's equation has no ratio clip at all; verl's port has 0.2 and 0.2. The code computes "
+        "its means and its share over a micro-batch, here over the optimiser step. A share of 0 drops no token here "
+        "and one token in the code."
+    ),
+    confidence="code",
     reward=(),
     objective=ClipCovariance(clip_low=1.0, clip_high=1.0, mean="token"),
 )

@@ -6,17 +6,13 @@
     w_q = σ(γ (H_q − ρ)),      γ = 20,  ρ = 1.5
     J = 1/B Σ_i 1/|o_i| Σ_t [ w_q min(r_it A_i, clip(r_it) A_i) + (1 − w_q) min(r_it Ā_q, clip(r_it) Ā_q) ]
 
-Differs from GRPO: answers that are all right, or all wrong, still teach, by how their prompt fares against the other
-prompts of the step: a group that agrees (low entropy) is moved as a whole, one that does not is compared inside. Two
-surrogates are blended, not two advantages. With ρ = 1.5 the inner comparison wins from five different answers on
-(log 4 = 1.39): with four samples a prompt all learning is between prompts. Which answers are the same says the scorer;
-texts without an answer are one answer of their group. A prompt alone in its step has Ā = 0, an answer alone in its
-group A = 0.
+Differs from GRPO: groups that are all correct or all wrong still teach, by how their prompt compares with the other
+prompts of the step. A group that agrees (low answer entropy) is moved as a whole; one that does not is compared inside.
+Two surrogates are blended, not two advantages. Asymmetric clip, no KL.
 
-No code could be read: the repository named in the paper is not to be had. The equations are those of two reports that
-agree. Of the asymmetric clip they give 0.2 below; above, DAPO's 0.28 is taken. How tokens are averaged they do not say:
-here an answer's mean, since a mean over all tokens would push long answers of a good prompt more than short ones.
-Statistics are of the step; the paper's are of a minibatch of 16 prompts.
+With ρ = 1.5 the within-group term takes over at five different answers (log 4 = 1.39), so with four samples per prompt
+all learning is between prompts. The scorer decides which answers are equal; responses without an answer count as one
+answer. A prompt alone in its step has Ā = 0, a response alone in its group A = 0.
 """
 
 from dataclasses import dataclass
@@ -37,7 +33,10 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class InsideAndBetween(Occupant):
-    """Two advantages, of the answer in its group and of the group among groups, and the weight of the first."""
+    """Two group-normalised advantages, A within the group and Ā between groups, and the weight w of the first.
+
+    w = σ(blend_slope (H − blend_entropy)), H the answer entropy of the group in nats.
+    """
 
     blend_slope: float = setting(20.0, witness=1.0)
     blend_entropy: float = setting(1.5, witness=0.5)
@@ -59,14 +58,14 @@ class InsideAndBetween(Occupant):
 
 
 def mean_reward(batch: Batch) -> Tensor:
-    """The mean reward of each group, from its lowest up, so that groups of equal rewards have equal means exactly."""
+    """The mean reward of each group. Taken relative to its minimum, so that equal rewards have exactly equal means."""
     groups, judged = batch.level("E", "G"), batch.judged_E
     low_G = batch.gather(batch.reward_E, "E", groups, "min", where=judged)
     return low_G + batch.gather(batch.reward_E - groups.spread(low_G), "E", groups, "mean", where=judged)
 
 
 def answer_entropy(batch: Batch) -> Tensor:
-    """−Σ p log p over the different answers of each group, in nats."""
+    """−Σ p log p over the distinct answers of each group, in nats."""
     groups, judged = batch.level("E", "G"), batch.judged_E
     same = batch.key("E", batch.group_E, batch.answer_E)
     alike_E, all_E = (
@@ -78,7 +77,7 @@ def answer_entropy(batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class TwoSurrogates(Occupant):
-    """w min(rA, clip(r) A) + (1 − w) min(rĀ, clip(r) Ā)."""
+    """w min(r A, clip(r) A) + (1 − w) min(r Ā, clip(r) Ā), with clip(r) = clip(r, 1 − clip_low, 1 + clip_high)."""
 
     clip_low: float = setting(0.2, witness=0.05)
     clip_high: float = setting(0.28, witness=0.05)
@@ -111,6 +110,14 @@ class TwoSurrogates(Occupant):
 COPO = GRPO.but(
     name="copo",
     paper="arXiv:2508.04138",
+    checked=(
+        "No code was read: the repository named in the paper is not available. The equations are those of two reports "
+        "on the paper that agree. Of the asymmetric clip they give 0.2 below; 0.28 above is DAPO's. They do not say "
+        "how tokens are averaged; here it is a mean per response, since a mean over all tokens would push the long "
+        "responses of a good prompt more than the short ones. Statistics are taken over the step; the paper's are "
+        "taken over a minibatch of 16 prompts."
+    ),
+    confidence="notes",
     credit=InsideAndBetween(),
     objective=TwoSurrogates(clip_low=0.2, clip_high=0.28, mean="episode"),
     penalties=(),

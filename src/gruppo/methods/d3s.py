@@ -4,12 +4,13 @@
     J = mean over the K % of the tokens of S with the largest |A_it| H_it of min(r_it A_i, clip(r_it, 1−0.2, 1+0.2) A_i)
     N_s and K go in a straight line from their first to their last value over the run
 
-Answers that differ most are learned from, and of these the tokens that are uncertain and matter. Differs from GRPO:
-advantages are those of all answers, and are not normalised again; what is not chosen leaves sum and count; mean over
-tokens. A set of the largest variance is made of the k largest and the N_s − k smallest; every k is tried. Groups with
-A = 0 are taken last. Every chosen answer keeps at least one token. H is that of the policy at the start of the step
-(the paper: of the policy, without gradient). Read in a detailed note of the paper, which leaves the sizes open: the
-shares below are ours; under 20 % of the tokens in the mean is the paper's. Confidence: second hand.
+Differs from GRPO: only the responses whose advantages vary most are trained on, and of these only the tokens with the
+largest |A| H, which are uncertain and matter. Advantages are computed over all responses and not normalised again; what
+is not selected leaves both sum and denominator; mean over tokens.
+
+The subset of largest variance consists of the k largest and the N_s − k smallest advantages; every k is tried. Groups
+with A = 0 come last. Every selected response keeps at least one token. H is the entropy of the policy at the start of
+the step.
 """
 
 from dataclasses import dataclass
@@ -27,8 +28,12 @@ from gruppo.stages.select import share_of
 
 @dataclass(frozen=True)
 class DownSample(Occupant):
-    """Keep the `group_share` of each group that varies most, of these the `batch_share`, and of their tokens the
-    `token_share` with the largest |A| H; two of the shares move to their `_last` value by the end of the run."""
+    """Train on the responses whose advantages vary most, and on their tokens with the largest |A| H.
+
+    group_share  the share of each group that is kept; moves linearly to group_share_last over the run
+    batch_share  of these, the share of the step that is kept
+    token_share  of their tokens, the share that is kept; moves linearly to token_share_last over the run
+    """
 
     group_share: float = setting(0.5, witness=0.9)
     group_share_last: float = setting(1.0, witness=0.0)
@@ -60,13 +65,13 @@ class DownSample(Occupant):
 
 
 def most_varied(x: Tensor, key: Key, share: float, noise: Tensor, where: Tensor) -> Tensor:
-    """The `share` of each part's rows in `where` whose values have the largest variance; ties by `noise`.
+    """In each part, the `share` of the rows in `where` whose values have the largest variance; `noise` breaks ties.
 
-    Such a set has the k largest and the rest from the smallest. Every k of every part is a candidate; Σ x and Σ x² of
-    both ends are read from running sums.
+    Such a set consists of the k largest values and, for the rest, the smallest. Every k is a candidate; Σ x and Σ x²
+    of both ends are read from cumulative sums.
     """
     rows = torch.nonzero(where)[:, 0]
-    value = torch.round(x[rows].double() / ROUNDING) * ROUNDING  # what differs by rounding is a tie
+    value = torch.round(x[rows].double() / ROUNDING) * ROUNDING  # values that differ by rounding are ties
     order = torch.argsort(noise[rows], stable=True)
     order = order[torch.argsort(value[order], stable=True)]
     order = order[torch.argsort(key.index[rows[order]], stable=True)]
@@ -89,6 +94,12 @@ def most_varied(x: Tensor, key: Key, share: float, noise: Tensor, where: Tensor)
 D3S = GRPO.but(
     name="d3s",
     paper="arXiv:2509.22115",
+    checked=(
+        "Only a detailed note on the paper was read. It leaves the sizes open: the shares are ours; that fewer than 20 "
+        "% of the tokens are used on average is the paper's. In the paper H is the entropy of the current policy, "
+        "without gradient; here it is that of the policy at the start of the step."
+    ),
+    confidence="notes",
     select=DownSample(),
     objective=ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="token"),
 )

@@ -3,14 +3,13 @@
     p_i = exp(R_i/α) / Σ_j exp(R_j/α),      q_i = exp(l_i) / Σ_j exp(l_j),   l_i = mean_t log π(o_it)
     J = J_GRPO − λ 1/G Σ_i (p_i − q_i)²,      α = 1/15, λ = 2
 
-Differs from GRPO: beside the clipped surrogate, the policy's distribution over the answers of a group is drawn to one
-that is larger where the reward is; answers of equal reward are drawn to equal probability, so that a mode that was
-found first does not take everything. p has no gradient. Both sums are over the answers of a group that are learned
-from; one alone has p = q = 1. A group of equal rewards has a flat p: its answers are made alike, unless
-`equal_groups=False`. The term couples a group, so this objective is not additive (design 3.5). No code of the authors
-could be had: the equations are those of notes on the paper, α and λ those that a reimplementation for TRL gives as the
-paper's. A port to verl takes advantages for R and λ = 1. α is in units of the reward: 1/15 suits rewards from 0 to 1.
-Whether the paper keeps GRPO's KL is not known; it is off here.
+Differs from GRPO: a second term pulls the policy's distribution over the responses of a group towards a softmax of
+their rewards. Responses of equal reward are pulled to equal probability, so that the mode found first does not take
+everything. No KL.
+
+p has no gradient. Both softmaxes run over the responses of a group that are trained on; a single one has p = q = 1. In
+a group of equal rewards p is flat and the responses are made equally likely, unless `equal_groups=False`. α is in units
+of reward: 1/15 suits rewards from 0 to 1. The term couples a group, so it is not additive over micro-batches.
 """
 
 from dataclasses import dataclass
@@ -27,7 +26,11 @@ from gruppo.stages.objective import NOW
 
 @dataclass(frozen=True)
 class MatchDistribution(Occupant):
-    """−match_coef times the squared distance of p and q over the answers of a group."""
+    """−match_coef · mean_i (p_i − q_i)² over the responses of a group.
+
+    p is the softmax of R / target_temperature, q that of the mean log-probabilities.
+    equal_groups  also match in groups of equal reward, where p is flat
+    """
 
     match_coef: float = 2.0
     target_temperature: float = setting(1.0 / 15.0, above=0, witness=1.0)
@@ -52,12 +55,12 @@ class MatchDistribution(Occupant):
 
 
 def learned_E(batch: Batch) -> Tensor:
-    """Judged answers with a token to learn."""
+    """Judged responses with a token to train on."""
     return batch.gather(batch.learn_N, "N", "E", "any") & batch.judged_E
 
 
 def _shares(batch: Batch, x_E: Tensor, where: Tensor) -> Tensor:
-    """exp(x_i) / Σ_j exp(x_j) inside each group; 0 outside `where`."""
+    """The softmax of x within each group; 0 outside `where`."""
     x_E = torch.where(where, x_E, torch.zeros_like(x_E))
     total_E = batch.spread(batch.gather(x_E, "E", "G", "logsumexp", where=where), "G", "E")
     return torch.where(where, torch.exp(torch.where(where, x_E - total_E, x_E)), torch.zeros_like(x_E))
@@ -66,6 +69,12 @@ def _shares(batch: Batch, x_E: Tensor, where: Tensor) -> Tensor:
 DMPO = GRPO.but(
     name="dmpo",
     paper="arXiv:2605.19461",
+    checked=(
+        "No code of the authors was available. The equations are those of notes on the paper; α and λ are the values "
+        "that a reimplementation for TRL gives as the paper's. A port to verl uses advantages for R, and λ = 1. "
+        "Whether the paper keeps GRPO's KL is not known; it is off here."
+    ),
+    confidence="notes",
     objective=(*GRPO.objective, MatchDistribution()),
     penalties=(),
     version=2,  # 1 had both terms in one objective

@@ -4,13 +4,12 @@
     J_q = Σ_{i right} ω_i s_i − τ log mean_{j wrong} exp(s_j / τ)
     J = 1/Q Σ_q J_q − sg(β [KL − δ]_+) KL,   KL = mean_t (log π_old − log π)
 
-Differs from DisCO: a short right answer counts for more than a long one. The length only moves weight between right
-answers, whose weights are never negative: with a length term in the reward a long right answer can fall below the mean
-of its group, and be unlearned. Wrong answers do not feel their length. λ → ∞ is DisCO. |o_i| counts the tokens learned;
-L is the longest answer there can be. As in DisCO, Q counts every group drawn, and the whole optimiser step is coupled
-(design 3.5). Checked against Optimization-AI/DRPO, verl/verl/trainer/ppo/core_algos.py, compute_policy_loss_drpo, and
-scripts/train/run_drpo_1.5b_8k.sh: λ = 0.1, τ = 10, β = 1e3, δ = 1e-4, the plain KL, four minibatches. The code writes τ
-Z/sg(Z) for the log-mean-exp: the same gradient, another value. Other methods called DRPO exist.
+Differs from DisCO: a short correct response weighs more than a long one. The length only moves weight between correct
+responses, and no weight is negative; with a length term in the reward, a long correct response can fall below the mean
+of its group and be unlearned. The length of a wrong response has no effect. λ → ∞ is DisCO.
+
+|o_i| counts the trained tokens; L is the run's max_tokens unless `budget_tokens` is set. As in DisCO, rewards are
+binary, Q counts every group drawn, and the terms are not additive over micro-batches. Other methods named DRPO exist.
 """
 
 from dataclasses import dataclass
@@ -29,10 +28,15 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class Decoupled(Occupant):
-    """DisCO's objective, whose right answers are weighed by exp((1 − length/budget) / length_temperature)."""
+    """DisCO's objective, with correct responses weighted by ω ∝ exp((1 − length / budget) / length_temperature).
 
-    length_temperature: float = setting(0.1, above=0, witness=1.0)  # a large one, such as 1e9, is DisCO
-    budget_tokens: int = setting(0, low=0, witness=30)  # 0: the run's max_tokens
+    length_temperature         λ; a large one, such as 1e9, is DisCO
+    budget_tokens              L; 0: the run's max_tokens
+    tau, trust_coef, kl_limit  as in `Discriminate`
+    """
+
+    length_temperature: float = setting(0.1, above=0, witness=1.0)
+    budget_tokens: int = setting(0, low=0, witness=30)
     tau: float = setting(10.0, witness=0.5)
     trust_coef: float = setting(1e3, witness=10.0)
     kl_limit: float = setting(1e-4, witness=0.5)
@@ -43,7 +47,7 @@ class Decoupled(Occupant):
         return (NOW, OLD)
 
     def shares_E(self, ctx: Context, batch: Batch, right_E: Tensor) -> Tensor:
-        """ω: the weights of the right answers, 1 together in each group; 0 for others."""
+        """ω: the weights of the correct responses, which sum to 1 in each group; 0 for others."""
         longest, groups = self.budget_tokens or ctx.sampling.max_tokens, batch.level("E", "G")
         length_E = batch.gather(batch.learn_N, "N", "E", "count", where=batch.learn_N).to(batch.weight_N.dtype)
         short_E = (1.0 - length_E / longest) / self.length_temperature
@@ -66,6 +70,12 @@ class Decoupled(Occupant):
 DRPO_DECOUPLED = DISCO.but(
     name="drpo_decoupled",
     paper="arXiv:2510.04474",
+    checked=(
+        "Compared with Optimization-AI/DRPO, verl/verl/trainer/ppo/core_algos.py, compute_policy_loss_drpo, and "
+        "scripts/train/run_drpo_1.5b_8k.sh: λ = 0.1, τ = 10, β = 1e3, δ = 1e-4, the plain KL, four minibatches. The "
+        "code writes τ Z/sg(Z) for the log-mean-exp, which has the same gradient and another value."
+    ),
+    confidence="code",
     objective=Decoupled(),
     update=Passes(epochs=1, minibatches=4),
 )

@@ -4,13 +4,13 @@
     UCB_j = L_j + √( 2 ln(n + 1) / (n_j + 1) )
     domain ~ softmax(UCB / 0.1),      then a prompt of it, uniformly
 
-Differs from GRPO: which tasks come. A domain that teaches much, or that was seen little, comes more often. A domain is
-a task at a level: task=mix:addition@1+addition@3+chain has three, task.level=1-4 four. With one domain it is GRPO.
-Checked against ZhentingWang/DUMP, verl/utils/curriculum_learning.py, and its scripts (KL 0.001). As in the paper, |A|
-is that of the training samples; the code takes validation samples. Uniformly means: no task of a domain comes again
-before all have come (the code draws with replacement). A sample that selection dropped counts with |A| = 0, or a domain
-of equal groups would never be seen to teach nothing. With GRPO's credit a group with a share p of right answers has a
-mean |A| of 2√(p(1 − p)); whitened advantages compare domains with each other instead.
+Differs from GRPO: the curriculum, and a KL coefficient of 0.001. Domains with large advantages, or with few samples so
+far, are drawn more often. A domain is a task at a level: `task=mix:addition@1+addition@3+chain` has three,
+`task.level=1-4` four. With one domain nothing is left to choose.
+
+Within a domain no task recurs before all have been drawn. A sample that selection dropped counts with |A| = 0;
+otherwise a domain of equal groups would keep its old estimate. With GRPO's advantage a group with a share p of correct
+responses has a mean |A| of 2√(p(1 − p)); batch-whitened advantages compare domains with each other instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,11 @@ MEMORY = "domains"  # {domain: {"size": the last |A|, "samples": n_j, "asked": p
 
 @dataclass(frozen=True)
 class DomainUcb(Occupant):
-    """Domains by softmax(UCB / domain_temperature) of their mean |A| over the last `window` samples."""
+    """Draws domains from softmax(UCB / domain_temperature), UCB = L + √(2 ln(n + 1) / (n_j + 1)).
+
+    window              L is the mean |A| over the last so many samples of the domain
+    domain_temperature  small: nearly always the domain with the largest bound; large: nearly uniform
+    """
 
     window: int = setting(300, low=1, witness=2)
     domain_temperature: float = setting(0.1, above=0, witness=100.0)
@@ -49,7 +53,7 @@ class DomainUcb(Occupant):
         return asked(ctx, tasks, chosen_T)
 
     def weights(self, known: Mapping[str, Any], names: Sequence[str]) -> Tensor:
-        """The chance of each domain."""
+        """The probability of each domain."""
         mean = torch.tensor([float(known[j]["size"].mean()) if j in known else 0.0 for j in names], dtype=torch.float64)
         n = torch.tensor([known[j]["samples"] if j in known else 0 for j in names], dtype=torch.float64)
         ucb = mean + (2 * torch.log(n.sum() + 1) / (n + 1)).sqrt()
@@ -73,7 +77,7 @@ class DomainUcb(Occupant):
 
 
 def _sizes(record: StepRecord) -> Table:
-    """Mean |A| over the tokens of each episode that was learned from."""
+    """Mean |A| over the tokens of each episode in the batch."""
     if record.batch is None:
         return Table()
     b = record.batch
@@ -81,7 +85,7 @@ def _sizes(record: StepRecord) -> Table:
 
 
 def _in_turn(ctx: Context, name: str, mine: Sequence[int], first: int, n: int) -> list[int]:
-    """The next n indices of a domain, each once in a keyed order, then in another; a draw again is out of turn."""
+    """The next n task indices of a domain: one random permutation after the other. A redraw starts at a random one."""
     if ctx.round > 0:
         first = int(ctx.uniform("again", ctx.round, name) * len(mine))
     turns = range(first, first + n)
@@ -89,4 +93,16 @@ def _in_turn(ctx: Context, name: str, mine: Sequence[int], first: int, n: int) -
     return [mine[int(orders[t // len(mine)][t % len(mine)])] for t in turns]
 
 
-DUMP = GRPO.but(name="dump", paper="arXiv:2504.09710", curriculum=DomainUcb(), penalties=(ReferenceKL(kl_coef=0.001),))
+DUMP = GRPO.but(
+    name="dump",
+    paper="arXiv:2504.09710",
+    checked=(
+        "Compared with ZhentingWang/DUMP, verl/utils/curriculum_learning.py, and its scripts (KL coefficient 0.001). "
+        "As in the paper, |A| is that of the training samples; the code uses validation samples. The code draws the "
+        "prompts of a domain with replacement; here no task of a domain recurs before all have been drawn. Counting "
+        "dropped samples with |A| = 0 is ours."
+    ),
+    confidence="code",
+    curriculum=DomainUcb(),
+    penalties=(ReferenceKL(kl_coef=0.001),),
+)

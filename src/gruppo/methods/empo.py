@@ -4,14 +4,13 @@
     R_i = 0 for the whole group if H ≥ log G, that is, if all answers differ,      H = −Σ_a p_a log p_a
     then GRPO on R
 
-Differs from GRPO: no label is used. An answer is worth the share of the group that gives it, so that the policy comes
-to agree with itself: the mean of R is Σ p², which grows as the entropy of the answers falls. No KL. The task's own
-score is still measured, and shown as accuracy, but it is not paid. Which answers agree says the scorer, who does not
-look at the reference for it. Checked against QingyangZhang/EMPO, trl/src/open_r1/rewards.py,
-semantic_entropy_math_reward. Answers that were not found count in G, and are one answer in H. A group that agrees
-wholly, or falls into equal parts, has nothing to learn from. The paper also leaves out groups of low entropy; both
-bounds are shares of log G here: `answer_entropy_high` = 1 is the code's bound, `answer_entropy_low` = 0 leaves out
-nothing.
+Differs from GRPO: no label is used. A response is worth the share of its group that gives the same answer, so the
+policy learns to agree with itself: the mean of R is Σ p², which grows as the answer entropy falls. No KL. The task's
+own score is still logged as accuracy, but not paid.
+
+The scorer decides which answers agree, without looking at the reference. Responses without an answer count in G, are
+one cluster in H and are worth 0. A group that agrees entirely, or splits into equal clusters, has no advantage.
+`answer_entropy_low` and `answer_entropy_high` are shares of log G; groups outside them are worth 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,10 +30,10 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class AgreeingAnswers(Occupant):
-    """Component `agreement`, in place of `task`: the share of the group that gives the same answer.
+    """Component `agreement`, which replaces `task`: the share of the group that gives the same answer.
 
-    It is 0 in groups whose entropy, in units of log G, is below `answer_entropy_low` or not below
-    `answer_entropy_high`.
+    It is 0 without an answer, and in groups whose answer entropy, as a share of log G, is below `answer_entropy_low`
+    or not below `answer_entropy_high`.
     """
 
     answer_entropy_high: float = setting(1.0, witness=0.5)
@@ -42,8 +41,8 @@ class AgreeingAnswers(Occupant):
     of_groups = True
     replaces = ("task",)
     reads = ("answer_E",)
-    refuses = ("redraw_equal_groups",)  # it looks at the labels
-    requires = (Samples(3, "Of two answers both agree or both differ, so they are always worth the same."),)
+    refuses = ("redraw_equal_groups",)  # it uses the labels
+    requires = (Samples(3, "Two responses either agree or differ, so they are always worth the same."),)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         group_E, answer_E = codes([e.group for e in episodes]), codes([(e.group, e.answer) for e in episodes])
@@ -57,4 +56,22 @@ class AgreeingAnswers(Occupant):
         return {"agreement": np.where(found_E & ~apart_E & ~alike_E, share_E, 0.0)}
 
 
-EMPO = GRPO.but(name="empo", paper="arXiv:2504.05812", reward=AgreeingAnswers(), penalties=())
+EMPO = GRPO.but(
+    name="empo",
+    paper="arXiv:2504.05812",
+    checked=(
+        "Compared with QingyangZhang/EMPO, trl/src/open_r1/rewards.py, semantic_entropy_math_reward (commit c5eccd4): "
+        "R is 0 for the whole group unless H < log G, that is answer_entropy_high = 1. The paper also leaves out "
+        "groups of low entropy; the code for mathematics does not, and answer_entropy_low = 0 leaves out none. That "
+        "both bounds are shares of log G is ours. A response without an answer is the empty string in the code: it "
+        "counts in G and has R = 0, as here. Its clusters come from math_verify.verify, which is false for two empty "
+        "strings (Math-Verify requires both to be non-empty), so in the code each empty response is a cluster of its "
+        "own in H, whereas here all of them are one cluster; this is ours. The two differ where several responses are "
+        "empty: if all answers that were found differ, H = log G in the code and the group is worth 0, while here H < "
+        "log G and each of them is worth 1/G. The code's reward for free-form answers (semantic_prob_reward) pays an "
+        "empty answer -0.5 and has other filters; it is not implemented here."
+    ),
+    confidence="code",
+    reward=AgreeingAnswers(),
+    penalties=(),
+)

@@ -3,15 +3,13 @@
     A_i = Φ⁻¹((k_i − ½) / G),      k_i the rank of R_i in its group, 1 … G;   ties: the mean of their quantiles
     J = 1/G Σ_i 1/|o_i| Σ_t min(r_it A_i, clip(r_it, 1−0.2, 1+0.2) A_i)
 
-The advantages of a group are the quantiles of a normal distribution, whatever its rewards: only their order counts, so
-one huge reward does no more than a slightly better one, and tasks of any scale pull alike. |A| ≤ Φ⁻¹(1 − ½/G).
-Differs from GRPO: this map in place of the z-score; no KL. Groups of equal rewards are discarded in the paper; here
-they have A = 0 and still count in the mean (select=RedrawEqualGroups() drops them). The ranks and the rule for ties
-are those that reproduce the paper's figure 2; no code was found. Confidence: the front page of the paper for the
-advantage, second hand for the rest.
+Differs from GRPO: advantages are the normal quantiles of reward ranks instead of z-scores; no KL. Only the order of the
+rewards counts, so an outlier does no more than a slightly better response, and tasks of any reward scale have equal
+influence: |A| ≤ Φ⁻¹(1 − ½/G). Groups of equal rewards have A = 0 and stay in the mean; `select=RedrawEqualGroups()`
+drops them, as the paper does.
 
-The paper also shapes lengths and bounds the entropy, with thresholds by task that it does not give. Both are here and
-not in the record, one setting for all tasks: `method.reward+=gruppo.methods.g2rpo:TrapezoidLength` and
+The paper also shapes lengths and bounds the entropy. Both are available, but not part of the record, with one setting
+for all tasks: `method.reward+=gruppo.methods.g2rpo:TrapezoidLength` and
 `method.penalties+=gruppo.methods.g2rpo:EntropyBand`.
 """
 
@@ -31,9 +29,9 @@ from gruppo.stages.credit import COMPARES, to_tokens
 
 
 def rank_quantiles(x: Tensor, key: Key, *, where: Tensor) -> Tensor:
-    """Φ⁻¹((k − ½)/n) of the rank k inside each part; ties share their mean; 0 outside `where`, and of equal rows."""
+    """Φ⁻¹((k − ½)/n) of the rank k in each part. Ties share their mean; 0 outside `where` and where all are equal."""
     rows = torch.nonzero(where)[:, 0]
-    level = torch.round(x[rows].double() / ROUNDING)  # sums are rounded, and rounding must not part a tie
+    level = torch.round(x[rows].double() / ROUNDING)  # rounding errors must not break a tie
     order = torch.argsort(level, stable=True)
     order = order[torch.argsort(key.index[rows[order]], stable=True)]
     rows, level, part = rows[order], level[order], key.index[rows[order]]
@@ -42,13 +40,13 @@ def rank_quantiles(x: Tensor, key: Key, *, where: Tensor) -> Tensor:
     quantile = torch.special.ndtri((rank.double() + 0.5) / n[part].double())
     ties = segment.key_of(part, level)
     shared = ties.spread(segment.gather(quantile, ties, "mean"))
-    # A part of equal rows has the mean of symmetric quantiles, 0 up to rounding; centred it is exactly 0.
+    # A part of equal values has the mean of symmetric quantiles, 0 up to rounding; centring makes it exactly 0.
     return torch.zeros_like(x).index_copy(0, rows, centre(shared, Key(part, key.size)).to(x.dtype))
 
 
 @dataclass(frozen=True)
 class RankQuantiles(Occupant):
-    """A_i = the standard normal quantile of the answer's rank in its group."""
+    """A_i = Φ⁻¹((k_i − ½) / G), the standard normal quantile of the rank of R_i in its group; ties share their mean."""
 
     writes = ("adv_N",)
     ignores = ("shift", "scale")
@@ -60,8 +58,10 @@ class RankQuantiles(Occupant):
 
 @dataclass(frozen=True)
 class TrapezoidLength(Occupant):
-    """Component `length`: 1 for lengths from `full_from` to `full_to`, straight lines to 0 at `zero_below` and
-    `zero_above`, and 0 beyond; all in shares of the run's max_tokens. The defaults are ours."""
+    """Component `length`: 1 from `full_from` to `full_to`, linear to 0 at `zero_below` and `zero_above`, 0 beyond.
+
+    All four are shares of the run's max_tokens. The defaults are ours.
+    """
 
     zero_below: float = setting(0.0, witness=-1.0)
     full_from: float = setting(0.125, witness=0.6)
@@ -83,8 +83,10 @@ class TrapezoidLength(Occupant):
 
 @dataclass(frozen=True)
 class EntropyBand(Occupant):
-    """−band_coef · (max(H_low − H, 0) + max(H − H_high, 0)), H the mean entropy of the step's policy tokens, in nats,
-    with gradient. The defaults are ours."""
+    """−band_coef (max(entropy_low − H, 0) + max(H − entropy_high, 0)), with gradient.
+
+    H is the mean entropy of the step's policy tokens, in nats. The defaults are ours.
+    """
 
     band_coef: Sched = 0.01
     entropy_low: float = 0.1
@@ -114,6 +116,14 @@ class EntropyBand(Occupant):
 G2RPO = GRPO.but(
     name="g2rpo",
     paper="arXiv:2604.08539",
+    checked=(
+        "The advantage was read on the front page of the paper, the rest second hand; no code was found. The ranks and "
+        "the rule for ties are those that reproduce figure 2 of the paper. The paper discards groups of equal rewards; "
+        "here they have A = 0 and count in the mean. The paper shapes lengths and bounds the entropy with thresholds "
+        "per task that it does not give; TrapezoidLength and EntropyBand have one setting for all tasks, their "
+        "defaults are ours, and the record leaves them out."
+    ),
+    confidence="notes",
     credit=RankQuantiles(),
     penalties=(),
 )

@@ -3,16 +3,13 @@
     A_i^k = (r_i^k − mean_G r^k) / (std_G r^k + 1e-4)        for each component k of the reward, std with n − 1
     S_i = Σ_k w_k A_i^k,      A_i = (S_i − mean S) / (std S + 1e-4)      over all answers of the step
 
-Differs from GRPO: components are normalised one by one and added then, so that different combinations of rewards stay
-different, and a component on a large scale does not drown the others: any component times a constant changes nothing.
-Checked against NVlabs/GDPO, trl-GDPO grpo_trainer.py, with verl-GDPO ray_trainer.py, which whitens over tokens: a long
-answer weighs more in mean and deviation (`over="token"`; verl adds its 1e-8 to the variance). TRL calls it
-multi_objective_aggregation="normalize_then_sum". With a single component it is GRPO, without the second step, as in the
-reference code.
+Differs from GRPO: reward components are normalised within the group one by one and then summed, so that different
+combinations of rewards stay distinct and a component on a large scale does not drown the others: rescaling a component
+changes nothing. With a single component it is GRPO, without the second normalisation.
 
-What the turns of an answer earned belongs to their component. A component that an answer lacks counts as 0, one that
-is the same for a whole group adds exactly 0, and one that another reward replaces is left out. The paper's other
-advice, to pay an easy reward only where the hard one was earned, is a matter of the scorer.
+`over="token"` whitens over tokens, so that long responses weigh more. Turn rewards belong to their component. A missing
+component counts as 0, one that is constant within a group adds exactly 0, and one that another reward replaces is left
+out. The paper also advises to pay an easy reward only where the hard one was earned; that is up to the scorer.
 """
 
 from collections.abc import Mapping
@@ -32,7 +29,11 @@ from gruppo.stages.names import nearest
 
 @dataclass(frozen=True)
 class DecoupledNormalised(Occupant):
-    """Each component's z-score of the group, times its weight (1 unless told), added up and whitened over the step."""
+    """A = (S − mean S) / (std S + eps) over the step, S = Σ_k w_k A^k, A^k group-normalised by component.
+
+    weights  w_k by component; 1 where none is given
+    over     the second normalisation is over responses (episode) or over tokens (token)
+    """
 
     weights: Mapping[str, float] = setting({}, witness={"style": 0.25})
     over: Literal["episode", "token"] = "episode"
@@ -43,7 +44,9 @@ class DecoupledNormalised(Occupant):
 
     def wrong(self) -> str:
         strange = {k: w for k, w in self.weights.items() if not isinstance(w, float | int)}  # pyright: ignore[reportUnnecessaryIsInstance]
-        return "" if not strange else f"weights={strange!r} has no number, so nothing can be weighed. Give numbers."
+        return (
+            "" if not strange else f"weights={strange!r} is not a number, so the component has no weight. Give numbers."
+        )
 
     def unfit(self, batch: Batch) -> str:
         strange = [name for name in self.weights if name not in batch.components]
@@ -67,4 +70,15 @@ class DecoupledNormalised(Occupant):
         return {"adv_N": advantage.z_score(sum_N, segment.one_part(sum_N), where=judged_N(batch), eps=self.eps)}
 
 
-GDPO = GRPO.but(name="gdpo", paper="arXiv:2601.05242", credit=DecoupledNormalised())
+GDPO = GRPO.but(
+    name="gdpo",
+    paper="arXiv:2601.05242",
+    checked=(
+        "Compared with NVlabs/GDPO: trl-GDPO, grpo_trainer.py, and verl-GDPO, ray_trainer.py, which whitens over "
+        "tokens, so that a long response weighs more in mean and deviation (over=token; verl adds its 1e-8 to the "
+        "variance). TRL calls the method multi_objective_aggregation=normalize_then_sum. With a single component the "
+        "second normalisation is left out, as in the reference code."
+    ),
+    confidence="code",
+    credit=DecoupledNormalised(),
+)

@@ -3,13 +3,11 @@
     l_it = log π(o_it) − log π_old(o_it),      c_it = min(l_it, 0.4) if A_i > 0, else max(l_it, −0.4)
     J = 1/G Σ_i A_i exp( 1/|o_i| Σ_t c_it )
 
-Differs from GRPO: the geometric mean of an answer's token ratios stands where the arithmetic mean stood, so one wild
-token weighs little; hence the wider clip, (e^−0.4, e^0.4). Differs from GSPO: tokens are clipped one by one, before
-the mean. No KL. Checked against verl `core_algos.py`, compute_policy_loss_geo_mean, with examples/gmpo_trainer (clip
-0.4, group-normalised advantages, no KL, four minibatches), and TRL trl/experimental/gmpo: the same formula in all
-three; of the paper itself its abstract and the equation as TRL quotes it were read. Confidence: code. verl turns
-token weights of a sampler correction into their geometric mean; here each stays on its own token's gradient.
-Four updates a batch: with a single one every ratio is 1 and this is GRPO.
+Differs from GRPO: the geometric mean of a response's token ratios replaces their arithmetic mean, so one extreme token
+weighs little; hence the wider clip, (e^−0.4, e^0.4). No KL. Differs from GSPO: tokens are clipped one by one, before
+the mean.
+
+There are four updates per batch: with a single one every ratio is 1, and the gradient is GRPO's.
 """
 
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class GeometricMean(Occupant):
-    """A times the geometric mean of a sequence's ratios, each clipped to (e^−log_clip_low, e^log_clip_high)."""
+    """A · exp(mean_t c_t), c_t = min(log r_t, log_clip_high) if A > 0, else max(log r_t, −log_clip_low)."""
 
     log_clip_low: float = setting(0.4, witness=0.05)
     log_clip_high: float = setting(0.4, witness=0.05)
@@ -50,6 +48,13 @@ class GeometricMean(Occupant):
 GMPO = GRPO.but(
     name="gmpo",
     paper="arXiv:2507.20673",
+    checked=(
+        "Compared with verl core_algos.py, compute_policy_loss_geo_mean, with verl's examples/gmpo_trainer (clip 0.4, "
+        "group-normalised advantages, no KL, four minibatches), and with TRL trl/experimental/gmpo: all three have the "
+        "same formula. Of the paper the abstract was read, and the equation as TRL quotes it. verl turns the token "
+        "weights of a sampler correction into their geometric mean; here each stays on the gradient of its own token."
+    ),
+    confidence="code",
     objective=GeometricMean(log_clip_low=0.4, log_clip_high=0.4),
     penalties=(),
     update=Passes(epochs=1, minibatches=4),

@@ -3,15 +3,12 @@
     A_i = α (R_i − mean R),      α = B / M
     J = 1/Σ|o_i| Σ_i Σ_t A_i log π(o_it | q, o_i<t)
 
-B counts the answers of the batch, M those in groups whose rewards differ: groups that are all right or all wrong have
-no gradient and would only make the others' smaller. Differs from REINFORCE: the baseline is the mean of the prompt's
-samples, the step is rescaled by α, the mean is over tokens. No ratio, no clip, no reference, no critic. Checked against
-AMAP-ML/GPG, open-r1/src/open_r1/gpg_trainer.py (α from groups with unequal rewards, loss over all tokens,
-scale_rewards False: F_norm = 1) and verl `core_algos.py`, compute_gpg_outcome_advantage, where M = count_nonzero(R):
-then right answers of dead groups count as useful, and wrong ones of live groups do not; a shift of rewards would
-change the step. The authors' is used. Their trainer also draws again until a share of the samples (0.4 to 0.5 in
-their scripts) is useful, verl's does not; method.select+=redraw_equal_groups does it here, to the whole.
-A group of one is refused (verl: A = α R).
+Differs from REINFORCE: the baseline is the mean over the prompt's samples, the advantage is rescaled by α, and the mean
+is over tokens. No importance ratio, no clip, no reference, no critic.
+
+B counts the responses of the batch, M those in groups whose rewards differ: groups that are all correct or all wrong
+have no gradient and would only shrink that of the others. `method.select+=redraw_equal_groups` redraws such groups
+instead. A group of one is refused.
 """
 
 from dataclasses import dataclass
@@ -27,7 +24,7 @@ from gruppo.stages.objective import PolicyGradient
 
 @dataclass(frozen=True)
 class CentredPerUseful(Occupant):
-    """A_i = α (R_i − mean of the group), α = answers / answers in groups whose rewards differ."""
+    """A_i = α (R_i − mean of the group), α = responses / responses in groups whose rewards differ."""
 
     writes = ("adv_N",)
     ignores = ("shift",)
@@ -44,6 +41,16 @@ class CentredPerUseful(Occupant):
 GPG = REINFORCE.but(
     name="gpg",
     paper="arXiv:2504.02546",
+    checked=(
+        "Compared with AMAP-ML/GPG, open-r1/src/open_r1/gpg_trainer.py (α from groups with unequal rewards, loss over "
+        "all tokens, scale_rewards False: F_norm = 1), and with verl core_algos.py, compute_gpg_outcome_advantage, "
+        "where M is count_nonzero(R): then correct responses of groups without a gradient count as useful and wrong "
+        "ones of the other groups do not, and a shift of the rewards would change the step. The authors' form is used "
+        "here. Their trainer also samples again until a share of the samples (0.4 to 0.5 in their scripts) is useful; "
+        "verl's does not; method.select+=redraw_equal_groups does it here, for all groups. A group of one has A = α R "
+        "in verl and is refused here."
+    ),
+    confidence="code",
     credit=CentredPerUseful(),
     objective=PolicyGradient(mean="token"),
 )

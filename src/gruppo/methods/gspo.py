@@ -3,13 +3,12 @@
     s_i = (π(o_i) / π_old(o_i))^(1/|o_i|) = exp( 1/|o_i| Σ_t log r_it )
     J = 1/G Σ_i min(s_i A_i, clip(s_i, 1−3e-4, 1+4e-4) A_i),      written per token: s_it = sg(s_i) · π_it / sg(π_it)
 
-Differs from GRPO: one ratio for a whole answer, the geometric mean of its token ratios, so an answer is clipped as a
-whole; a clip three orders narrower, because the mean of many log-ratios is small; no KL. Checked against verl
-`core_algos.py`, compute_policy_loss_gspo: the token form, the mean per sequence whatever the aggregation asked for;
-clips, no KL and four updates a batch as in verl's examples/gspo_trainer and TRL's paper index (the paper's 5.1). verl
-bounds the log-ratio by 10, here by 20. With a single update a batch s = 1 and nothing is clipped. Answers of few
-tokens have a wide s: on the built-in addition (3.5 tokens) the clip stops 65 % of the tokens of the first steps, that
-is most of what follows a batch's first update, and 14 % over 60 steps; it learns all the same.
+Differs from GRPO: one importance ratio for a whole response, the geometric mean of its token ratios, so that a response
+is clipped as a whole; a clip three orders of magnitude narrower, because the mean of many log-ratios is small; no KL.
+
+With a single update per batch s = 1 and nothing is clipped. In short responses s varies widely: on the built-in
+addition task (3.5 tokens) the clip stops 65 % of the tokens in the first steps, that is most of what follows the first
+update of a batch, and 14 % over 60 steps; it learns all the same.
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class SequenceClipped(Occupant):
-    """min(s A, clip(s, 1 − clip_low, 1 + clip_high) A), s the geometric mean of a sequence's ratios π/π_old."""
+    """min(s A, clip(s, 1 − clip_low, 1 + clip_high) A), s the geometric mean of a sequence's token ratios."""
 
     clip_low: float = setting(3e-4, witness=0.6)
     clip_high: float = setting(4e-4, witness=0.9)
@@ -50,6 +49,13 @@ class SequenceClipped(Occupant):
 GSPO = GRPO.but(
     name="gspo",
     paper="arXiv:2507.18071",
+    checked=(
+        "Compared with verl core_algos.py, compute_policy_loss_gspo: the token form, with the mean per sequence "
+        "whatever aggregation is configured. The clips, the absence of a KL and four updates per batch are as in "
+        "verl's examples/gspo_trainer and TRL's paper index (section 5.1 of the paper). verl bounds the log-ratio by "
+        "10, here it is 20."
+    ),
+    confidence="code",
     objective=SequenceClipped(clip_low=3e-4, clip_high=4e-4),
     penalties=(),
     update=Passes(epochs=1, minibatches=4),

@@ -4,14 +4,13 @@
     o_1 … o_G ~ π_old(· | q'),   A_j = (R_j − mean R) / (std R + ε) over the refinements
     J = 1/G Σ_j 1/|o_j| Σ_t min(r_jt A_j, clip(r_jt, 1−0.2, 1+0.2) A_j),      r = π/π_old under q'
 
-Differs from GRPO: each prompt is drafted first, and the answers that are learned are refinements of the best draft; no
-KL. Drafts are in no statistic, and no token of them is learned; what they cost is in the metric `sampled`. Of drafts
-with equal rewards the first counts, also when all are wrong; one that could not be judged is no draft, and where none
-could, the prompt stays as it is. The paper splits one budget, N = G = 4 of 8, so compare at equal `sampled`. Answers
-are evaluated on the plain prompt. Written from the paper (sections 3 to 5); no code of the authors was found. There the
-template is a sentence to the model, here by default draft and prompt alone, which fits a policy without a chat: write
-`method.prompting.refine.template=…` for one that follows words. The built-in policy has never seen a
-draft. Countdown suffers least from one (task=countdown task.level=1); in addition no refinement is right at first.
+Differs from GRPO: the policy first drafts answers to each prompt and then learns from refinements of the best draft; no
+KL. Drafts enter no statistic and none of their tokens is learned, but the metric `sampled` counts them: compare runs at
+equal `sampled`. Ties go to the first draft, also when all are wrong. Drafts that could not be judged are skipped;
+without a judged draft the prompt stays plain. Evaluation uses the plain prompt. The default template, draft then
+prompt, suits policies without a chat format; set `method.prompting.refine.template=…` for models that follow
+instructions. The built-in policy has never seen a draft: it copes best on task=countdown task.level=1; on addition no
+refinement is right at first.
 """
 
 from collections.abc import Sequence
@@ -28,9 +27,9 @@ from gruppo.stages.rollout import again, asks_of
 
 @dataclass(frozen=True)
 class Refine(Occupant):
-    """Show a draft of the answer with the prompt, where the ask has one: `template` has {prompt} and {draft}.
+    """Show a draft with the prompt if the ask has one; `template` contains {prompt} and {draft}.
 
-    draft_tokens  how much of a draft is shown, so that it fits the context; 0: all
+    draft_tokens  cut drafts to this length, so that they fit the context; 0 shows all of a draft
     """
 
     template: str = setting("{draft}\n{prompt}", witness="{prompt}\n{draft}\n")
@@ -51,7 +50,7 @@ class Refine(Occupant):
 
 @dataclass(frozen=True)
 class DraftThenRefine(Occupant):
-    """`drafts` answers to every prompt, of use `none`; then `samples` answers that see the best of them."""
+    """Sample `drafts` answers to each prompt, of use `none`, then `samples` answers that see the best draft."""
 
     drafts: int = setting(4, low=0, witness=1)  # 0 is GRPO
     requires = (InRoom("prompting", ("refine",)),)
@@ -73,6 +72,12 @@ class DraftThenRefine(Occupant):
 IGRPO = GRPO.but(
     name="igrpo",
     paper="arXiv:2602.09000",
+    checked=(
+        "Written from sections 3 to 5 of the paper; no code of the authors was found. The paper splits one budget "
+        "of 8 answers into N = G = 4. Its template is a sentence addressed to the model; the default here is the "
+        "draft and the prompt alone, which is ours."
+    ),
+    confidence="paper",
     prompting=Refine(),
     rollout=DraftThenRefine(drafts=4),
     penalties=(),

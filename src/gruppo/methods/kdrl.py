@@ -2,14 +2,12 @@
 
     J = J_GRPO − β · 1/Σ|o_i| Σ_i Σ_t ½ (log π(o_it) − log π_T(o_it))²,      β = 0.002
 
-π_T is a teacher, and o are the policy's own answers. The gradient of the last term is, in the mean over π, that of
-KL(π ‖ π_T); on-policy the objective is that of token advantages A_i + β (log π_T − log π). Differs from GRPO: this pull
-in place of the one to the reference; mean over tokens. The teacher must be given, with the policy's tokenizer:
-method.cast.teacher=FOLDER. The paper finds k2 better than k1 and k3 and anneals β:
-`method.penalties.teacher_kl.teacher_coef="linear(0.005, 0.001, steps=280)"`; and it masks the pull by reward, of right
-answers (`mask=right_answers`), or of groups that have one (`mask=solved_groups`); masked tokens stay in the count.
-Read in notes and summaries of the paper (equations and coefficients); no code was found. Confidence: notes. Both
-log-probabilities are taken at the sampler's temperature; the paper's is 1.
+Differs from GRPO: the KL to a teacher π_T, on the policy's own answers, replaces the KL to the reference; the mean is
+over tokens. In expectation over π the gradient of the last term is that of KL(π ‖ π_T); on-policy it amounts to token
+advantages A_i + β (log π_T − log π). The teacher must be given and share the policy's tokenizer:
+method.cast.teacher=FOLDER. β can be annealed: `method.penalties.teacher_kl.teacher_coef="linear(0.005, 0.001,
+steps=280)"`. `mask=right_answers` removes the term from right answers, `mask=solved_groups` from groups with a right
+answer; masked tokens stay in the denominator. Both log-probabilities are taken at the sampler's temperature.
 """
 
 from dataclasses import dataclass
@@ -30,9 +28,9 @@ Estimator = Literal["k1", "k2", "k3"]
 
 @dataclass(frozen=True)
 class TeacherKL(Occupant):
-    """−teacher_coef · KL(π ‖ π_teacher) on the policy's tokens, with gradient; 0 where `mask` says.
+    """−teacher_coef · KL(π ‖ π_teacher) on the policy's tokens, with gradient; 0 on masked tokens.
 
-    mask       nothing; right_answers: answers with a reward above 0; solved_groups: groups that have one
+    mask       nothing; right_answers: answers with a reward above 0; solved_groups: groups with such an answer
     estimator  k1, k2 or k3, as in reference_kl
     """
 
@@ -62,6 +60,13 @@ class TeacherKL(Occupant):
 KDRL = GRPO.but(
     name="kdrl",
     paper="arXiv:2506.02208",
+    checked=(
+        "Written from notes and summaries of the paper (equations and coefficients); no code was found. The paper "
+        "finds k2 better than k1 and k3, anneals β as in the docstring, and masks the term by reward as the two "
+        "values of `mask` do. Its sampling temperature is 1; here both log-probabilities are taken at the "
+        "sampler's temperature, whatever it is."
+    ),
+    confidence="notes",
     objective=ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="token"),
     penalties=(TeacherKL(teacher_coef=0.002),),
     cast={"teacher": Role(start="")},

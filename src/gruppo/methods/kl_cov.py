@@ -3,13 +3,10 @@
     c_t = (A_t − mean A) (log π_t − mean log π),      means over the tokens of the step
     J = 1/Σ|o_i| Σ_t [ r_t A_t − β |log π_t − log π_old,t| for the 0.2 % of tokens with the largest c_t, else r_t A_t ]
 
-Differs from Clip-Cov: the tokens with the largest covariance stay, and are held near the old policy instead. Differs
-from DAPO: no clip of the ratio at all, no shaping of lengths. Checked against PRIME-RL/Entropy-Mechanism-of-RL,
-verl/trainer/ppo/core_algos.py, compute_policy_loss_kl_cov, and recipe/dapo/7b_kl_cov.sh: 0.2 %, β = 1, mean over
-tokens, equal groups left out, eight minibatches (four here, as in dapo); 0.02 % for a model of 32B. The code takes
-means and share over a micro-batch, here over the optimiser step. At least one token is held, but none for a share of 0.
-In the first step of a batch π is π_old: the penalty is 0, and so is its gradient, so that with a single update nothing
-differs from REINFORCE.
+Differs from Clip-Cov: the tokens with the largest covariance keep their gradient and are penalised for leaving the old
+policy. Differs from DAPO: no clip of the ratio, no overlong shaping. At least one token is penalised, unless the share
+is 0. In the first optimiser step of a batch π = π_old, so the penalty and its gradient are 0: with a single update per
+batch this is the plain policy gradient.
 """
 
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ from gruppo.stages.objective import NOW, OLD
 
 @dataclass(frozen=True)
 class KlCovariance(Occupant):
-    """r A; the `chosen_share` of tokens with the largest covariance pay trust_coef |log π − log π_old|."""
+    """r A, minus trust_coef |log π − log π_old| on the `chosen_share` of tokens with the largest covariance."""
 
     chosen_share: float = setting(2e-3, witness=[0.2, 0.0])
     trust_coef: float = setting(1.0, witness=3.0)
@@ -54,4 +51,17 @@ class KlCovariance(Occupant):
         return {"policy": batch.weight_N * value_N, "singled_out": held_N.to(gap_N.dtype)}
 
 
-KL_COV = DAPO.but(name="kl_cov", paper="arXiv:2505.22617", reward=(), objective=KlCovariance())
+KL_COV = DAPO.but(
+    name="kl_cov",
+    paper="arXiv:2505.22617",
+    checked=(
+        "Compared with PRIME-RL/Entropy-Mechanism-of-RL: verl/trainer/ppo/core_algos.py, "
+        "compute_policy_loss_kl_cov, and recipe/dapo/7b_kl_cov.sh: a share of 0.2 %, β = 1, mean over tokens, "
+        "groups of equal rewards left out, eight minibatches (four here, as in dapo). For the 32B model the share "
+        "is 0.02 %. The code takes the means and the share over a micro-batch; here they are taken over the "
+        "optimiser step."
+    ),
+    confidence="code",
+    reward=(),
+    objective=KlCovariance(),
+)

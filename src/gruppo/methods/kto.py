@@ -3,14 +3,12 @@
     ρ(x, y) = Σ_t (log π − log π_ref),      z = max(0, mean of ρ(x', y) over mismatched pairs), not differentiated
     J = mean over answers of λ_D σ(β (ρ − z)) for good ones,  λ_U σ(β (z − ρ)) for bad ones     (less a constant)
 
-Differs from DPO: no pairs; every answer has a label of its own, and its utility is felt against a point of reference
-z, an estimate of KL(π ‖ π_ref) from answers under the prompt of another task (the view `mismatched`). z belongs to the
-optimiser step, whatever its cut into micro-batches; in TRL to a device's micro-batch, then averaged. Checked against
-TRL 1.16 trainer/kto_trainer.py: λ_D = λ_U = 1, β = 0.1; the paper advises λ_D n_D / (λ_U n_U) from 1 to 4/3. With a
-single prompt there is no other one, and z is 0.
+Differs from DPO: no pairs. Each answer has its own label, and its utility is relative to a reference point z, an
+estimate of KL(π ‖ π_ref) from answers under the prompt of another task (the view `mismatched`), with a stop-gradient. z
+is computed over the optimiser step, however it is split into micro-batches; with a single prompt z = 0.
 
-An answer is good if its reward is above the mean of its group: of a preference pair, chosen is good and rejected bad.
-Where a group has one reward only, an answer is good from `threshold` on.
+An answer is good if its reward exceeds the mean of its group: in a preference pair the chosen answer is good and the
+rejected one bad. In a group of equal rewards an answer is good if its reward is at least `threshold`.
 """
 
 from dataclasses import dataclass
@@ -29,7 +27,10 @@ from gruppo.stages.relations import answered_E, summed
 
 @dataclass(frozen=True)
 class GoodOrBad(Occupant):
-    """Credit: `label_E` is 1 for good answers, −1 for bad ones; `other_E` says that another prompt was there."""
+    """Credit: `label_E` is 1 for good answers, −1 for bad ones; `other_E` says whether the step has another prompt.
+
+    threshold  in a group of equal rewards, the reward from which on an answer is good
+    """
 
     threshold: float = setting(0.5, witness=2.0)
     writes = ("label_E", "other_E")
@@ -38,7 +39,7 @@ class GoodOrBad(Occupant):
         groups, judged_E = batch.level("E", "G"), batch.judged_E
         varied_G = batch.gather(batch.reward_E, "E", groups, "std", where=judged_E) > 0
         mean_G = batch.gather(batch.reward_E, "E", groups, "mean", where=judged_E)
-        # A reward that is exactly `threshold` is good, and so is one above the mean.
+        # A reward equal to `threshold` is good; one equal to the group mean is not.
         good_E = torch.where(
             groups.spread(varied_G), batch.reward_E > groups.spread(mean_G), batch.reward_E >= self.threshold
         )
@@ -49,7 +50,7 @@ class GoodOrBad(Occupant):
 
 @dataclass(frozen=True)
 class ProspectUtility(Occupant):
-    """λ_D σ(β (ρ − z)) of good answers, λ_U σ(β (z − ρ)) of bad ones."""
+    """λ_D σ(β (ρ − z)) for good answers, λ_U σ(β (z − ρ)) for bad ones; λ_D is good_coef, λ_U bad_coef."""
 
     beta: float = setting(0.1, witness=0.5)
     good_coef: float = setting(1.0, witness=2.0)
@@ -65,7 +66,7 @@ class ProspectUtility(Occupant):
         return self.beta * summed(batch, stats.logp_N - batch.logp_ref_N)
 
     def reference_point(self, batch: Batch, stats: Stats) -> Tensor:
-        """z; 0 where no answer could be put under another prompt. Answers apart are in no statistic."""
+        """z; 0 if there is no other prompt. Episodes of use `apart` are in no statistic."""
         drift_E = summed(batch, stats.logp_mismatched_N - batch.logp_ref_mismatched_N)
         counted_E = batch.other_E & batch.judged_E & answered_E(batch)
         total = torch.where(counted_E, drift_E, torch.zeros_like(drift_E)).sum()
@@ -91,6 +92,13 @@ class ProspectUtility(Occupant):
 KTO = DPO.but(
     name="kto",
     paper="arXiv:2402.01306",
+    checked=(
+        "Compared with TRL 1.16, trainer/kto_trainer.py: λ_D = λ_U = 1, β = 0.1. TRL computes z over a device's "
+        "micro-batch and then averages; here z is that of the optimiser step. The paper advises λ_D n_D / (λ_U "
+        "n_U) from 1 to 4/3. TRL reads labels from the data; deriving them from rewards, with `threshold`, is "
+        "ours."
+    ),
+    confidence="code",
     credit=GoodOrBad(),
     objective=ProspectUtility(),
     breaks={"equal_rewards": "A label needs no comparison: answers that are all good, or all bad, are learned from."},

@@ -3,15 +3,12 @@
     d_t = log π_old(o_t) − log π(o_t),      g_c = 1[ Σ_{t ∈ c, A_t ≥ 0} d_t > 0 ]      c: an action (or an answer)
     J = J_GRPO − λ · 1/Σ|o_i| Σ_i Σ_t g_c(t) max(d_t, 0) 1[A_t ≥ 0],      λ = 0.2
 
-Answers that are not bad lose likelihood over the updates of a batch, and then the gradients explode. The penalty holds
-the tokens that fell, in actions that fell as a whole, of answers with A ≥ 0; answers without advantage (a group of
-equal rewards) are held too. Differs from GRPO: this penalty; KL of 0.001 and mean over tokens as in the script. It
-acts from the second update of a batch on, since before it π = π_old; so there are four. Checked against vengdeng/LLDS-
-On-Group-Relative-Policy-Optimization-Collapse-in-Search-R1, verl/workers/actor/dp_actor.py (chunk_noreduce, and the
-gate of whole answers beside it) and train_grpo_nqhot.sh (λ = 0.2; the paper is said to have 0.1). An action is a turn
-here, there a span between tool outputs; in single-turn tasks it is the answer. The code's lower weight on the final
-answer's span (variant MA) is not here. A fall of less than 1e-5 is the rounding of two forwards and is no fall: the
-slope of max(d, 0) is 1 however small d is.
+Differs from GRPO: a penalty against lazy likelihood displacement, in which answers that are not bad lose likelihood
+over the updates of a batch until gradients explode. It applies to tokens that became less likely, in actions that
+became less likely as a whole, where A ≥ 0; answers without advantage (a group of equal rewards) are included. KL
+coefficient 0.001, means over tokens. The penalty acts from the second update of a batch on, since π = π_old before;
+hence four minibatches. An action is a turn, in single-turn tasks the answer. Decreases below 1e-5 are rounding between
+two forward passes and are ignored: the slope of max(d, 0) is 1 however small d is.
 """
 
 from dataclasses import dataclass
@@ -28,12 +25,12 @@ from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.update import Passes
 
 Gate = Literal["turn", "answer"]
-ROUNDED = 1e-5
+ROUNDED = 1e-5  # smaller decreases of log π are rounding
 
 
 @dataclass(frozen=True)
 class HoldLikelihood(Occupant):
-    """−hold_coef · max(log π_old − log π, 0) on tokens with A ≥ 0 whose turn, or whole answer, became less likely."""
+    """−hold_coef · max(log π_old − log π, 0) on tokens with A ≥ 0 whose turn or answer (`gate`) became less likely."""
 
     hold_coef: Sched = setting(0.2, witness=0.9)
     gate: Gate = "turn"
@@ -44,7 +41,7 @@ class HoldLikelihood(Occupant):
         return (NOW, OLD)
 
     def terms(self, ctx: Context, batch: Batch) -> list[Term]:
-        inside = self.gate == "turn"  # a turn lies in one sequence, an answer may have several
+        inside = self.gate == "turn"  # a turn lies in one sequence, an answer may span several
         return [Term("hold", batch.policy_N, self.mean, coef=ctx.at(self.hold_coef), additive=inside)]
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
@@ -58,6 +55,14 @@ class HoldLikelihood(Occupant):
 LLDS = GRPO.but(
     name="llds",
     paper="arXiv:2512.04220",
+    checked=(
+        "Compared with vengdeng/LLDS-On-Group-Relative-Policy-Optimization-Collapse-in-Search-R1: "
+        "verl/workers/actor/dp_actor.py (chunk_noreduce, and the gate over whole answers next to it) and "
+        "train_grpo_nqhot.sh, which has λ = 0.2, a KL of 0.001 and the mean over tokens; the paper is said to have "
+        "λ = 0.1. There an action is a span between tool outputs, here a turn. The code's lower weight on the span "
+        "of the final answer (variant MA) is left out. Four minibatches and the tolerance of 1e-5 are ours."
+    ),
+    confidence="code",
     objective=ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="token"),
     penalties=(ReferenceKL(kl_coef=0.001, mean="token"), HoldLikelihood(hold_coef=0.2)),
     update=Passes(epochs=1, minibatches=4),

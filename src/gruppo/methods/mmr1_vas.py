@@ -4,12 +4,10 @@
     w_q   = (VPS_q − min) / (max − min + 1e-8)                    over all tasks, every 35 steps
     a batch of B prompts: ⌊B/2⌋ drawn by w with replacement, the others in turn
 
-Differs from GRPO: which tasks come. A task whose answers are sometimes right, and differ, comes more often, because a
-group of equal rewards teaches nothing. Checked against LengSicong/MMR1, verl/curriculum/metrics.py and samplers.py,
-whose self-BLEU is raw (higher is less diverse; here it is taken from 1) and whose shipped settings use p (1 − p) alone.
-They answer every task 32 times for a sweep of scores; here a score is that of the answers that training drew last, and
-a task that was not drawn yet has the mean weight of the others. The first weights are made after the first step. Their
-momentum of weights is 0 and left out. A task that is drawn twice in a step has two groups.
+Differs from GRPO: which tasks are drawn. A task whose answers vary in reward and in wording is drawn more often,
+because a group of equal rewards has no gradient. The score of a task comes from the answers that training sampled last;
+a task without a score has the mean weight of the others. The first weights are computed after the first step. A task
+that is drawn twice in a step has two groups. Tasks must recur.
 """
 
 from collections.abc import Sequence
@@ -28,12 +26,17 @@ from gruppo.stages.curriculum import asked, in_turn, weighted
 from gruppo.stages.requires import RecurringTasks
 from gruppo.stages.tables import Table, by_key
 
-MEMORY = "variance"  # by index of a task: `score` of its last answers, and its `weight`
+MEMORY = "variance"  # by task index: `score` of its last answers, and its `weight`
 
 
 @dataclass(frozen=True)
 class VarianceAware(Occupant):
-    """A share of the prompts by the variance and the diversity of their last answers, the others in turn."""
+    """Draw `weighted_share` of the prompts by the variance and diversity of their last answers, the others in turn.
+
+    outcome_coef    weight of p (1 − p) in a task's score
+    diversity_coef  weight of 1 − self-BLEU in it
+    refresh_every   steps between two updates of the weights
+    """
 
     weighted_share: float = setting(0.5, low=0, high=1, witness=1.0)
     outcome_coef: float = setting(0.8, witness=0.0)
@@ -48,7 +51,7 @@ class VarianceAware(Occupant):
         return asked(ctx, tasks, indices + in_turn(ctx, len(tasks), ctx.prompts - chosen))
 
     def weights(self, table: Table, size: int) -> Tensor:
-        """The weight of every task: of one that was never weighed, the mean."""
+        """The weight of every task; the mean weight for a task that has none yet."""
         weight_T = table.look(torch.arange(size), "weight")
         return torch.where(weight_T.isnan(), weight_T.nanmean().nan_to_num(), weight_T)
 
@@ -73,4 +76,15 @@ class VarianceAware(Occupant):
         return self.outcome_coef * p * (1 - p) + self.diversity_coef * (1 - self_bleu(token_N, part_N, tasks))
 
 
-MMR1_VAS = GRPO.but(name="mmr1_vas", paper="arXiv:2509.21268", curriculum=VarianceAware())
+MMR1_VAS = GRPO.but(
+    name="mmr1_vas",
+    paper="arXiv:2509.21268",
+    checked=(
+        "Compared with LengSicong/MMR1, verl/curriculum/metrics.py and samplers.py. Their self-BLEU enters as it "
+        "is (higher is less diverse), here as 1 - self-BLEU; their shipped settings use p (1 - p) alone. They "
+        "answer every task 32 times in a sweep for the scores; here a score is that of the answers that training "
+        "sampled last. Their momentum of the weights is 0 and is left out."
+    ),
+    confidence="code",
+    curriculum=VarianceAware(),
+)

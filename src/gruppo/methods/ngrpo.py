@@ -4,12 +4,10 @@
     A_i = (R_i − μ) / (σ + ε)   of the real answers,      m = 1, r_max = 1
     J = 1/Σ|o_i| Σ_i Σ_t min(r_it A_i, clip(r_it, 1−0.16, 1+0.24) A_i)
 
-A virtual answer of the highest reward stands in every group, so a group that is all wrong is pushed down instead of
-saying nothing, and every other group is shifted down too. Differs from GRPO: these statistics, a tighter clip on what
-is pushed down than on what is pushed up, mean over tokens, no KL; groups that are all right are dropped, they would
-have A = 0. Checked against nangongrui-ngr/NGRPO, verl/trainer/ppo/core_algos.py, compute_ngrpo_outcome_advantage and
-compute_policy_loss. There a group of one is left out of the rule (A = R); here the rule has no exception: a single
-wrong answer has A = −0.707, a single right one 0. Four updates a batch, as in the script (1024 prompts, 256 at a time).
+Differs from GRPO: a virtual answer with the highest reward joins each group. A group that is all wrong is pushed down
+instead of having no gradient, and every other group is shifted down too. The clip is tighter below than above, the mean
+is over tokens, and there is no KL. Groups that are all right are dropped, since their advantage would be 0. A group of
+one is allowed: a single wrong answer has A = −0.707, a single right one A = 0.
 """
 
 from collections.abc import Sequence
@@ -28,7 +26,7 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class VirtualBest(Occupant):
-    """A_i = (R_i − mean) / (std + eps) inside the group and `copies` virtual answers of reward `top_reward`."""
+    """A_i = (R_i − mean) / (std + eps) over the group and `copies` virtual answers with reward `top_reward`."""
 
     top_reward: float = setting(1.0, witness=2.0)
     copies: int = setting(1, low=0, witness=3)  # 0 is GRPO
@@ -37,11 +35,11 @@ class VirtualBest(Occupant):
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         groups, judged = batch.level("E", "G"), batch.judged_E
-        below_E = batch.reward_E - self.top_reward  # so that a group that is all right has a deviation of exactly 0
+        below_E = batch.reward_E - self.top_reward  # so that a group that is all right has std = 0 exactly
         centred_E, std_G, n_G = segment.deviations(below_E, groups, where=judged)
         gap_G, n_G = batch.gather(below_E, "E", groups, "mean", where=judged), n_G.to(below_E.dtype)
         size_G = n_G + self.copies
-        # Σ (x − mean)² of two sets together: that of each, and n m / (n + m) times the square of what lies between.
+        # Pooled Σ (x − mean)²: the sum of both sets', plus n m / (n + m) times the squared gap of their means.
         square_G = n_G * std_G**2 + n_G * self.copies / size_G.clamp(min=1) * gap_G**2
         spread_G = (square_G / (size_G - 1).clamp(min=1)).sqrt()
         raised_E = centred_E + groups.spread(self.copies / size_G.clamp(min=1) * gap_G)
@@ -51,7 +49,7 @@ class VirtualBest(Occupant):
 
 @dataclass(frozen=True)
 class DropSolvedGroups(Occupant):
-    """Drop groups in which every answer has a task reward of `top_reward` or more; nothing is drawn in their place."""
+    """Drop groups whose task rewards are all at least `top_reward`; they are not redrawn."""
 
     top_reward: float = setting(1.0, witness=0.0)
 
@@ -67,6 +65,12 @@ class DropSolvedGroups(Occupant):
 NGRPO = GRPO.but(
     name="ngrpo",
     paper="arXiv:2509.18851",
+    checked=(
+        "Compared with nangongrui-ngr/NGRPO, verl/trainer/ppo/core_algos.py, compute_ngrpo_outcome_advantage and "
+        "compute_policy_loss. There a group of one is exempt from the rule (A = R); here the rule has no "
+        "exception. Four updates a batch, as in the script (1024 prompts, 256 at a time)."
+    ),
+    confidence="code",
     select=DropSolvedGroups(),
     credit=VirtualBest(top_reward=1.0, copies=1),
     objective=ClippedSurrogate(clip_low=0.16, clip_high=0.24, mean="token"),

@@ -3,11 +3,9 @@
     a(y) = 1/|y| Σ_t log π(y_t),   logit(y) = a − log(1 − e^a)
     J = mean_t log π(y_w,t) + λ · mean over pairs of log σ(logit(y_w) − logit(y_l))
 
-Differs from DPO: no reference; the chosen answers are learned by their likelihood, and the odds ratio pushes the
-rejected ones away. a is kept below −1e-6: at probability 1 the odds have no number. Checked against TRL 1.16
-experimental/orpo/orpo_trainer.py, whose odds ratio has the same numbers: λ = 0.1 (there `beta`), mean log-probability
-of an answer. The likelihood here is that of the chosen answers' tokens, each answer once; TRL's runs over the prompt
-as well. The implicit reward is a(y).
+Differs from DPO: no reference. The chosen answers are learned by likelihood, and the odds ratio pushes the rejected
+ones away. The likelihood is over the tokens of the chosen answers, each answer once. a is kept below −1e-6, because at
+probability 1 the odds are infinite. The implicit reward is a(y).
 """
 
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from gruppo.stages.relations import answered_E, averaged, pair_terms, pair_value
 
 @dataclass(frozen=True)
 class OddsRatio(Occupant):
-    """Likelihood of chosen answers, and odds_coef log σ of the log odds ratio."""
+    """Mean log-likelihood of chosen answers + odds_coef · log σ(log odds ratio)."""
 
     odds_coef: float = setting(0.1, witness=1.0)
     mean: Any = setting("token", added=True)
@@ -51,4 +49,14 @@ class OddsRatio(Occupant):
         return {"likelihood": batch.weight_N * stats.logp_N, **pair_values(batch, value_P, mean_E)}
 
 
-ORPO = DPO.but(name="orpo", paper="arXiv:2403.07691", objective=OddsRatio(odds_coef=0.1))
+ORPO = DPO.but(
+    name="orpo",
+    paper="arXiv:2403.07691",
+    checked=(
+        "Compared with TRL 1.16, experimental/orpo/orpo_trainer.py, whose odds ratio gives the same numbers: λ = "
+        "0.1 (there `beta`), mean log-probability of an answer. The likelihood here is that of the tokens of "
+        "chosen answers, each answer once; TRL's also covers the prompt."
+    ),
+    confidence="code",
+    objective=OddsRatio(odds_coef=0.1),
+)

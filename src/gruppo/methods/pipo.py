@@ -6,14 +6,11 @@
     1. retrospective:   a step on batch t − 1 with advantages φ_t · a_i,   a_i = G A_i / Σ_j |A_j|   in its group
     2. forward:         the method's own step on batch t
 
-Differs from GRPO: it closes the loop. If rewards rose, the last step is taken further; if they fell, a part of it is
-taken back. The first step is the surrogate alone, without penalties, with ratios to the policy that batch t − 1 was
-learned under. It scales the advantage, not the objective: min(r A, clip(r) A) with A negated is not its negative. log
-π_old of batch t is read before step 1. Nothing is done before K means are known.
-
-Equations as on the authors' project page and in three accounts of the paper, K = 8, undo = 0.1 and equal learning rates
-as the accounts agree on them; the paper itself was not read. ξ is bounded by ±3, which is ours: short windows have
-heavy tails. Prompts differ from batch to batch, and that is noise in ξ.
+Differs from GRPO: if rewards rose, the previous step is taken further; if they fell, part of it is undone. The
+retrospective step maximises the surrogate alone, without penalties, with importance ratios to the policy that batch t −
+1 was learned under. It scales the advantage, not the objective: min(r A, clip(r) A) with A negated is not its negative.
+log π_old of batch t is computed before the retrospective step, which is skipped until K means are known. ξ is clipped
+to ±3. Prompts differ from batch to batch, which adds noise to ξ.
 """
 
 from collections.abc import Sequence
@@ -32,14 +29,14 @@ from gruppo.stages.update import Passes
 
 
 def improvement(mean: float, past: Sequence[float], undo: float, limit: float, eps: float = 1e-8) -> float:
-    """φ of the standardised improvement ξ over the past means, ξ within ±limit."""
+    """φ of the standardised improvement ξ over the past means; ξ is clipped to ±limit."""
     xi = (mean - fmean(past)) / (stdev(past) + eps)
     xi = min(max(xi, -limit), limit)
     return xi if xi >= 0 else undo * xi
 
 
 def attributed(batch: Batch, factor: float) -> Batch:
-    """Advantages of which every group has the total size G, times a factor."""
+    """The batch with advantages scaled so that Σ_i |A_i| of a group is its size G, times `factor`."""
     size_E = batch.gather(batch.adv_N.abs(), "N", "E", "mean", where=batch.learn_N)
     judged_E = batch.judged_E
     total_G = batch.gather(size_E, "E", "G", "sum", where=judged_E)
@@ -50,12 +47,18 @@ def attributed(batch: Batch, factor: float) -> Batch:
 
 @dataclass(frozen=True)
 class LookBack(Occupant):
-    """Take the last step further, or back, by how much the rewards rose since; then the passes over the batch."""
+    """Extend or undo the previous step by how much rewards rose since, then pass over the batch.
+
+    window    K, the number of past batch means
+    undo      factor on a negative ξ
+    limit     bound on |ξ|
+    lr_scale  learning rate of the retrospective step, relative to the policy's
+    """
 
     window: int = setting(8, low=2, witness=3)
     undo: float = setting(0.1, witness=[0.9, 0.5])
     limit: float = setting(3.0, witness=0.01)
-    lr_scale: float = setting(1.0, witness=0.1)  # of the step back, times the policy's
+    lr_scale: float = setting(1.0, witness=0.1)
     epochs: int = setting(1, witness=2)
     minibatches: int = setting(1, witness=2)
     reads = ("adv_N",)
@@ -75,14 +78,14 @@ class LookBack(Occupant):
 
 
 def _mean(batch: Batch) -> float | None:
-    """μ; None where everything failed, which says nothing about the policy."""
+    """μ; None if no episode was judged."""
     fresh_E = batch.judged_E & ~batch.replayed_E
     return float(batch.reward_E[fresh_E].mean()) if bool(fresh_E.any()) else None
 
 
 @dataclass(frozen=True)
 class LastBatch(Occupant):
-    """Recalls the batch of the step before, for the update; it does not join a batch again."""
+    """Keeps the previous batch for the update; it does not join the current one."""
 
     joins = False
     proximal = "stored"
@@ -98,6 +101,12 @@ class LastBatch(Occupant):
 PIPO = GRPO.but(
     name="pipo",
     paper="arXiv:2604.00860",
+    checked=(
+        "The equations are those of the authors' project page and of three accounts of the paper; K = 8, undo = "
+        "0.1 and equal learning rates are what the accounts agree on. The paper itself was not read. The bound of "
+        "3 on the size of ξ is ours: short windows have heavy tails."
+    ),
+    confidence="notes",
     update=LookBack(window=8, undo=0.1, limit=3.0),
     replay=LastBatch(),
     together=("update", "replay"),

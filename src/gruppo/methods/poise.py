@@ -4,17 +4,12 @@
     b_i = mean over j ≠ i of clip(f(φ_j), 0, 1),      A_i = R_i − b_i
     after the step: f = ridge regression of mean_{j ≠ i} R_j on φ_i, over the last 5 steps
 
-Differs from GRPO: the baseline is read from the policy's own states by a linear probe, in the forward that makes log
-π_old. A value that knows the answer it judges would bias the gradient; so an answer is judged by what the probe sees in
-the others of its prompt, and two samples a prompt are enough (samples=2), which leaves room for more prompts. The probe
-that judges a step has not seen it. Before the first fit A_i is R_i less the mean of the others, and so it is where
-nothing else is known; an answer whose prompt has no other has A = 0. Rewards are of 0 and 1, hence the clip. No
-deviation, no KL; clips 0.2 and 0.28.
-
-From the text of the paper: features standardised, ridge 0.01, layer 19 (of 28 and of 36 blocks: `depth` 0.6 is near
-both). Which three statistics of the entropies are meant, and over how many steps f is fitted, is not known: those above
-and 5 are ours, and so is the bound on the answers of a step that it learns from, with which memory is at most 5 · 1024
-· (2 dim + 4) numbers. No code of the authors could be had. Mean over tokens and four minibatches as in dapo.
+Differs from GRPO: the baseline comes from a linear probe on the policy's own hidden states, read in the forward pass
+that gives log π_old. A baseline that sees the answer it judges would bias the gradient, so an answer is judged by the
+probe's values of the other answers to its prompt. Two samples per prompt suffice (samples=2), which leaves room for
+more prompts. The probe is never fitted on the step that it judges; before the first fit, b_i is the mean reward of the
+other answers. An answer without another to its prompt has A = 0. Rewards must be 0 or 1, hence the clip of f. No
+standard deviation, no KL; clips 0.2 and 0.28.
 """
 
 from dataclasses import dataclass
@@ -34,10 +29,13 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class StateProbe(Occupant):
-    """A_i = R_i − what a linear probe of hidden states says of the other answers to the prompt.
+    """A_i = R_i − mean value that a linear probe of hidden states gives the other answers to the prompt.
 
-    depth   the layer that is read, from 0 (the embedding) to 1 (the last block); last: over how many tokens
-    ridge   of the regression; window: over how many steps; examples: answers of a step that it learns from, at most
+    depth     layer to read, from 0 (embedding) to 1 (last block)
+    last      number of tokens to average over
+    ridge     penalty of the regression
+    window    number of steps to fit on
+    examples  number of answers per step to fit on, at most
     """
 
     depth: float = setting(0.6, low=0, high=1)
@@ -61,7 +59,7 @@ class StateProbe(Occupant):
         return to_tokens(batch, torch.where(paired(batch), gap_E, torch.zeros_like(gap_E)))
 
     def features(self, batch: Batch) -> Tensor:
-        """φ, a row an episode; 0 for those that are in no statistic."""
+        """φ, one row per episode; 0 for episodes that are in no statistic."""
         pools = [batch.gather(batch.columns[n.column], "S", "E", "mean") for n in self.needs(Context())[:2]]
         mine, entropy_N = judged_N(batch), batch.entropy_old_N
         stats = [batch.gather(entropy_N, "N", "E", how, where=mine)[:, None] for how in ("mean", "std", "max")]
@@ -74,7 +72,9 @@ class StateProbe(Occupant):
             return
         rows = torch.nonzero(paired(batch))[:, 0]
         noise = key_hash("poise", record.step, batch.uid_E[rows])
-        rows = rows[torch.argsort(torch.as_tensor(noise))][: self.examples]  # any of them, in whatever order they came
+        rows = rows[torch.argsort(torch.as_tensor(noise))][
+            : self.examples
+        ]  # a random subset, whatever the order of rows
         now = {"x": self.features(batch)[rows].cpu(), "y": others(batch, batch.reward_E)[rows].cpu()}
         memory["examples"] = [*memory.get("examples", []), now][-self.window :]
         x_XF, y_X = (torch.cat([m[k] for m in memory["examples"]]) for k in "xy")
@@ -82,19 +82,28 @@ class StateProbe(Occupant):
 
 
 def paired(batch: Batch) -> Tensor:
-    """Judged episodes with another one in their group."""
+    """Judged episodes with another judged one in their group."""
     count_G = batch.gather(batch.judged_E, "E", "G", "count", where=batch.judged_E)
     return batch.judged_E & batch.spread(count_G > 1, "G", "E")
 
 
 def others(batch: Batch, x_E: Tensor) -> Tensor:
-    """The mean of the other judged episodes of the group; of no use where there is none."""
+    """Mean over the other judged episodes of the group; meaningless where there is none."""
     return x_E - advantage.leave_one_out(x_E, batch.level("E", "G"), where=batch.judged_E)
 
 
 POISE = GRPO.but(
     name="poise",
     paper="arXiv:2605.07579",
+    checked=(
+        "Written from the text of the paper; no code of the authors could be obtained. From the paper: "
+        "standardised features, ridge 0.01, layer 19 (of 28 and of 36 blocks; depth 0.6 is near both). It is not "
+        "known which three statistics of the entropies are meant, nor over how many steps f is fitted: mean, "
+        "standard deviation and maximum, and 5 steps, are ours. So is the bound of 1024 answers of a step to fit "
+        "on, with which memory holds at most 5 · 1024 · (2 dim + 4) numbers. Mean over tokens and four minibatches "
+        "as in dapo."
+    ),
+    confidence="paper",
     credit=StateProbe(),
     objective=ClippedSurrogate(clip_low=0.2, clip_high=0.28, mean="token"),
     penalties=(),

@@ -4,13 +4,10 @@
     J = 1/B Σ_i Σ_t A_it log π(o_it | q, o_i<t)
 
 Differs from REINFORCE: the baseline is the reward of the policy's own greedy answer to the same prompt, one more
-rollout a prompt at temperature 0. It is an episode of use `baseline`: no token of it is learned or counted, and it is
-in no mean but b. No critic and no groups are needed; samples=1 is the paper's. Where the sample is as good as the
-greedy answer, A = 0. Checked against liziniu/ReMax, step3_rlhf_finetuning/remax_trainer.py, and verl `core_algos.py`,
-compute_remax_outcome_advantage. The authors average the loss over tokens, and add a KL to the reference to each
-token's return (verl: to its reward); the paper's estimator, here, has neither: objective.mean=token and
-method.penalties+=reference_kl are there. A prompt whose greedy answer could not be judged has no baseline and teaches
-nothing: a failure is not a reward of 0.
+rollout per prompt at temperature 0. It is an episode of use `baseline`: none of its tokens is learned or counted, and
+it enters no mean but b. Neither a critic nor groups are needed; the paper uses samples=1. Where a sample scores as much
+as the greedy answer, A = 0. A prompt whose greedy answer could not be judged has no baseline and is not learned: a
+failure is not a reward of 0.
 """
 
 from collections.abc import Sequence
@@ -29,7 +26,7 @@ from gruppo.stages.rollout import Group
 
 @dataclass(frozen=True)
 class WithGreedy(Group):
-    """`samples` answers to every prompt, and a greedy one as their baseline."""
+    """`samples` answers to each prompt, and a greedy one as their baseline."""
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         episodes = await super().__call__(ctx, [*prompts, *map(greedy, prompts)])
@@ -39,14 +36,14 @@ class WithGreedy(Group):
 
 
 def greedy(prompt: Prompt) -> Prompt:
-    """The same prompt in the same group, answered once, at temperature 0."""
+    """The same prompt in the same group, answered once at temperature 0."""
     how = {**prompt.ask.how, "temperature": 0.0, "top_k": 0, "top_p": 1.0}
     return replace(prompt, samples=1, ask=replace(prompt.ask, samples=1, how=how, key=f"{prompt.ask.key} greedy"))
 
 
 @dataclass(frozen=True)
 class AgainstGreedy(Occupant):
-    """A_t = the return from t on, less the reward of the group's baseline episode; 0 where none was judged."""
+    """A_t = return-to-go − reward of the group's baseline episode; 0 if none was judged."""
 
     writes = ("adv_N",)
     ignores = ("shift",)
@@ -67,6 +64,13 @@ _NO_GREEDY = "This law's answers come without greedy ones; where no baseline was
 REMAX = REINFORCE.but(
     name="remax",
     paper="arXiv:2310.10505",
+    checked=(
+        "Compared with liziniu/ReMax, step3_rlhf_finetuning/remax_trainer.py, and verl core_algos.py, "
+        "compute_remax_outcome_advantage. The authors average the loss over tokens and add a KL to the reference "
+        "to each token's return (verl: to its reward); the paper's estimator, which is implemented here, has "
+        "neither. objective.mean=token and method.penalties+=reference_kl give both."
+    ),
+    confidence="code",
     rollout=WithGreedy(),
     credit=AgainstGreedy(),
     together=("rollout", "credit"),

@@ -5,14 +5,11 @@
     expert's tokens:  w_it A_i (1 − sg π)^γ,      w = 2 π / (π_old + ½ (π_old + 1)),   γ = ½
     J = 1/G Σ_i 1/C Σ_t of these + 0.001 · entropy,      C = the longest answer there can be
 
-An expert's answer stands in every group. Its behaviour policy is not known, so its ratio takes a mixture of π_old and
-of what is halfway to certainty for it (multiple importance sampling): w is at most 4 π. Its advantage counts the more,
-the less likely the policy finds the token. Differs from Dr.GRPO: the expert, the two rules, no clip. Checked against
-YihongDong/RL-PLUS, rl_plus/verl/verl/recipe/rlplus_core_alg.py, compute_token_on_off_policy_loss with strategy
-RL-PLUS, and exp_scripts/train_RL-PLUS.sh (statistics over the mixed group, without deviation; loss_remove_clip,
-loss_remove_token_mean; two updates a batch). The code divides a sum over the whole micro-batch by C alone; here it is
-divided by the answers too, as in Dr.GRPO. Only experts that score 1 join (right_experts in select), so a group without
-one has a sample less.
+Differs from Dr.GRPO: one answer of an expert replaces a sample in each group, expert tokens have their own rule, and
+nothing is clipped. The expert's behaviour policy is unknown, so the denominator of its importance ratio is a mixture of
+π_old and ½ (π_old + 1) (multiple importance sampling); w is at most 4 π. The factor (1 − sg π)^γ gives more weight to
+expert tokens that the policy finds unlikely. Only experts with a reward of 1 join (`right_experts` in select), so a
+group without one has one sample fewer. One sample per prompt is refused.
 """
 
 from collections.abc import Sequence
@@ -35,7 +32,7 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class ExpertInGroup(Occupant):
-    """One sample less of every prompt, and an expert's answer in its place: a member of the group like the others."""
+    """Replaces one sample of each prompt by an expert's answer, a member of the group like the others."""
 
     writes = ("expert",)
     requires = (Samples(2, "The expert replaces one sample, so a single sample leaves nothing to compare it with."),)
@@ -48,7 +45,7 @@ class ExpertInGroup(Occupant):
 
 @dataclass(frozen=True)
 class MixedImportance(Occupant):
-    """r A on the policy's tokens, w A (1 − sg π)^explore on the experts', summed and divided by a constant."""
+    """r A on the policy's tokens, w A (1 − sg π)^explore on the experts'; `mean` is a sum over a constant."""
 
     explore: float = setting(0.5, witness=3.0)
     mean: Any = "episode_sum/max_tokens"
@@ -70,6 +67,20 @@ class MixedImportance(Occupant):
 RL_PLUS = DR_GRPO.but(
     name="rl_plus",
     paper="arXiv:2508.00222",
+    checked=(
+        "Compared with YihongDong/RL-PLUS: rl_plus/verl/verl/recipe/rlplus_core_alg.py, "
+        "compute_token_on_off_policy_loss with strategy RL-PLUS, rlplus_actor.py, update_policy, and "
+        "exp_scripts/train_RL-PLUS.sh (statistics over the mixed group, without standard deviation; "
+        "loss_remove_clip, loss_remove_token_mean; two updates a batch). The code divides the sum over a "
+        "micro-batch by C = max_response_length alone and adds 0.001 times the mean entropy of the micro-batch; "
+        "here the policy term is also divided by the number of answers, as in Dr.GRPO. So relative to the policy "
+        "term the entropy bonus weighs m times as much here as in the code, m being the number of answers in a "
+        "micro-batch of the code (32768 tokens in the script: 3 answers of full length, more of shorter ones). For "
+        "the code's weight set method.penalties.entropy_bonus.entropy_coef to 0.001 / m, or method.objective.mean "
+        "to the NUMBER C · B / m with B the answers of an optimiser step. The code's entropy also covers the "
+        "expert's tokens, here the policy's own only."
+    ),
+    confidence="code",
     rollout=ExpertInGroup(),
     select=RightExperts(),
     objective=MixedImportance(explore=0.5),

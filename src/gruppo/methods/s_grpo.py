@@ -4,13 +4,12 @@
     R_i = 2^−(n_i − 1) if o_i is right, else 0;   n_i = right ones among the exits up to o_i, the path being the last
     A_i = R_i − mean R,     J = 1/G Σ_i 1/|o_i| Σ_t min(r_it A_i, clip(r_it, 1 ± 0.2) A_i)
 
-Differs from GRPO: the group is serial. One path is sampled, and `samples` − 1 times it is left early: a text makes the
-policy answer at once. The earliest right answer is worth most, so a policy that has thought enough learns to stop. Not
-divided by the deviation, no KL. Each member learns its own copy of the path up to its exit; the inducer is context.
-The paper's inducer is "Time is limited, stop thinking and start answering." and the end of the thought; the built-in
-policy has never seen it, so here it is a line break. A path of few tokens has few exits, at different places. Checked
-against a review of the paper; the exponent and the missing deviation are as recalled. A port for verl halves by the
-exit, not by the right ones: `by`. Confidence: secondary. Not "Stable GRPO" (arXiv:2508.05928), which is also S-GRPO.
+Differs from GRPO: the group is serial. One path is sampled and left early `samples` − 1 times: an inducer text makes
+the policy answer at once. The earliest right answer has the highest reward, so a policy that has thought enough learns
+to stop. No standard deviation, no KL. Each member learns its own copy of the path up to its exit; the inducer is
+context. The default inducer is a line break, because the built-in policy has never seen the paper's. Exits are at
+distinct positions, so a short path has fewer. `by="exit"` halves the reward with every exit, not with every right one.
+One sample is refused. Not "Stable GRPO" (arXiv:2508.05928), also called S-GRPO.
 """
 
 from collections.abc import Sequence
@@ -32,15 +31,16 @@ By = Literal["right", "exit"]
 
 @dataclass(frozen=True)
 class SerialGroup(Occupant):
-    """One path a prompt, and `samples` − 1 exits from it: its beginning, the inducer, `answer_tokens` to answer in.
+    """One path per prompt and `samples` − 1 exits from it: a prefix of the path, the inducer, then an answer.
 
-    All of an exit is within the run's max_tokens.
+    inducer        text that makes the policy answer
+    answer_tokens  longest answer after the inducer; the whole of an exit stays within the run's max_tokens
     """
 
     inducer: str = setting("\n", witness="=")
     answer_tokens: int = setting(16, low=1, witness=1)
     writes = ("note_exit_E", "injected")
-    reads = ("injected",)  # its rule for them: context, never learned
+    reads = ("injected",)  # as context, never learned
     requires = (Samples(2, "It compares a path with early exits from it."),)
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
@@ -60,7 +60,7 @@ class SerialGroup(Occupant):
         return [*paths, *exits]
 
     def room(self, how: Sampling, given: np.ndarray) -> int:
-        """Tokens of the path and of the answer: an exit is no longer than any answer may be."""
+        """Token budget of prefix and answer: an exit is no longer than any other answer may be."""
         left = how.max_tokens - len(given)
         if left < 2:
             raise ValueError(
@@ -75,7 +75,7 @@ def exit_at(position: int) -> Note:
 
 
 def cuts(ctx: Context, path: Episode, count: int, room: int) -> list[int]:
-    """So many different positions in the path, after its first token and before its last; all, if there are fewer."""
+    """`count` distinct positions in the path, after its first token and before its last; all if there are fewer."""
     s = path.sequences[0]
     positions = torch.arange(s.prompt_len + 1, min(len(s.ids), s.prompt_len + room))
     noise = ctx.uniform("exit", path.uid, positions)
@@ -84,9 +84,9 @@ def cuts(ctx: Context, path: Episode, count: int, room: int) -> list[int]:
 
 @dataclass(frozen=True)
 class FirstRight(Occupant):
-    """Component `serial`, paid instead of `task`: 2^−(n − 1) for the n-th right answer of the group, by its exit.
+    """Component `serial`, which replaces `task`: 2^−(n − 1) for the n-th right answer of the group, in order of exit.
 
-    by  right: n counts right answers; exit: all of them
+    by  right: n counts right answers; exit: n counts all answers
     """
 
     by: By = "right"
@@ -106,6 +106,13 @@ class FirstRight(Occupant):
 S_GRPO = GRPO.but(
     name="s_grpo",
     paper="arXiv:2505.07686",
+    checked=(
+        "Compared with a review of the paper; the exponent and the missing standard deviation are recalled. The "
+        "paper's inducer is 'Time is limited, stop thinking and start answering.' and the end of the thought; a "
+        "line break is ours, and so is answer_tokens = 16. A port for verl halves by the exit, not by the right "
+        "ones: the field `by`."
+    ),
+    confidence="notes",
     rollout=SerialGroup(inducer="\n", answer_tokens=16),
     reward=FirstRight(by="right"),
     credit=GroupCentred(),

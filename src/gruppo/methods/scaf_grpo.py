@@ -1,17 +1,15 @@
 """Scaf-GRPO, scaffolded GRPO (Zhang et al. 2025, arXiv:2510.19807).
 
     a group without a right answer:  o^l ~ π_old(· | q, h_l) for every hint h_1 … h_L, weakest first;
-    l* = min{l : R(o^l) > 0},  one wrong answer of the group gives its place to o^{l*};  then GRPO, without KL
+    l* = min{l : R(o^l) > 0},  one wrong answer of the group is replaced by o^{l*};  then GRPO, without KL
     r = π(o | q, h) / π_old(o | q, h) for the answer that was helped: on-policy, nothing to correct
 
-Differs from GRPO: prompts that are too hard teach something, and the help is the weakest that suffices. It waits for
-the first 15 % of the run, in which the policy shall try alone. A group with a right answer is left as it is, and so is
-one that no hint helps. Checked against dvlab-research/Scaf-GRPO, hint_mix_grpo/trainer/ray_trainer.py: one answer at
-each level, all levels at once, the first right one of the weakest; `warmup_steps` is 50 in its script, the share is the
-paper's (recalled). Its twelve levels are three tiers, knowledge, planning and solution, in four parts each; here they
-are `task.hints`, whatever their number. In the paper a hint stands in the prompt: `method.prompting=hint_in_message`
-for models that follow one, and `method.prompting.hint_in_message.learn_without=true` for its variant that learns the
-answer under the plain prompt. By default a hint is the beginning of the answer: it is not learned, what follows is.
+Differs from GRPO: prompts that are too hard get the weakest hint that suffices. There are no hints in the first 15 % of
+the run, in which the policy tries alone. A group with a right answer is left unchanged, and so is one that no hint
+solves. The levels are `task.hints`, whatever their number. By default a hint is the beginning of the answer: it is not
+learned, what follows is. `method.prompting=hint_in_message` puts it into the prompt, as in the paper, for models that
+follow instructions; with `method.prompting.hint_in_message.learn_without=true` the answer is learned under the plain
+prompt.
 """
 
 from collections.abc import Sequence
@@ -28,10 +26,10 @@ from gruppo.stages.rollout import again, asks_of
 
 @dataclass(frozen=True)
 class HelpFailedGroups(Occupant):
-    """Samples of every prompt; where all are wrong, one of them is replaced by the least helped right answer.
+    """Sample each prompt; where all answers are wrong, replace one by the right answer with the weakest hint.
 
-    levels        of help that are tried, evenly among the task's hints if it has more
-    exempt_share  of the run that goes by without help
+    levels        number of hints to try, evenly spaced if the task has more
+    exempt_share  share of the run without hints
     """
 
     levels: int = setting(12, low=0, witness=1)
@@ -67,13 +65,21 @@ class HelpFailedGroups(Occupant):
 
 
 def spaced(hints: int, levels: int) -> list[int]:
-    """The numbers 1 to `hints`, or if these are more, `levels` of them at even distances, the last included."""
+    """The numbers 1 to `hints`; if these exceed `levels`, that many of them, evenly spaced, the last included."""
     return [ceil(i * hints / levels) for i in range(1, levels + 1)] if hints > levels else [*range(1, hints + 1)]
 
 
 SCAF_GRPO = GRPO.but(
     name="scaf_grpo",
     paper="arXiv:2510.19807",
+    checked=(
+        "Compared with dvlab-research/Scaf-GRPO, hint_mix_grpo/trainer/ray_trainer.py: one answer at each level, "
+        "all levels at once, the first right one of the weakest. `warmup_steps` is 50 in its script; the share of "
+        "15 % is the paper's, as recalled. Its twelve levels are three tiers (knowledge, planning, solution) of "
+        "four parts each; here they are task.hints. In the paper a hint stands in the prompt, and learning under "
+        "the plain prompt is one of its variants; a hint that begins the answer is ours."
+    ),
+    confidence="code",
     prompting=Hint(),
     rollout=HelpFailedGroups(),
     penalties=(),

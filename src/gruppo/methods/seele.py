@@ -4,13 +4,12 @@
     p_{j+1} = f⁻¹(1/2),   f(p) = b + (1 − b)/(1 + e^{−k (p + μ)}) through the rounds' (p, share of right answers)
     J = 1/(mn) Σ_i [ 1/C Σ_t min(r A, clip(r) A) + γ log π(y_{1:l_i} | q) ] − β k3,      A_i = R_i − mean R
 
-An answer teaches most where half of the answers are right, so each round gives as much of the solution as should make
-it so. Differs from Dr.GRPO: a group is drawn in rounds, each with its own hint; a small term makes the hint itself
-likely; β = 0.001. All rounds are one group; log-probabilities are under the round's own prompt; tokens of a hint are
-learned by their term alone. A problem begins with all steps but the last, later with the help of its last round, which
-is kept. With fewer than three amounts of help the next one halves what lies between; where help is never needed it is
-0. Written from the paper (sections 3 to 5), which prints π(y) for γ's term where the log-likelihood must be meant, and
-fits by LMFIT; here a grid and Gauss-Newton (`pieces.response`). γ = 0.001, m = 4; n is samples/m.
+Differs from Dr.GRPO: a group is sampled in rounds, each with the part of the solution that should make half of its
+answers right, where an answer teaches most; a small term makes the hint itself likely; β = 0.001. All rounds form one
+group of `samples` answers. Log-probabilities are taken under the round's own prompt, and hint tokens are learned by
+their own term alone. A task starts with all steps but the last as its hint, later with the hint rate of its last round,
+which is remembered. With fewer than three distinct rates the next one is found by bisection. A task that never needs a
+hint gets none.
 """
 
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from gruppo.stages.rollout import again, asks_of
 
 @dataclass(frozen=True)
 class HintRounds(Occupant):
-    """The samples of a prompt in `rounds`, each with the hint that should bring the share of right ones to `target`."""
+    """Sample each prompt in `rounds`, each with the hint that should bring the share of right answers to `target`."""
 
     rounds: int = setting(4, low=1, witness=1)
     target: float = setting(0.5, above=0, below=1, witness=0.9)
@@ -74,9 +73,9 @@ class HintRounds(Occupant):
 
 @dataclass(frozen=True)
 class HintLikelihood(Occupant):
-    """hint_coef · log π(hint), summed over the hint's tokens, the mean over answers, those without a hint included.
+    """hint_coef · log π(hint), summed over the hint's tokens and averaged over all answers, with or without a hint.
 
-    Hints of the policy's own answers; an expert's are not its concern.
+    Covers hints of the policy's own answers, not those of an expert.
     """
 
     hint_coef: float = setting(0.001, witness=0.5)
@@ -102,6 +101,12 @@ def hint_N(batch: Batch) -> Tensor:
 SEELE = DR_GRPO.but(
     name="seele",
     paper="arXiv:2509.06923",
+    checked=(
+        "Written from sections 3 to 5 of the paper. It prints π(y) for the term with γ, where the log-likelihood "
+        "must be meant, and fits the curve with LMFIT; here by a grid and Gauss-Newton (pieces.response). γ = "
+        "0.001 and m = 4; n is samples / m."
+    ),
+    confidence="paper",
     prompting=Hint(),
     rollout=HintRounds(rounds=4, target=0.5),
     objective=(*DR_GRPO.objective, HintLikelihood(hint_coef=0.001)),

@@ -2,11 +2,11 @@
 
     J = 1/Σ|y_i| Σ_i Σ_t log π(y_it | x_i, y_i<t)
 
-Differs from REINFORCE: the answers are recorded in the tasks and not sampled, and every token of a good one counts
-alike (an advantage of 1). Only the answer is learned, its eos included, not the prompt; the count of tokens is that of
-the optimiser step, whatever its cut (pitfall 12). Of several recorded answers those with a reward of `threshold` or
-more are learned; a task without recorded answers gives its `answer`. Standard; the same masked mean as verl's
-agg_loss token-mean. Usual learning rates of large models are about 1e-5.
+Differs from REINFORCE: the answers are recorded in the tasks instead of sampled, and every token of a good answer has
+an advantage of 1. Only the answer is learned, including its end-of-sequence token, not the prompt. The denominator
+counts the tokens of the optimiser step, however it is split into micro-batches. Of several recorded answers those with
+a reward of at least `threshold` are learned; a task without recorded answers supplies its `answer`. Usual learning
+rates of large models are about 1e-5.
 """
 
 from gruppo.methods.reinforce import REINFORCE
@@ -15,6 +15,8 @@ from gruppo.stages.recorded import Accepted, Alike, Likelihood, Recorded
 SFT = REINFORCE.but(
     name="sft",
     paper="arXiv:2203.02155",
+    checked=("Standard; the masked mean is that of verl's agg_loss with token-mean."),
+    confidence="code",
     rollout=Recorded(),
     select=Accepted(threshold=1.0),
     credit=Alike(),

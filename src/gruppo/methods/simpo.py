@@ -2,11 +2,8 @@
 
     r(y) = β/|y| Σ_t log π(y_t),      J = mean over pairs of log σ(r(y_w) − r(y_l) − γ)
 
-Differs from DPO: no reference; the implicit reward is the mean log-probability, which is also what sampling goes by,
-and it has to win by a margin γ. Checked against TRL 1.16 experimental/cpo/cpo_trainer.py (loss_type simpo, no
-behaviour cloning) and against the authors' README, princeton-nlp/SimPO: β = 2 and γ/β = 0.5 are their setting for
-Llama3-Base and their advice to begin with; TRL's defaults are β = 0.1 and γ = 0.5. The formula is sure (TRL's loss has
-the same numbers), the defaults are a starting point: the authors advise β up to 10.
+Differs from DPO: no reference. The implicit reward is the mean log-probability, which also guides generation, and it
+has to win by a margin γ. The defaults are a starting point: the authors advise β up to 10.
 """
 
 from dataclasses import dataclass
@@ -46,4 +43,15 @@ class MeanPreference(Occupant):
         return pair_values(batch, value_P, reward_E)
 
 
-SIMPO = DPO.but(name="simpo", paper="arXiv:2405.14734", objective=MeanPreference(beta=2.0, target_margin=1.0))
+SIMPO = DPO.but(
+    name="simpo",
+    paper="arXiv:2405.14734",
+    checked=(
+        "Compared with TRL 1.16, experimental/cpo/cpo_trainer.py (loss_type simpo, no behaviour cloning), and with "
+        "the authors' README, princeton-nlp/SimPO: β = 2 and γ/β = 0.5 are their setting for Llama3-Base and their "
+        "advice to begin with; TRL's defaults are β = 0.1 and γ = 0.5. The formula is certain (TRL's loss gives "
+        "the same numbers); the defaults are a starting point, since the authors advise β up to 10."
+    ),
+    confidence="code",
+    objective=MeanPreference(beta=2.0, target_margin=1.0),
+)

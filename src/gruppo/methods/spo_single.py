@@ -5,14 +5,11 @@
     a_q ← ρ a_q + R,      b_q ← ρ b_q + 1 − R                         after the step; a = b = 0.5 at first
     q ~ √( v_q (1 − v_q) ) + 0.05,      without replacement
 
-Differs from GRPO: one answer a prompt (samples=1); what is expected of it is remembered by task, and forgotten the
-faster the more the policy has changed since it last answered. Tasks that are right half of the time come most often.
-Clips 0.2 and 0.28, dual clip 10, mean over tokens, no KL. It needs tasks that come again and rewards from 0 to 1.
-
-Checked against verl-recipe, spo/spo_ray_trainer.py, _get_spo_rho and fit. π_then and π_now are the policies that gave
-the two answers; the code reads both after the updates of their steps, which lie as many updates apart. At a first visit
-D = 0, so ρ = 0.96. Several answers to one task in a step are evidence together: ρ once, then the sum of R (the code
-keeps that of one of them). Their start from eight answers to every task before the run is left out.
+Differs from GRPO: one answer per prompt (samples=1). The expected reward of a task is tracked over steps, and its past
+is discounted the more, the more the policy has changed since it last answered the task. Tasks that are right half of
+the time are drawn most often. Clips 0.2 and 0.28, dual clip 10, mean over tokens, no KL. At a first visit D = 0, so ρ =
+0.96. Several answers to one task in a step are discounted once and then summed. Tasks must recur, and rewards outside 0
+to 1 are refused.
 """
 
 import math
@@ -38,14 +35,18 @@ TRACKER = "tracker"  # by task: a, b, and the index of the task
 
 
 def value(tracker: Table, keys: Tensor) -> Tensor:
-    """The share of right answers that is expected of each task."""
+    """The expected share of right answers to each task."""
     a, b = tracker.look(keys, "a", 0.5), tracker.look(keys, "b", 0.5)
     return a / (a + b)
 
 
 @dataclass(frozen=True)
 class Tracked(Occupant):
-    """The reward above the task's tracked value, whitened over the answers of the step; gives `drift_E`, too."""
+    """Reward minus the task's tracked value, whitened over the answers of the step; also writes `drift_E`.
+
+    drift_half           drift D that halves the weight of the past
+    keep_low, keep_high  bounds on that weight, ρ
+    """
 
     drift_half: float = setting(0.06, above=0, witness=10.0)
     keep_low: float = setting(0.875, low=0, witness=0.1)
@@ -57,8 +58,8 @@ class Tracked(Occupant):
 
     def wrong(self) -> str:
         return "" if self.keep_low <= self.keep_high else (
-            f"keep_low={self.keep_low}, keep_high={self.keep_high}: that is no share of the past to keep. Use keep_low "
-            "<= keep_high."
+            f"keep_low={self.keep_low}, keep_high={self.keep_high}: no weight of the past lies between these "
+            "bounds. Use keep_low <= keep_high."
         )  # fmt: skip
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
@@ -72,7 +73,7 @@ class Tracked(Occupant):
         if not bool(((reward < 0) | (reward > 1)).any()):
             return ""
         low, high = reward.aminmax()
-        return f"rewards reach from {low:g} to {high:g}, and a share of right answers is expected of a task. Use 0 to 1"
+        return f"rewards reach from {low:g} to {high:g}, but the tracked value is a share of right answers. Use 0 to 1"
 
     def observe(self, record: StepRecord, memory: Memory) -> None:
         drawn = [e for e in record.drawn if e.use <= Use.BASELINE and not math.isnan(e.total)]
@@ -87,7 +88,7 @@ class Tracked(Occupant):
 
 
 def drift(ctx: Context, batch: Batch) -> Tensor:
-    """Mean |log π_then − log π_now| over the last answer to the task of each episode; 0 where there is none."""
+    """Mean |log π_then − log π_now| over the last answer to each episode's task; 0 if there is none."""
     wanted = set(batch.task_E.tolist())
     last = [e for e in ctx.replay if name_hash(e.task) in wanted]
     if not last:
@@ -107,7 +108,7 @@ def _by_task(batch: Batch | None, column: str) -> Table:
 
 @dataclass(frozen=True)
 class ByTracker(Occupant):
-    """Tasks by √(v (1 − v)) + least_weight of their tracked value; a task that was never seen has v = 0.5."""
+    """Draw tasks in proportion to √(v (1 − v)) + least_weight, v the tracked value; v = 0.5 for an unseen task."""
 
     least_weight: float = setting(0.05, witness=5.0)
     requires = (InRoom("credit", ("tracked",)),)
@@ -125,7 +126,7 @@ class ByTracker(Occupant):
 
 @dataclass(frozen=True)
 class LastOfTask(Occupant):
-    """The last answer to every task, to be looked at and not to be learned from again."""
+    """Keeps the last answer to every task, to measure drift; it is not learned again."""
 
     joins = False
     proximal = "now"
@@ -142,6 +143,13 @@ class LastOfTask(Occupant):
 SPO_SINGLE = GRPO.but(
     name="spo_single",
     paper="arXiv:2509.13232",
+    checked=(
+        "Compared with verl-recipe, spo/spo_ray_trainer.py, _get_spo_rho and fit. π_then and π_now are the "
+        "policies that sampled the two answers; the code reads both after the updates of their steps, which lie as "
+        "many updates apart. Of several answers to one task in a step the code keeps the reward of one; here ρ is "
+        "applied once and R is summed. Their start from eight answers to every task before the run is left out."
+    ),
+    confidence="code",
     curriculum=ByTracker(),
     credit=Tracked(),
     objective=ClippedSurrogate(clip_low=0.2, clip_high=0.28, clip_dual=10.0, mean="token"),

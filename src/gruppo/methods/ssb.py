@@ -3,15 +3,11 @@
     after a step:   remember (x, o, A, log π_old) of every answer with A ≠ 0
     in a step:      draw remembered answers, P(j) = |A_j|^power / Σ_k |A_k|^power, and learn from them, too
 
-Differs from GRPO: late in training most of its groups are all right or all wrong, and say nothing; the buffer keeps the
-share of answers that do say something high. A remembered answer keeps its advantage and its log π_old: its ratio is to
-the policy that it was learned under, and it is in no statistic of today. |A_j| is the mean over the answer's tokens.
-Drawn without replacement by keys −log(u) / |A|^power, of which the smallest are taken (Efraimidis and Spirakis 2006);
-what was drawn stays in the buffer. Each remembered answer counts in the means as an answer of its own.
-
-Read: the abstract and secondary accounts; power = 1 is theirs. The size of the buffer, the share and the age were not
-recovered: 25 % of the batch and five steps are ours. Left out: the preference model in the reward and the MPO stage
-before RL, which are not part of the buffer.
+Differs from GRPO: late in training most groups are all right or all wrong and have no gradient; the buffer keeps the
+share of informative answers high. A stored answer keeps its advantage and its log π_old: its ratio is to the policy
+that it was learned under, and it enters no statistic of the current step. |A_j| is the mean over the answer's tokens.
+Sampling is without replacement: the smallest random keys −log(u) / |A|^power are taken (Efraimidis and Spirakis 2006),
+and what was sampled stays in the buffer. In means each stored answer counts as an answer of its own.
 """
 
 from collections.abc import Sequence
@@ -27,10 +23,15 @@ from gruppo.stages.replay import Credited, Proximal
 
 @dataclass(frozen=True)
 class Selective(Occupant):
-    """Answers with an advantage, drawn again in proportion to |A|^power until they are `max_age` steps old."""
+    """Stores answers with an advantage and samples them again, in proportion to |A|^power.
+
+    capacity  number of answers in the buffer
+    share     share of the batch that comes from the buffer
+    max_age   age in steps at which an answer leaves the buffer
+    """
 
     capacity: int = setting(512, low=1, witness=1)
-    share: float = setting(0.25, low=0, below=1, witness=0.6)  # of the batch that is remembered
+    share: float = setting(0.25, low=0, below=1, witness=0.6)
     max_age: int = setting(5, witness=1)
     power: float = setting(1.0, witness=4.0)
     proximal: Proximal = "stored"
@@ -51,8 +52,18 @@ class Selective(Occupant):
 
 
 def _size(e: Episode) -> float:
-    """The mean |A| of its tokens."""
+    """Mean |A| over its tokens."""
     return float(np.abs(e.notes["adv"].values).mean()) if "adv" in e.notes else 0.0
 
 
-SSB = GRPO.but(name="ssb", paper="arXiv:2504.16656", replay=Selective(share=0.25, power=1.0))
+SSB = GRPO.but(
+    name="ssb",
+    paper="arXiv:2504.16656",
+    checked=(
+        "The abstract and secondary accounts were read; power = 1 is theirs. The size of the buffer, the share and "
+        "the age could not be recovered: 512 answers, 25 % of the batch and five steps are ours. The preference "
+        "model in the reward and the MPO stage before RL are not part of the buffer and are left out."
+    ),
+    confidence="notes",
+    replay=Selective(share=0.25, power=1.0),
+)

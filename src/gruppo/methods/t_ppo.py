@@ -4,14 +4,12 @@
     J_π = mean over the tokens of this window of min(r_t A_t, clip(r_t, 1 ± 0.2) A_t),     A = whiten(Â) over them
     J_V = −½ mean over finished answers of the squared error to R̂_t = Σ_{s≥t} γ^{s−t} r_s
 
-Differs from PPO: a step samples a window of each answer, not the whole. What is not finished goes on in the next step,
-under the same key, and places that became free are filled with fresh prompts. The policy learns every token once, in
-the step that sampled it; of an answer without a reward yet by the critic's word alone. The critic learns finished
-answers only, all of their windows, by returns (λ = 1). An open answer is in no reward and no accuracy. Checked against
-notes on the paper (boundary rule, critic's targets, window of 8k of 24k tokens, 512 prompts of 16, no KL); no code of
-the authors was found; λ = 0.95 and the clip are PPO's here, and the window is half of max_tokens unless it is set: a
-token just before the cut has hardly an advantage, and short answers are cut soon. Prompts that find no free place are
-passed over in this step. With a window as long as max_tokens and lam_value = lam this is PPO. Confidence: notes.
+Differs from PPO: a step samples a window of each answer. Open answers continue in the next step under the same random
+key; free slots are filled with fresh prompts, and prompts without a slot are skipped in this step. The policy learns
+each token once, in the step that sampled it; while an answer has no reward, its advantages rest on the critic alone.
+The critic learns finished answers only, over all their windows, from returns (λ = 1). Open answers enter no reward and
+no accuracy. The window is half of max_tokens unless set. Tokens just before the cut have hardly any advantage. With a
+window of max_tokens and lam_value = lam this is PPO.
 """
 
 from collections.abc import Sequence
@@ -31,7 +29,7 @@ from gruppo.stages.requires import InRoom
 
 @dataclass(frozen=True)
 class Windowed(Occupant):
-    """`window_tokens` of every open answer, and of as many fresh ones as there is room for among prompts × samples."""
+    """Sample `window_tokens` (0: half of max_tokens) of each open answer and of fresh ones, up to prompts × samples."""
 
     window_tokens: int = setting(0, low=0, witness=1)
     requires = (InRoom("replay", ("open_pool",)),)
@@ -45,12 +43,12 @@ class Windowed(Occupant):
 
 
 def goes_on(e: Episode) -> bool:
-    """An open answer of one sequence: its next token follows its last."""
+    """Whether the answer is open and has one sequence, so that its next token follows its last."""
     return e.status == Status.OPEN and len(e.sequences) == 1
 
 
 def further(ctx: Context, e: Episode) -> Fork:
-    """The rest of an open answer, under the key and at the temperature that it began with."""
+    """The rest of an open answer, with the random key and the temperature that it began with."""
     [s] = e.sequences
     warm = 1.0 if s.temperature is None else float(s.temperature[-1])
     rest = replace(ctx.sampling, max_tokens=max(ctx.sampling.max_tokens - e.tokens, 1), temperature=warm)
@@ -58,15 +56,15 @@ def further(ctx: Context, e: Episode) -> Fork:
 
 
 def this_window(ctx: Context, batch: Batch) -> Tensor:
-    """Tokens that the weights of this step sampled."""
+    """Tokens sampled with the weights of this step."""
     return batch.version_N == ctx.version
 
 
 @dataclass(frozen=True)
 class WindowGae(Occupant):
-    """Generalised advantages by `lam`, whitened over this window; the critic's targets by `lam_value`.
+    """GAE with `lam`, whitened over this window; the critic's targets use `lam_value`.
 
-    An open episode goes on from its last value.
+    An open episode bootstraps from its last value.
     """
 
     gamma: float = setting(1.0, witness=0.5)
@@ -84,7 +82,7 @@ class WindowGae(Occupant):
 
 @dataclass(frozen=True)
 class ThisWindow(Occupant):
-    """Learn from the tokens of this window: the others were learned in their own."""
+    """Keep the tokens of this window; earlier ones were learned in theirs."""
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         return this_window(ctx, batch), torch.ones_like(batch.weight_N)
@@ -92,7 +90,7 @@ class ThisWindow(Occupant):
 
 @dataclass(frozen=True)
 class OpenToo(ClippedSurrogate):
-    """The clipped surrogate over kept tokens of finished and of open answers."""
+    """The clipped surrogate over kept tokens of finished and open answers."""
 
     def terms(self, ctx: Context, batch: Batch) -> list[Term]:
         mine_N = batch.sampled_N & batch.keep_N & batch.spread(batch.learn_E | batch.open_E, "E", "N")
@@ -101,7 +99,7 @@ class OpenToo(ClippedSurrogate):
 
 @dataclass(frozen=True)
 class OpenPool(Occupant):
-    """Recalls what is open, for the rollout of the next step; it does not join a batch by itself."""
+    """Keeps open answers for the rollout of the next step; they do not join a batch by themselves."""
 
     joins = False
     proximal = "now"
@@ -117,6 +115,13 @@ class OpenPool(Occupant):
 T_PPO = PPO.but(
     name="t_ppo",
     paper="arXiv:2506.15050",
+    checked=(
+        "Compared with notes on the paper (boundary rule, critic's targets, window of 8k of 24k tokens, 512 "
+        "prompts of 16 samples, no KL); no code of the authors was found. λ = 0.95 and the clip are PPO's. The "
+        "window of half of max_tokens is ours: a token just before the cut has hardly any advantage, and short "
+        "answers would be cut soon."
+    ),
+    confidence="notes",
     rollout=Windowed(),
     select=ThisWindow(),
     credit=WindowGae(gamma=1.0, lam=0.95, lam_value=1.0),

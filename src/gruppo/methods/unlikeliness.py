@@ -3,15 +3,11 @@
     s_i = mean over the tokens of log π_old(o_it),      rank_i = how many answers of the group are less likely, 0 … G−1
     R̃_i = R_i (1 − β rank_i / G),      β = 0.25;      then GRPO on R̃, two passes over each batch, KL 0.1
 
-Differs from GRPO: among right answers a rare one is worth more than a likely one, so that training does not only
-sharpen what the policy does anyway; a group that is all right still teaches, for diversity. Checked against
-AndreHe02/rewarding-unlikely-release, verl/trainer/ppo/ray_lean_trainer.py; the paper's (G − rank)/G counts from the
-other end. The reward is kept as it is and the difference −β R rank/G is a component of its own, `unlikely`. Wrong
-answers hold their places in the ranking and lose nothing (also where they are worth less than 0). Answers that are as
-likely, such as the same one drawn twice, share the mean of their places (the code: by their order, so that one of two
-equal answers is worth more by chance); those that the policy did not sample have no rank. log π_old is what the sampler
-computed, at its temperature. The paper also drops samples of small advantage; that is a filter of its own and is left
-out.
+Differs from GRPO: among right answers an unlikely one has a higher reward, so training does not only sharpen the
+policy; a group that is all right still has a gradient, towards diversity. The task reward stays as it is; the
+difference −β R rank/G is a component of its own, `unlikely`. Wrong answers are ranked too and lose nothing, even where
+their reward is negative. Equally likely answers, such as duplicates, share their mean rank; answers that the policy did
+not sample have none. log π_old is the sampler's, at its temperature. A single sample is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,17 +28,17 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class Unlikeliness(Occupant):
-    """Component `unlikely` = −rank_coef · task · rank / G: what a right answer loses for being likely."""
+    """Component `unlikely` = −rank_coef · task · rank / G: the penalty on a right answer for being likely."""
 
     rank_coef: float = setting(0.25, witness=0.5)
     of_groups = True
-    requires = (Samples(2, "It ranks the answers of one prompt, and one alone has nothing before or behind it."),)
+    requires = (Samples(2, "It ranks the answers to one prompt, and a single answer has no rank."),)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         sampled_E = np.array([e.tokens > 0 for e in episodes], np.bool_)
         mine = [e for e in episodes if e.tokens > 0]
         group = codes([e.group for e in mine])
-        likely = np.array([likelihood(e) for e in mine]).round(6)  # a sampler's rows of one answer differ by less
+        likely = np.array([likelihood(e) for e in mine]).round(6)  # identical answers differ by less in a sampler
         right = np.array([max(e.reward["task"], 0.0) for e in mine])
         out_E = np.zeros(len(episodes))
         out_E[sampled_E] = -self.rank_coef * right * ranks(group, likely) / np.bincount(group)[group]
@@ -50,13 +46,13 @@ class Unlikeliness(Occupant):
 
 
 def likelihood(e: Episode) -> float:
-    """The mean log-probability of the tokens that the policy sampled."""
+    """Mean log-probability of the tokens that the policy sampled."""
     logp = np.concatenate([s.logp[s.source == Source.POLICY] for s in e.sequences])
     return float(logp.mean(dtype=np.float64))
 
 
 def ranks(group_E: NDArray[np.int64], value_E: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rank of each row in its group by value, from 0; equal ones share the mean of their ranks."""
+    """Rank of each row in its group by value, from 0; ties share their mean rank."""
     order = np.lexsort((value_E, group_E))
     size = np.bincount(group_E)
     rank_E = np.empty(len(order))
@@ -68,6 +64,13 @@ def ranks(group_E: NDArray[np.int64], value_E: NDArray[np.float64]) -> NDArray[n
 UNLIKELINESS = GRPO.but(
     name="unlikeliness",
     paper="arXiv:2506.02355",
+    checked=(
+        "Compared with AndreHe02/rewarding-unlikely-release, verl/trainer/ppo/ray_lean_trainer.py. The paper's (G "
+        "- rank)/G counts from the other end. The code ranks equally likely answers by their order, so that one of "
+        "two equal answers is worth more by chance; here they share the mean rank. The paper also drops samples of "
+        "small advantage; that is a filter of its own and is left out."
+    ),
+    confidence="code",
     reward=Unlikeliness(rank_coef=0.25),
     penalties=(ReferenceKL(kl_coef=0.1),),
     update=Passes(epochs=2, minibatches=1),

@@ -3,15 +3,11 @@
     Â_t = GAE with λ_i = 1 − 1/(0.05 |o_i|) for the policy,      R̂_t = Σ_{s≥t} r_s (λ = 1) for the critic
     J_π = mean_t min(r_t A_t, clip(r_t, 1−0.2, 1+0.28) A_t) + 0.1 · mean_{t of right answers} log π(o_t),  A = whiten(Â)
 
-Differs from PPO: the critic is trained alone first, on returns of the policy as it starts (value pre-training); its
-targets and the policy's advantages have a λ each (decoupled GAE); the policy's grows with the length of the answer, so
-that the errors of a fixed share of it are summed (length-adaptive GAE); higher upper clip; right answers are also
-imitated. An answer of at most 20 tokens has λ = 0: the critic alone says what a token was worth. Its group sampling is
-the run's `samples`. Checked against third-party notes on the paper with its equations and constants (α = 0.05,
-μ = 0.1, 16 samples of 512 prompts, actor 1e-6, critic 2e-6); no code of the authors was found. Confidence: notes.
-The paper trains the critic for 50 steps before some 5000 of the policy, here for 10; lr of the critic is the run's
-unless cast.critic.lr is set. Right is a reward above 0, so rewards must be right or wrong. Four updates a batch, as
-for dapo.
+Differs from PPO: the critic is first trained alone, on returns of the initial policy (value pre-training); its targets
+and the policy's advantages have separate λ (decoupled GAE); the policy's λ grows with the length of the answer, so that
+errors are summed over a fixed share of it (length-adaptive GAE); the upper clip is higher; right answers are also
+imitated. An answer of at most 20 tokens has λ = 0, the one-step TD error. Group sampling is the run's `samples`. Right
+is a reward above 0, so rewards must be binary. The critic's learning rate is the run's unless cast.critic.lr is set.
 """
 
 from dataclasses import dataclass
@@ -30,15 +26,15 @@ from gruppo.stages.update import Passes
 
 
 def adaptive_lambda(length: Tensor, length_share: float) -> Tensor:
-    """λ = 1 − 1/(length_share · length), kept inside [0, 1]: Σ_k λ^k is then length_share · length."""
+    """λ = 1 − 1/(length_share · length), clipped to [0, 1], so that Σ_k λ^k = length_share · length."""
     return torch.clamp(1.0 - 1.0 / (length_share * length.clamp(min=1)), 0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class LengthAdaptiveGae(Occupant):
-    """Two generalised advantages: λ = 1 − 1/(length_share · length) for the policy, lam_value for the critic's target.
+    """GAE with λ = 1 − 1/(length_share · length) for the policy, whitened, and lam_value for the critic's targets.
 
-    The policy's are whitened. Also gives `right_N`, which marks the tokens of right answers.
+    Also writes `right_N`, which marks the tokens of right answers.
     """
 
     gamma: float = setting(1.0, witness=0.5)
@@ -56,14 +52,14 @@ class LengthAdaptiveGae(Occupant):
         return {**whitened_gae(batch, mine, adv, ret, known, known), "right_N": right_N}
 
     def lam_E(self, batch: Batch) -> Tensor:
-        """The policy's λ of each episode, by the number of its own decisions."""
+        """The policy's λ for each episode, from the number of its sampled tokens."""
         length_E = batch.gather(batch.sampled_N, "N", "E", "count")
         return adaptive_lambda(length_E.to(batch.weight_N.dtype), self.length_share)
 
 
 @dataclass(frozen=True)
 class ImitateRight(Occupant):
-    """+nll_coef · mean log π over the tokens of right answers; 0 when there is none."""
+    """+nll_coef · mean log π over the tokens of right answers; 0 if there are none."""
 
     nll_coef: float = setting(0.1, witness=0.5)
     mean: Any = setting("token", added=True)
@@ -82,7 +78,7 @@ class ImitateRight(Occupant):
 
 @dataclass(frozen=True)
 class CriticFirst(Passes):
-    """Passes over the batch; in the first `warmup` steps for every trained role but the policy, which stays as it is.
+    """Passes over the batch; in the first `warmup` steps they train every role except the policy.
 
     Without another role to train there is no warm-up.
     """
@@ -101,6 +97,13 @@ class CriticFirst(Passes):
 VAPO = PPO.but(
     name="vapo",
     paper="arXiv:2504.05118",
+    checked=(
+        "Compared with third-party notes on the paper with its equations and constants (α = 0.05, μ = 0.1, 16 "
+        "samples of 512 prompts, actor 1e-6, critic 2e-6); no code of the authors was found. The paper trains the "
+        "critic alone for 50 steps before some 5000 of the policy; the 10 here are ours. Four updates a batch, as "
+        "for dapo."
+    ),
+    confidence="notes",
     credit=LengthAdaptiveGae(gamma=1.0, length_share=0.05, lam_value=1.0),
     objective={
         "policy": (ClippedSurrogate(clip_low=0.2, clip_high=0.28, mean="token"), ImitateRight(nll_coef=0.1)),

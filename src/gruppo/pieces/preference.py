@@ -11,6 +11,11 @@ def bradley_terry(gap: Tensor, smoothing: float = 0.0) -> Tensor:
     return (1.0 - smoothing) * right + smoothing * logsigmoid(-gap) if smoothing else right
 
 
+def hinge(gap: Tensor) -> Tensor:
+    """−max(0, 1 − gap): a pair is satisfied once the gap is 1 (SLiC, arXiv:2305.10425)."""
+    return -torch.relu(1.0 - gap)
+
+
 def log_odds(logp: Tensor, least: float = 1e-6) -> Tensor:
     """log p/(1 − p) of log p, which is kept below −`least`: at p = 1 there is no number, and no gradient beyond."""
     logp = torch.clamp(logp, max=-least)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from gruppo.data import Batch
 from gruppo.pieces.divergence import k1, k2, k3
+from gruppo.pieces.stop import stop
 from gruppo.stages.context import Context
 from gruppo.stages.objective import NOW
 from gruppo.stages.occupant import Occupant, setting
@@ -23,13 +24,14 @@ class ReferenceKL(Occupant):
     k1    log π − log π_ref. As a loss its mean gradient is 0: for the log; as a part of the reward it does teach
     k2    ½ (log π − log π_ref)²: the gradient of KL(π ‖ π_ref)
     k3    e^d − d − 1, d = log π_ref − log π: the gradient of KL(π_ref ‖ π)
+    k1+, k3+  the value of k1 or k3 with the gradient of k2 (verl's "+" form: straight-through)
     full  the sum over the vocabulary, exactly: no noise, also for tokens that were not sampled; one forward of the
           reference at every optimiser step instead of once a batch
     """
 
     kl_coef: Sched = setting(0.04, low=0, witness=0.5)
     mean: Any = "sequence"
-    estimator: Literal["k1", "k2", "k3", "full"] = setting("k3", added=True)
+    estimator: Literal["k1", "k2", "k3", "k1+", "k3+", "full"] = setting("k3", added=True)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (IN_FULL,) if self.estimator == "full" else (NOW, need("logp", "ref"))
@@ -40,7 +42,11 @@ class ReferenceKL(Occupant):
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         if self.estimator == "full":
             return {"kl_ref": -stats[IN_FULL.column]}
-        return {"kl_ref": -ESTIMATORS[self.estimator](stats.logp_N, batch.logp_ref_N)}
+        kl_N = ESTIMATORS[self.estimator.removesuffix("+")](stats.logp_N, batch.logp_ref_N)
+        if self.estimator.endswith("+"):
+            slope_N = k2(stats.logp_N, batch.logp_ref_N)
+            kl_N = stop(kl_N) + slope_N - stop(slope_N)
+        return {"kl_ref": -kl_N}
 
 
 @dataclass(frozen=True)

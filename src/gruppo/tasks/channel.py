@@ -103,7 +103,8 @@ def _collect(pipe: Any, chunks: "SimpleQueue[bytes]", gather: float) -> None:
     with pipe:
         while chunk := pipe.read(1 << 16):
             chunks.put(chunk)
-            time.sleep(gather)
+            if gather:
+                time.sleep(gather)
     chunks.put(b"")
 
 

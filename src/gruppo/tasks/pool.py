@@ -297,7 +297,7 @@ class Lane(threading.Thread):
                 why += "Look for os._exit or a crash in a C library; stderr may say more."
             whole = self.pool.batched and part.job.kind == "score"
             return replies + _failed(part, why, status)[: None if whole else 1]
-        fitting = int(len(replies) * MESSAGE / (time.monotonic() - begun))
+        fitting = int(len(replies) * MESSAGE / max(1e-6, time.monotonic() - begun))
         self.size = max(1, min(fitting, GROWTH * max(self.size, len(replies))))
         return replies
 

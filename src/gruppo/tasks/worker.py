@@ -126,7 +126,7 @@ def is_stateless(found: Any, scorer: Any) -> bool:
 def _row(scorer: Callable[..., Any], item: tuple[Any, str]) -> Row:
     try:
         return components(scorer(*item))
-    except BaseException as error:  # also sys.exit in a scorer
+    except BaseException as error:  # sys.exit in a scorer is the scorer's failure too
         return {}, "env_error", _last_lines(error)
 
 

@@ -55,7 +55,7 @@ class Run:
         if self.tokenizer.rewrites:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
-        self.judge = Judge(self.tasks.scorer, seconds=config.task.seconds).start()
+        self.judge = Judge(self.tasks.scorer, seconds=config.task.seconds, workers=config.task.workers).start()
         self.learner = Learner(self.method, self.models, config.optim, self.warn, ranks())
         self.clock = self.learner.clock
         self.walk = Walk(
