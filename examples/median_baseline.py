@@ -12,17 +12,16 @@ import torch
 
 from gruppo.data import Batch
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Context, Occupant
+from gruppo.stages import Context, Occupant, setting
+from gruppo.stages.requires import Samples
 
 
 @dataclass(frozen=True)
 class MedianBaseline(Occupant):
-    eps: float = 1e-6
-    gives = ("adv_N",)
+    eps: float = setting(1e-6, low=0, witness=1.0)
+    writes = ("adv_N",)
     ignores = ("shift", "scale")
-    min_samples = 2
-    alone = "The median of a single answer is the answer itself, so it has no advantage."
-    witness = {"eps": 1.0}
+    requires = (Samples(2, "The median of a single answer is the answer itself, so it has no advantage."),)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, torch.Tensor]:
         groups, judged_E = batch.level("E", "G"), batch.judged_E

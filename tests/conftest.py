@@ -1,9 +1,63 @@
+"""What all tests share: a small policy, `--method NAME`, and the seconds by folder at the end of a run."""
+
+import re
+import sys
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from gruppo.methods import all_methods
 from gruppo.policies import TinyConfig, TinyTransformer
+from gruppo.stages.names import nearest
+
+HERE = Path(__file__).parent
+# Helpers that tests of other folders read: batches by hand, planted mistakes, the graph of equivalences, small runs.
+for folder in ("train", "laws", "equivalences", "methods"):
+    if str(HERE / folder) not in sys.path:
+        sys.path.insert(0, str(HERE / folder))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    said = "only what concerns this method: its file in tests/methods, and tests whose id holds its name as a word"
+    parser.addoption("--method", action="append", default=[], metavar="NAME", help=said)
+
+
+def concerns(item: pytest.Item, method: str) -> bool:
+    if item.path == HERE / "methods" / f"test_{method}.py":
+        return True
+    return method in re.findall(r"\w+", item.name.partition("[")[2])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    names = config.getoption("--method")
+    if not names:
+        return
+    for name in names:
+        if name not in all_methods():
+            raise pytest.UsageError(f"--method {name}: no such method{nearest(name, all_methods())}.")
+    kept = [item for item in items if any(concerns(item, name) for name in names)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+SECONDS: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Set-up, call and tear-down of every test; with xdist this runs in the process that prints the summary, too."""
+    parts = report.nodeid.partition("::")[0].split("/")
+    SECONDS["/".join(parts[1:-1]) or parts[-1]] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not SECONDS:
+        return
+    total = sum(SECONDS.values())
+    said = ", ".join(f"{folder} {seconds:.1f}" for folder, seconds in SECONDS.most_common())
+    terminalreporter.write_line(f"seconds by folder of tests/: {said}; together {total:.1f}")
 
 
 @pytest.fixture

@@ -17,15 +17,21 @@ class Imitate(Occupant):
     def needs(self, ctx):
         return (need("logp", when="step"), need("logp", "teacher"))
 
+    def terms(self, ctx, batch):
+        return [Term("imitate", batch.policy_N)]
+
     def __call__(self, ctx, batch, stats):
-        return [Term("imitate", stats.logp_N, batch.policy_N)]
+        return {"imitate": stats.logp_N}
 
 @dataclass(frozen=True)
 class Quarrel(Occupant):
-    conflicts = ("reference_kl",)
+    refuses = ("reference_kl",)
+
+    def terms(self, ctx, batch):
+        return []
 
     def __call__(self, ctx, batch, stats):
-        return []
+        return {}
 
 NUMBER = 3
 IMITATE = GRPO.but(name="imitate", penalties=Imitate())
@@ -41,12 +47,12 @@ REFUSED = {
     "method=./own.py:IMITAT": ("no 'IMITAT'", "Did you mean 'IMITATE'?"),
     "method=./syntax.py:X": ("syntax.py", "importing it failed", "SyntaxError"),
     "methd=grpo": ("no 'methd'", "nearest: method", "nothing was started"),
-    "clip_high=0.3": ("no 'clip_high'", "did you mean method.objective.clip_high?"),
-    "clip_hihg=0.3": ("did you mean method.objective.clip_high?",),
+    "clip_high=0.3": ("no 'clip_high'", "did you mean method.objective.clipped_surrogate.clip_high?"),
+    "clip_hihg=0.3": ("did you mean method.objective.clipped_surrogate.clip_high?",),
     "lr=0.1": ("did you mean optim.lr?",),
     "level=2": ("did you mean task.level?",),
     "kl_coef=0.1": ("did you mean method.penalties.reference_kl.kl_coef?",),
-    "method.objective.clip_hihg=1": ("ClippedSurrogate has no 'clip_hihg'", "nearest: clip_high"),
+    "method.objective.clip_hihg=1": ("no 'clip_hihg' here", "nearest: clip_high"),
     "method.penalties.reference_k.kl_coef=1": ("no 'reference_k' here", "nearest: reference_kl"),
     "task=adition": ("task='adition'", "Did you mean 'addition'?", "Built in:"),
     "task.level=9": ("level='9'", "levels 1 to 4"),
@@ -65,21 +71,23 @@ REFUSED = {
     "model.lora.targets=q_proj": ("model.lora.rank is 0", "all weights", "model.lora.rank=16"),
     "max_failures=2": ("max_failures=2", "from 0 to 1"),
     "eval.prompts=0": ("eval.prompts=0", "eval.prompts >= 1"),
-    "method.update.epochs=0": ("epochs=0", "no step would be taken"),
-    "sampling.temperature=-1": ("temperature=-1", "positive"),
+    "method.update.epochs=0": ("epochs=0", "Use a number >= 1"),
+    "sampling.temperature=-1": ("temperature=-1", "Use more than 0, or 0: greedy"),
     "sampling.max_tokens=9999": ("max_tokens=9999", "the context is 256"),
     "samples=1": ("samples=1", "compares the samples of one prompt", "samples >= 2", "method=reinforce"),
     "method.penalties+=./own.py:Imitate": ("imitate in penalties needs logp@teacher", "unmet", "method.cast.teacher="),
     "method=./own.py:IMITATE": ("needs logp@teacher",),
     "method.penalties+=./own.py:Quarrel": ("quarrel in penalties and reference_kl in penalties conflict", "Keep one"),
     "method.credit+=rloo": ("credit holds one occupant, no chain", "method.credit=rloo"),
-    "method.objective-=x": ("objective holds one occupant, no chain",),
+    "method.objective-=x": ("no 'x' here", "There is: clipped_surrogate"),
+    "method.objective=none": ("no objective", "nothing that it would learn", "Choose one"),
+    "method.objective-=clipped_surrogate": ("no objective for role 'policy'", "Choose one"),
     "optim.lr+=1": ("optim.lr is no chain",),
     "method.penalties-=nothing_there": ("no 'nothing_there' here", "There is: reference_kl"),
     "method.penalties=refernce_kl": ("refernce_kl", "nearest: reference_kl"),
     "method.credit=groop_normalised": ("groop_normalised", "nearest: group_normalised"),
     "method.credit=ppo": ("role 'critic'", "no objective trains it", "method.objective=ppo"),
-    "method.objective=ppo": ("takes ret_N", "credit group_normalised gives adv_N"),
+    "method.objective=ppo": ("reads ret_N", "credit group_normalised writes adv_N"),
     "method.cast.ref=gone": ("model 'gone'",),
     "method.cast=ppo": ("one model for each role", "method.cast.ROLE=FOLDER", "ref"),
     "method.credit=./own.py:IMITATE": ("a whole method", "Write method.credit=./own.py:IMITATE.credit"),
@@ -161,7 +169,7 @@ RESOLVED = {
     ('steps = 2', 'steps = "two"'): ("steps=two", "number"),
     ('steps = 2', 'stepz = 2'): ("no field 'stepz'", "nearest: steps"),
     ('seed = 0', 'seed = "zero"'): ("seed=zero", "integer"),
-    ('clip_high = 0.2', 'clip_high = "0.2"'): ("method.objective.clip_high=0.2", "number"),
+    ('clip_high = 0.2', 'clip_high = "0.2"'): ("method.objective.clipped_surrogate.clip_high=0.2", "number"),
     ('dtype = "float32"', 'dtype = "float16"'): ("model.dtype=float16",),
     ('name = "grpo"\n', ""): ("Method cannot be rebuilt", "'name'"),
     ("ReferenceKL@1", "ReferenceKL@2"): ("ReferenceKL", "version 2", "version 1"),

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -16,10 +17,12 @@ from hypothesis import strategies as st
 from gruppo.cli import overrides
 from gruppo.cli.overrides import apply, from_toml, paths
 from gruppo.methods import all_methods, method
+from gruppo.methods.chord import ExpertLikelihood
 from gruppo.stages import ROOMS, Ema, Method, Schedule, kind
 from gruppo.stages.credit import Gae, LeaveOneOut
+from gruppo.stages.objective import ClippedSurrogate, ValueLoss
 from gruppo.stages.penalties import EntropyBonus, ReferenceKL
-from gruppo.stages.record import to_table
+from gruppo.stages.record import record_hash, to_table
 from gruppo.train.config import LOWEST, RunConfig
 
 DEFAULT = RunConfig()
@@ -43,6 +46,14 @@ def hint(path: str) -> Any:
     return get_type_hints(type(at(DEFAULT, owner) if owner else DEFAULT))[name]
 
 
+def bounds(path: str) -> dict[str, float]:
+    """What the field says about its numbers."""
+    owner, _, name = path.rpartition(".")
+    node = at(DEFAULT, owner) if owner else DEFAULT
+    said = next(f.metadata for f in dataclasses.fields(node) if f.name == name)
+    return {k: said[k] for k in ("low", "above", "high", "below") if k in said}
+
+
 def is_leaf(path: str) -> bool:
     value = at(DEFAULT, path)
     return (
@@ -57,8 +68,10 @@ WORD = st.text("abcdefgh_", min_size=1, max_size=6)
 
 def values(path: str) -> st.SearchStrategy[Any]:
     """Values that the field takes."""
-    wanted, low = hint(path), LOWEST.get(path, 1 if path.startswith("method.update.") else None)
-    numbers = st.floats(low, 1.0 if path == "max_failures" else None, allow_nan=False, allow_infinity=False)
+    wanted, said = hint(path), bounds(path)
+    low, high = said.get("low", said.get("above", LOWEST.get(path))), said.get("high", said.get("below"))
+    edges = {"exclude_min": "above" in said, "exclude_max": "below" in said}
+    numbers = st.floats(low, high, allow_nan=False, allow_infinity=False, **edges)
     if path == "max_failures":
         return st.floats(0, 1)
     if get_origin(wanted) is Literal:
@@ -85,7 +98,8 @@ def test_all_paths_are_here() -> None:
     assert {"method", "method.credit.eps", "method.penalties.reference_kl.kl_coef", "optim.lr", "save.name"} <= set(
         PATHS
     )
-    assert {"steps", "accept", "method.cast.ref.train", "method.objective.mean", "model.dtype"} <= set(LEAVES)
+    objective = "method.objective.clipped_surrogate.mean"
+    assert {"steps", "accept", "method.cast.ref.train", objective, "model.dtype"} <= set(LEAVES)
     assert len(LEAVES) > 50
 
 
@@ -128,7 +142,7 @@ def test_whole_before_part_in_any_order() -> None:
     made = {str(apply(DEFAULT, order)) for order in itertools.permutations(settings)}
     assert len(made) == 1
     config = apply(DEFAULT, settings)
-    assert config.method.credit == LeaveOneOut(kl_coef=0.2) and config.method.objective.clip_high == 0.4
+    assert config.method.credit == LeaveOneOut(kl_coef=0.2) and config.method.objective[0].clip_high == 0.4
     assert config.method.select == method("dapo").select
 
 
@@ -148,6 +162,91 @@ def test_chains() -> None:
     assert [kind(o) for o in both.method.reward] == ["overlong_shaping"]
     swapped = apply(DEFAULT, ["method.penalties-=reference_kl", "method.penalties+=entropy_bonus"])
     assert swapped.method.penalties == (EntropyBonus(),)
+
+
+def test_objectives_are_a_chain() -> None:
+    """A field is that of the first occupant that has one; an occupant is named where two have it."""
+    plain = DEFAULT.method.objective
+    [one] = apply(DEFAULT, ["method.objective.clip_high=0.3"]).method.objective
+    assert one == ClippedSurrogate(clip_high=0.3) == replace(plain[0], clip_high=0.3)
+    assert apply(DEFAULT, ["method.objective.clipped_surrogate.clip_high=0.3"]).method.objective == (one,)
+    more = apply(DEFAULT, ["method.objective+=expert_likelihood", "method.objective.expert_coef=0.5"]).method
+    assert more.objective == (*plain, ExpertLikelihood(expert_coef=0.5))
+    two = ["method=chord", "method.objective.mean=sequence", "method.objective.expert_likelihood.mean=episode_sum"]
+    assert [o.mean for o in apply(DEFAULT, two).method.objective] == ["sequence", "episode_sum"]
+    less = apply(DEFAULT, ["method=chord", "method.objective-=expert_likelihood"]).method
+    assert less.objective == method("chord").objective[:1]
+    whole = apply(DEFAULT, ["method.objective=likelihood"]).method
+    assert [kind(o) for o in whole.objective] == ["likelihood"]
+    with pytest.raises(ValueError, match=r"method\.objective\.clip_hihg: there is no 'clip_hihg' here.*clip_high"):
+        apply(DEFAULT, ["method.objective.clip_hihg=0.3"])
+
+
+def test_objectives_of_a_role() -> None:
+    ppo = method("ppo").objective
+    for path in ("critic.clip_value", "critic.value_loss.clip_value"):
+        changed = apply(DEFAULT, ["method=ppo", f"method.objective.{path}=0.2"]).method.objective
+        assert changed == {**ppo, "critic": (ValueLoss(clip_value=0.2),)}
+    changed = apply(DEFAULT, ["method=ppo", "method.objective.policy.clip_high=0.3"]).method.objective
+    assert changed["policy"][0].clip_high == 0.3 and changed["critic"] == ppo["critic"]
+    with pytest.raises(ValueError, match=r"ValueLoss has no 'clip_valu'|no 'clip_valu' here.*clip_value"):
+        apply(DEFAULT, ["method=ppo", "method.objective.critic.clip_valu=0.2"])
+
+
+def test_chains_of_a_role() -> None:
+    """`+=` and `-=` on a method that trains two: the policy's, the one that is named, or the one that has it."""
+    ppo, vapo = method("ppo").objective, method("vapo").objective
+    for room in ("objective", "objective.policy"):
+        more = apply(DEFAULT, ["method=ppo", f"method.{room}+=expert_likelihood"]).method.objective
+        assert more == {**ppo, "policy": (*ppo["policy"], ExpertLikelihood())}
+        less = apply(DEFAULT, ["method=vapo", f"method.{room}-=imitate_right"]).method.objective
+        assert less == {**vapo, "policy": vapo["policy"][:1]}
+    assert apply(DEFAULT, ["method=ppo", "method.objective.critic=value_loss"]).method.objective == ppo
+    both = apply(DEFAULT, ["method.objective+=ppo"]).method.objectives
+    assert both == ppo  # one of its own class takes its place
+    both = apply(DEFAULT, ["method=ppo", "method.objective+=chord"]).method.objectives
+    assert both == {"policy": method("chord").objective, "critic": ppo["critic"]}
+
+
+def test_an_occupant_that_has_moved_is_found_by_its_kind() -> None:
+    """Claims that are committed name it where it stood; nothing else is guessed."""
+    for name, field in (("aepo", "heated_likelihood.heated_coef"), ("seele", "hint_likelihood.hint_coef")):
+        for room in ("penalties", "objective"):
+            m = apply(DEFAULT, [f"method={name}", f"method.{room}.{field}=16"]).method
+            assert at(m, f"objective.{field}") == 16.0 and m.penalties == method(name).penalties
+    for path in ("penalties", "objective", "objective.policy"):
+        m = apply(DEFAULT, ["method=vapo", f"method.{path}.imitate_right.nll_coef=0.5"]).method
+        assert at(m, "objective.policy.imitate_right.nll_coef") == 0.5
+    file = "[method]\nname = 'aepo'\n[method.penalties.heated_likelihood]\nheated_coef = 16.0\n"
+    assert from_toml(tomllib.loads(file), DEFAULT).method.objective[1].heated_coef == 16.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    {
+        ("method=grpo", "method.penalties.heated_likelihood.heated_coef=1"): r"no 'heated_likelihood' here",
+        ("method=aepo", "method.penalties.heated_likelihod.heated_coef=1"): r"no 'heated_likelihod' here",
+        (
+            "method=aepo",
+            "method.penalties.heated_likelihood.heated_coeff=1",
+        ): r"no 'heated_coeff' \(nearest: heated_coef",
+        ("method=aepo", "method.penalties.heated_coef=1"): r"no 'heated_coef' here",
+        ("method=aepo", "method.penalties.group_normalised.eps=1"): r"no 'group_normalised' here",
+        ("method=aepo", "method.update.heated_likelihood.heated_coef=1"): r"Passes has no 'heated_likelihood'",
+    }.items(),
+)
+def test_what_stands_nowhere_is_refused(settings: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=rf"{settings[1].partition('=')[0]}: .*{said}"):
+        apply(DEFAULT, settings)
+
+
+def test_an_occupant_that_stands_in_two_chains_must_be_named() -> None:
+    twice = method("ppo").but(name="twice", objective={r: (ValueLoss(),) for r in ("policy", "critic")})
+    config = dataclasses.replace(DEFAULT, method=twice)
+    with pytest.raises(ValueError, match=r"value_loss in objective\.policy and in objective\.critic.*Name the one"):
+        apply(config, ["method.objective.value_loss.clip_value=0.2"])
+    made = apply(config, ["method.objective.critic.value_loss.clip_value=0.2"]).method.objective
+    assert [made[r][0].clip_value for r in ("policy", "critic")] == [0.5, 0.2]
 
 
 def test_a_room_of_another_method_brings_its_roles() -> None:
@@ -208,6 +307,25 @@ def test_every_method_survives_its_run_file(name: str) -> None:
     config = apply(DEFAULT, [f"method={name}", "optim.lr=cosine(1e-3, 1e-5, steps=7)", "accept=judged,ratio"])
     back = through_text(config)
     assert back == config and isinstance(back.method, Method) and to_table(back) == to_table(config)
+
+
+def bare(objective: Any) -> Any:
+    """Objectives as run files wrote them before they were chains."""
+    if isinstance(objective, Mapping):
+        return {role: bare(chain) for role, chain in objective.items()}
+    return objective[0] if len(objective) == 1 else objective
+
+
+@pytest.mark.parametrize("name", all_methods())
+def test_a_run_file_from_before_objectives_were_chains_is_read(name: str) -> None:
+    config = apply(DEFAULT, [f"method={name}"])
+    table = to_table(config)
+    for talk in ("checked", "confidence"):  # came with the chains
+        del table["method"][talk]
+    table["method"]["objective"] = bare(table["method"]["objective"])
+    back = from_toml(tomllib.loads(tomli_w.dumps(table)), DEFAULT)
+    same = dataclasses.replace(config.method, checked="", confidence="")
+    assert back == dataclasses.replace(config, method=same) and record_hash(back.method) == record_hash(config.method)
 
 
 @given(st.data(), st.sampled_from([p for p in LEAVES if p not in ("method.together",)]))

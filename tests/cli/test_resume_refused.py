@@ -69,7 +69,7 @@ def test_changes_are_listed_and_refused(stopped: Any, capsys: pytest.CaptureFixt
     changes = ("steps=3", "optim.lr=0.5", "method.penalties-=reference_kl", "method.objective.clip_high=0.3")
     said = refused(capsys, "train", "--resume", "runs/a", *changes)
     assert "steps: 2 → 3" in said and "optim.lr: 0.0001 → 0.5" in said and "--allow-changes" in said
-    assert "method.objective.clip_high: 0.2 → 0.3" in said and "method.penalties[0].kl_coef: 0.04 → absent" in said
+    assert "method.objective[0].clip_high: 0.2 → 0.3" in said and "method.penalties[0].kl_coef: 0.04 → absent" in said
     assert (run / "config.toml").read_text() == before
     assert main(["train", "--resume", "runs/a", "--allow-changes", *changes]) == 0
     assert "going on with changes:" in capsys.readouterr().out

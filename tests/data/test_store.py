@@ -170,6 +170,7 @@ def test_the_index_of_a_task_had_another_name_in_older_files(tmp_path):
     table = pa.ipc.open_file(tmp_path / "new.arrow").read_all()
     assert table.column("index").to_pylist() == [e.index for e in episodes]
     old = table.rename_columns(["place" if name == "index" else name for name in table.column_names])
+    old = old.replace_schema_metadata(table.schema.metadata)
     with pa.ipc.new_file(tmp_path / "old.arrow", old.schema) as writer:
         writer.write_table(old)
     assert bits(load_episodes(tmp_path / "old.arrow")) == bits(load_episodes(tmp_path / "new.arrow")) == bits(episodes)

@@ -4,18 +4,32 @@ import math
 from dataclasses import dataclass
 
 import torch
-from sides import DISCO, GRPO_PLAIN, NOW, OLD, REINFORCE, Centred, Equivalence, Normalised, by_episode, even, members
+from sides import (
+    DISCO,
+    GRPO_PLAIN,
+    NOW,
+    OLD,
+    REINFORCE,
+    Centred,
+    ClippedByLoops,
+    Equivalence,
+    Normalised,
+    by_episode,
+    even,
+    members,
+    whole_terms,
+    whole_value,
+)
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Use
 from gruppo.methods import method
 from gruppo.methods.dmpo import MatchDistribution
-from gruppo.methods.dr_grpo import OverConstant
 from gruppo.methods.drpo_decoupled import Decoupled
 from gruppo.methods.nft import NegativeAware
 from gruppo.methods.reg_grpo import Regression
-from gruppo.stages import Context, Need, Occupant, Stats, Term
-from gruppo.stages.objective import PolicyGradient
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values
+from gruppo.stages.objective import ClippedSurrogate, PolicyGradient
 from gruppo.stages.select import RedrawEqualGroups
 
 NFT, DMPO, REG, DRPO, POISE = (method(n) for n in ("nft", "dmpo", "reg_grpo", "drpo_decoupled", "poise"))
@@ -79,15 +93,16 @@ class ByAnswers(Occupant):
     def worth(self, batch: Batch, stats: Stats, answers: dict[int, Tensor]) -> Tensor | None:
         raise NotImplementedError
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch, "by_answers")
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         values: list[Tensor] = []
         for rows in members(batch).values():
             tokens = {e: torch.nonzero((batch.episode_N == e) & batch.learn_N)[:, 0] for e in rows}
             found = self.worth(batch, stats, {e: t for e, t in tokens.items() if len(t)})
             values += [] if found is None else [found]
-        total = torch.stack(values).mean()
-        first = torch.arange(batch.size("G")) == 0
-        return [Term("match", total.expand(batch.size("G")), first, 1.0, at="G", additive=False)]
+        return whole_value(batch, torch.stack(values).mean(), "by_answers")
 
 
 @dataclass(frozen=True)
@@ -128,8 +143,11 @@ class Push(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        return [Term("policy", 2.0 / self.eps * batch.adv_N * stats.logp_N, batch.learn_N, "episode_sum")]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [Term("policy", batch.learn_N, "episode_sum", coef=2.0 / self.eps)]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        return {"policy": batch.adv_N * stats.logp_N}
 
 
 GRAPH: list[Equivalence] = [
@@ -137,7 +155,9 @@ GRAPH: list[Equivalence] = [
         "nft_on_policy_is_dr_grpo",
         NFT,
         method("dr_grpo").but(
-            name="dr_grpo, C = 1000, redraw", objective=OverConstant(budget_tokens=1000), select=RedrawEqualGroups()
+            name="dr_grpo, C = 1000, redraw",
+            objective=ClippedSurrogate(mean="episode_sum/1000"),
+            select=RedrawEqualGroups(),
         ),
         "NFT (arXiv:2505.18116): at R = 1 the slopes are 1 - r_q of right and -r_q of wrong answers.",
         episodes=together,
@@ -160,13 +180,23 @@ GRAPH: list[Equivalence] = [
     ),
     Equivalence(
         "dmpo_without_matching",
-        DMPO.but(name="dmpo, λ = 0", objective=MatchDistribution(match_coef=0.0)),
+        DMPO.but(name="dmpo, λ = 0", objective=(ClippedSurrogate(), MatchDistribution(match_coef=0.0))),
         GRPO_PLAIN,
         "DMPO (arXiv:2605.19461) adds one term to GRPO.",
     ),
     Equivalence(
+        "dmpo_is_grpo_and_matching",
+        DMPO.but(name="dmpo, λ = 3, α = ½", objective=(ClippedSurrogate(), MatchDistribution(3.0, 0.5))),
+        GRPO_PLAIN.but(
+            name="grpo and matching by loops", credit=Normalised(), objective=(ClippedByLoops(), MatchedByGradient())
+        ),
+        "A chain is the sum of its objectives, in whatever way each is made.",
+    ),
+    Equivalence(
         "dmpo_by_its_gradient",
-        DMPO.but(name="matching, λ = 3, α = ½", objective=MatchDistribution(3.0, 0.5), credit=Nothing()),
+        DMPO.but(
+            name="matching, λ = 3, α = ½", objective=(ClippedSurrogate(), MatchDistribution(3.0, 0.5)), credit=Nothing()
+        ),
         DMPO.but(name="matching by its gradient", objective=MatchedByGradient(), credit=Nothing()),
         "The slope of a squared distance by a softmax.",
     ),

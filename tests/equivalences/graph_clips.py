@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from graph_objective import FREE, NO_CLIP
-from sides import DAPO, GRPO_PLAIN, NOW, OLD, REINFORCE, Equivalence, Normalised
+from sides import DAPO, GRPO_PLAIN, NOW, OLD, REINFORCE, Equivalence, Normalised, whole_terms, whole_value
 from torch import Tensor
 
 from gruppo.data import Batch
@@ -15,7 +15,7 @@ from gruppo.methods.cispo import ClippedWeight
 from gruppo.methods.clip_cov import ClipCovariance
 from gruppo.methods.gppo import GradientPreserving
 from gruppo.methods.kl_cov import KlCovariance
-from gruppo.stages import Context, Need, Occupant, Stats, Term
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values
 from gruppo.stages.objective import ClippedSurrogate, PolicyGradient
 
 GPPO, BAPO, CLIP_COV, KL_COV = (method(n).but(select=()) for n in ("gppo", "bapo", "clip_cov", "kl_cov"))
@@ -46,15 +46,16 @@ class Weighed(Occupant):
     def weights(self, ctx: Context, batch: Batch, rows: list[int], r: list[float], a: list[float]) -> list[float]:
         raise NotImplementedError
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         rows = torch.nonzero(batch.learn_N)[:, 0].tolist()
         logp = stats.logp_N.detach().tolist()
         r = [math.exp(logp[n] - float(batch.logp_old_N[n])) for n in rows]
         w = self.weights(ctx, batch.with_columns(now_N=stats.logp_N.detach()), rows, r, batch.adv_N[rows].tolist())
         total = sum((w_t * stats.logp_N[n] for w_t, n in zip(w, rows, strict=True)), 0.0 * stats.logp_N.sum())
-        first = torch.arange(batch.size("G")) == 0
-        value_G = (total / max(len(rows), 1)).expand(batch.size("G"))
-        return [Term("policy", value_G, first, 1.0, at="G", additive=False)]
+        return whole_value(batch, total / max(len(rows), 1))
 
 
 @dataclass(frozen=True)

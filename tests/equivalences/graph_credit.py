@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gruppo.data import Batch, Episode, Use
 from gruppo.methods import method
-from gruppo.methods.dr_grpo import OverConstant
 from gruppo.methods.grpo_passk import BestOfK
 from gruppo.methods.reinforce_pp import WhitenedReturn
 from gruppo.stages import Context, Occupant, Role
@@ -122,7 +121,7 @@ GRAPH: list[Equivalence] = [
     ),
     Equivalence(
         "dr_grpo_of_full_answers",
-        DR_GRPO.but(name="dr_grpo, budget 4", objective=OverConstant(budget_tokens=4)),
+        DR_GRPO.but(name="dr_grpo, budget 4", objective=ClippedSurrogate(mean="episode_sum/4")),
         DR_GRPO.but(name="centred, sequence mean", credit=Centred(), objective=ClippedSurrogate(mean="sequence")),
         "Where every answer is as long as the constant, dividing by it is the mean per sequence, as in GRPO.",
         episodes=even,

@@ -6,34 +6,31 @@ That without their extra draws they are GRPO bit for bit is in tests/golden/test
 from dataclasses import dataclass
 
 import torch
-from sides import NOW, REINFORCE, Centred, ClippedByLoops, Equivalence, Normalised
+from sides import NOW, REINFORCE, Centred, ClippedByLoops, Equivalence, Normalised, whole_terms, whole_value
 from torch import Tensor
 
 from gruppo.data import Batch, Source
 from gruppo.methods import method
 from gruppo.methods.aepo import AT_ONE, HeatedLikelihood
 from gruppo.methods.seele import HintLikelihood
-from gruppo.stages import Context, Need, Noted, Occupant, Stats, Term
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, note
+from gruppo.stages.objective import ClippedSurrogate
 
 AEPO, IGRPO, SCAF, SEELE, DR_GRPO = (method(n) for n in ("aepo", "igrpo", "scaf_grpo", "seele", "dr_grpo"))
 BY_LOOPS = REINFORCE.but(name="grpo by loops", credit=Normalised(), objective=ClippedByLoops())
-HEATED = {"heated": Noted("E", (0.0, 1.0))}
+HEATED = note("heated", among=(0.0, 1.0))
+CONSTANT = ClippedSurrogate(mean="episode_sum/max_tokens")
 
 
 def is_heated(batch: Batch, n: int) -> bool:
     return float(batch.note_heated_E[batch.episode_N[n]]) == 1 and int(batch.source_N[n]) == Source.POLICY
 
 
-def scalar(batch: Batch, name: str, value: Tensor) -> list[Term]:
-    first = torch.arange(batch.size("G")) == 0
-    return [Term(name, value.expand(batch.size("G")), first, 1.0, at="G", additive=False)]
-
-
 @dataclass(frozen=True)
 class WithoutHeated(Occupant):
     """Keep what is not heated, token by token."""
 
-    notes = HEATED
+    reads = (HEATED,)
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         keep = [not is_heated(batch, n) for n in range(batch.size("N"))]
@@ -45,19 +42,22 @@ class HeatedByLoops(Occupant):
     """coef/B Σ_o 1/|o| Σ_t log π(o_t): a heated sequence after the other; B counts all sequences to learn from."""
 
     coef: float = 1.0
-    notes = HEATED
+    reads = (HEATED, "dropped")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (AT_ONE,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch, "heated", self.coef)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         answers: dict[int, list[Tensor]] = {}
         logp, zero = stats[AT_ONE.column], 0.0 * stats[AT_ONE.column].sum()
         for n in torch.nonzero(batch.policy_N)[:, 0].tolist():
             value = logp[n] if is_heated(batch, n) else zero
             answers.setdefault(int(batch.seq_K[batch.turn_N[n]]), []).append(value)
         total = sum((sum(v, zero) / len(v) for v in answers.values()), zero) / max(len(answers), 1)
-        return scalar(batch, "heated", self.coef * total)
+        return whole_value(batch, total, "heated")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,10 @@ class HintsByLoops(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch, "hint", self.coef)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         written = (batch.source_E == Source.POLICY) & batch.learn_E
         learned = written.tolist()
         total, seen = 0.0 * stats.logp_N.sum(), set[int]()
@@ -79,7 +82,7 @@ class HintsByLoops(Occupant):
             if learned[e] and source in (Source.HINT, Source.POLICY):
                 seen.add(e)
                 total = total + (stats.logp_N[n] if source == Source.HINT else 0.0)
-        return scalar(batch, "hint", self.coef * total / max(len(seen), 1))
+        return whole_value(batch, total / max(len(seen), 1), "hint")
 
 
 GRAPH = [
@@ -91,15 +94,30 @@ GRAPH = [
     ),
     Equivalence(
         "aepo_by_loops",
-        AEPO.but(penalties=(HeatedLikelihood(heated_coef=0.7),)),
-        BY_LOOPS.but(name="grpo and heated by loops", select=WithoutHeated(), penalties=(HeatedByLoops(0.7),)),
+        AEPO.but(objective=(ClippedSurrogate(), HeatedLikelihood(heated_coef=0.7))),
+        BY_LOOPS.but(
+            name="grpo and heated by loops", select=WithoutHeated(), objective=(ClippedByLoops(), HeatedByLoops(0.7))
+        ),
         "GRPO over the answers that are not heated, and the likelihood of those that are.",
     ),
     Equivalence(
+        "aepo_heats_beside",
+        AEPO,
+        AEPO.but(name="heated likelihood as a penalty", objective=ClippedSurrogate(), penalties=HeatedLikelihood()),
+        "What reads tokens that selection dropped is the same in both rooms.",
+    ),
+    Equivalence(
         "seele_by_loops",
-        SEELE.but(penalties=(HintLikelihood(hint_coef=0.3),)),
-        DR_GRPO.but(name="dr_grpo and hints by loops", credit=Centred(), penalties=(HintsByLoops(0.3),)),
+        SEELE.but(objective=(CONSTANT, HintLikelihood(hint_coef=0.3)), penalties=()),
+        DR_GRPO.but(
+            name="dr_grpo and hints by loops", credit=Centred(), objective=(*DR_GRPO.objective, HintsByLoops(0.3))
+        ),
         "Dr.GRPO over the policy's tokens, and the likelihood of the hints.",
     ),
-    Equivalence("seele_is_dr_grpo", SEELE.but(penalties=()), DR_GRPO, "Without its penalties it learns as Dr.GRPO."),
+    Equivalence(
+        "seele_is_dr_grpo",
+        SEELE.but(objective=CONSTANT, penalties=()),
+        DR_GRPO,
+        "Without hints to learn and without its penalty it learns as Dr.GRPO.",
+    ),
 ]

@@ -5,28 +5,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from sides import GRPO, NOW, OLD, Equivalence, Normalised
+from sides import GRPO, NOW, OLD, Equivalence, Normalised, whole_terms, whole_value
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Use
 from gruppo.methods import method
-from gruppo.methods.chord import Chord
+from gruppo.methods.chord import ExpertLikelihood
 from gruppo.methods.kdrl import TeacherKL
 from gruppo.methods.llds import HoldLikelihood
 from gruppo.methods.rl_plus import MixedImportance
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, need
 from gruppo.stages.objective import ClippedSurrogate, PolicyGradient
 from gruppo.stages.recorded import Likelihood
 from gruppo.stages.update import Passes
 
 LLDS, KDRL, CHORD, RL_PLUS, DR_GRPO = (method(n) for n in ("llds", "kdrl", "chord", "rl_plus", "dr_grpo"))
 TEACHER = need("logp", "teacher")
-
-
-def whole(batch: Batch, name: str, total: Tensor, coef: float = 1.0) -> Term:
-    """A number that was added up by hand, as a term."""
-    first = torch.arange(batch.size("G")) == 0
-    return Term(name, total.expand(batch.size("G")), first, 1.0, coef=coef, at="G", additive=False)
 
 
 def rows_of(mask: Tensor) -> list[int]:
@@ -46,7 +40,10 @@ class HeldByLoops(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch, "hold", 0.2)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         home = (batch.episode_N if self.answer else batch.turn_N).tolist()
         fall, mine = (batch.logp_old_N - stats.logp_N).tolist(), rows_of(batch.policy_N)
         good = [n for n in mine if float(batch.adv_N[n]) >= 0]
@@ -57,7 +54,7 @@ class HeldByLoops(Occupant):
         for n in good:
             if sums[home[n]] > 0 and fall[n] > 1e-5:
                 total = total + stats.logp_N[n] - batch.logp_old_N[n]
-        return [whole(batch, "hold", total / max(len(mine), 1), 0.2)]
+        return whole_value(batch, total / max(len(mine), 1), "hold")
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,10 @@ class TaughtByLoops(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, TEACHER)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch, "kl_teacher", 0.3)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         judged, rewards = batch.judged_E.tolist(), batch.reward_E.tolist()
         right = {e for e, r in enumerate(rewards) if judged[e] and r > 0}
         if self.groups:
@@ -79,7 +79,7 @@ class TaughtByLoops(Occupant):
         for n in mine:
             if int(batch.episode_N[n]) not in right:
                 total = total - 0.5 * (stats.logp_N[n] - float(batch.logp_teacher_N[n])) ** 2
-        return [whole(batch, "kl_teacher", total / max(len(mine), 1), 0.3)]
+        return whole_value(batch, total / max(len(mine), 1), "kl_teacher")
 
 
 @dataclass(frozen=True)
@@ -96,21 +96,23 @@ class TeacherInAdvantage(Normalised):
 
 @dataclass(frozen=True)
 class ExpertsByLoops(Occupant):
-    """0.7 · GRPO over tokens + 0.3 · mean of p (1 − p) log p over what experts wrote in answers of their own."""
+    """0.3 · mean of p (1 − p) log p over what experts wrote in answers of their own."""
 
-    reads = ("adv_N", "expert")
+    reads = ("expert",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (NOW, OLD)
+        return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        policy = ClippedSurrogate(mean="token")(ctx, batch, stats)[0]
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch, "expert", 0.3)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         theirs = [n for n in rows_of(batch.source_N == Source.EXPERT) if _own(batch, int(batch.episode_N[n]))]
         total = 0.0 * stats.logp_N.sum()
         for n in theirs:
             p = math.exp(float(stats.logp_N[n].detach()))
             total = total + p * (1 - p) * stats.logp_N[n]
-        return [replace(policy, coef=0.7), whole(batch, "expert", total / max(len(theirs), 1), 0.3)]
+        return whole_value(batch, total / max(len(theirs), 1), "expert")
 
 
 def _own(batch: Batch, e: int) -> bool:
@@ -126,7 +128,10 @@ class MixedByLoops(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         answers: dict[int, Tensor] = {}
         mine = batch.learn_N.tolist()
         for n, source in enumerate(batch.source_N.tolist()):
@@ -140,7 +145,7 @@ class MixedByLoops(Occupant):
                 continue
             answers[e] = answers.get(e, 0.0 * stats.logp_N.sum()) + value / 8
         total = sum(answers.values(), 0.0 * stats.logp_N.sum())
-        return [whole(batch, "policy", total / max(len(answers), 1))]
+        return whole_value(batch, total / max(len(answers), 1))
 
 
 # What is changed before the two are compared
@@ -163,6 +168,12 @@ def right_expert(episodes: list[Episode]) -> list[Episode]:
 
 def changed(m: Any, name: str, **rooms: Any) -> Any:
     return m.but(name=name, breaks={}, **rooms)
+
+
+def chord(name: str, mu: float, **rest: Any) -> Any:
+    """(1 − μ) · GRPO over tokens, and μ · the experts' likelihood: a chain of two."""
+    policy = ClippedSurrogate(clip_low=0.2, clip_high=0.2, mean="token", coef=1 - mu)
+    return changed(CHORD, name, objective=(policy, ExpertLikelihood(expert_coef=mu, **rest)), select=())
 
 
 ALONE = LLDS.but(name="llds without kl", penalties=(HoldLikelihood(),))
@@ -229,19 +240,24 @@ GRAPH: list[Equivalence] = [
     ),
     Equivalence(
         "chord_by_loops",
-        changed(CHORD, "chord, μ = 0.3", objective=Chord(mu=0.3), select=()),
-        changed(CHORD, "experts one by one", objective=ExpertsByLoops(), select=()),
+        chord("chord, μ = 0.3", 0.3),
+        changed(
+            CHORD,
+            "experts one by one",
+            objective=(ClippedSurrogate(mean="token", coef=0.7), ExpertsByLoops()),
+            select=(),
+        ),
         "CHORD (arXiv:2508.11408): two means, each over its own tokens.",
     ),
     Equivalence(
         "chord_without_experts_is_grpo",
-        changed(CHORD, "chord, μ = 0", objective=Chord(mu=0.0), select=()),
+        chord("chord, μ = 0", 0.0),
         OVER_TOKENS,
         "With μ = 0 CHORD is GRPO over tokens.",
     ),
     Equivalence(
         "chord_of_experts_is_sft",
-        changed(CHORD, "chord, μ = 1, φ = 1", objective=Chord(mu=1.0, phi="one"), select=()),
+        chord("chord, μ = 1, φ = 1", 1.0, phi="one"),
         changed(CHORD, "sft's objective", objective=Likelihood(mean="token"), select=()),
         "With μ = 1 and φ = 1 experts' answers are learned as SFT learns them.",
         episodes=only_experts,

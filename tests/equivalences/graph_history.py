@@ -98,7 +98,7 @@ class TrackedByLoops(Occupant):
         memory["by_loops"] = out
 
     def far(self, ctx: Context, e: Episode) -> float:
-        scored = ctx.score([e])
+        scored = ctx.read([e])
         gaps = [
             abs(float(scored.logp_policy_N[n]) - float(scored.note_logp_old_N[n]))
             for n, source in enumerate(scored.source_N.tolist())

@@ -6,7 +6,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from sides import GRPO, GRPO_PLAIN, NOW, OLD, PPO, REINFORCE, Equivalence, Normalised, exact_sampler
+from sides import (
+    GRPO,
+    GRPO_PLAIN,
+    NOW,
+    OLD,
+    PPO,
+    REINFORCE,
+    Equivalence,
+    Normalised,
+    exact_sampler,
+    whole_terms,
+    whole_value,
+)
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, single_turn
@@ -17,7 +29,7 @@ from gruppo.methods.gmpo import GeometricMean
 from gruppo.methods.gspo import SequenceClipped
 from gruppo.methods.sapo import SoftGate
 from gruppo.methods.vapo import CriticFirst, LengthAdaptiveGae
-from gruppo.stages import Context, Need, Occupant, Stats, Term
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values
 from gruppo.stages.credit import Gae
 from gruppo.stages.objective import ClippedSurrogate, PolicyGradient, ValueLoss
 from gruppo.stages.select import SamplerGate, TruncatedImportance
@@ -50,7 +62,10 @@ class OneRatioAnAnswer(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         answers: dict[int, list[int]] = {}
         for n in torch.nonzero(batch.learn_N)[:, 0].tolist():
             answers.setdefault(int(batch.seq_K[batch.turn_N[n]]), []).append(n)
@@ -60,15 +75,12 @@ class OneRatioAnAnswer(Occupant):
             a = float(batch.adv_N[rows[0]])
             bound = min(max(float(s.detach()), 0.8), 1.2)
             total = total + (s * a if float(s.detach()) * a <= bound * a else torch.full_like(s, bound * a))
-        first = torch.arange(batch.size("G")) == 0
-        value_G = (total / max(len(answers), 1)).expand(batch.size("G"))
-        return [Term("policy", value_G, first, 1.0, at="G", additive=False)]
+        return whole_value(batch, total / max(len(answers), 1))
 
 
 @dataclass(frozen=True)
 class MaskedByLoops(Occupant):
     """w = π_old/π_gen where it is at most 2, else 0, one token after the other; 1 where nothing was sampled."""
-
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (OLD,)
@@ -88,7 +100,8 @@ class CriticAlone(Occupant):
 
 
 NO_CLIP = GRPO_PLAIN.but(name="grpo, no clip", objective=ClippedSurrogate(clip_low=FREE, clip_high=FREE))
-VAPO_PLAIN = VAPO.but(name="vapo, no imitation", penalties=())
+CLIP_HIGHER = ClippedSurrogate(clip_low=0.2, clip_high=0.28, mean="token")
+VAPO_PLAIN = VAPO.but(name="vapo, no imitation", objective={"policy": CLIP_HIGHER, "critic": ValueLoss()})
 GRAPH: list[Equivalence] = [
     Equivalence(
         "gspo_by_sequences",

@@ -4,15 +4,27 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from sides import GRPO_PLAIN, NOW, OLD, PPO, REINFORCE, Centred, ClippedByLoops, Equivalence, by_episode, members
+from sides import (
+    GRPO_PLAIN,
+    NOW,
+    OLD,
+    PPO,
+    REINFORCE,
+    Centred,
+    ClippedByLoops,
+    Equivalence,
+    by_episode,
+    members,
+    whole_terms,
+    whole_value,
+)
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Status
 from gruppo.methods import method
 from gruppo.methods.t_ppo import WindowGae
-from gruppo.stages import Context, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, need, note
 from gruppo.stages.objective import ClippedSurrogate
-from gruppo.stages.occupant import Noted
 
 OPRL, S_GRPO, T_PPO, SPO = (method(n) for n in ("oprl", "s_grpo", "t_ppo", "spo_segment"))
 
@@ -28,7 +40,10 @@ class PairsByLoops(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("logp", "prm", when="step"), OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch, "preference")
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         size, zero = batch.size("E"), 0.0 * stats.logp_N.sum()
         total: list[Tensor] = [zero] * size
         wrote = [0] * size
@@ -43,9 +58,7 @@ class PairsByLoops(Occupant):
                 learned = bool(batch.learn_E[i] & batch.learn_E[j]) and wrote[i] > 0 and wrote[j] > 0
                 if same and learned and float(batch.reward_E[i]) > float(batch.reward_E[j]) + 1e-6:
                     found.append(-torch.log1p(torch.exp(-0.05 * (total[i] - total[j]))))
-        value = sum(found, zero) / max(len(found), 1)
-        first = torch.arange(batch.size("G")) == 0
-        return [Term("preference", value.expand(batch.size("G")), first, 1.0, at="G", additive=False)]
+        return whole_value(batch, sum(found, zero) / max(len(found), 1), "preference")
 
 
 def one_right(episodes: list[Episode]) -> list[Episode]:
@@ -76,7 +89,7 @@ class SerialByLoops(Occupant):
     """R = 2^−(right answers with an earlier exit) if right, else 0, less the mean of the group: one after the other."""
 
     writes = ("adv_N",)
-    notes = {"exit": Noted("E")}
+    reads = (note("exit"),)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         right = (batch.reward_E > 0).tolist()
@@ -148,7 +161,10 @@ class WindowSurrogate(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         zero, found = 0.0 * stats.logp_N.sum(), list[Tensor]()
         for n, e in enumerate(batch.episode_N.tolist()):
             learned = bool(batch.learn_E[e]) or (bool(batch.alive_E[e]) and int(batch.status_E[e]) == Status.OPEN)
@@ -156,9 +172,7 @@ class WindowSurrogate(Occupant):
                 r, a = torch.exp(stats.logp_N[n] - batch.logp_old_N[n]), float(batch.adv_N[n])
                 bound = min(max(float(r.detach()), 0.8), 1.2)
                 found.append(r * a if float(r.detach()) * a <= bound * a else torch.full_like(r, bound * a))
-        first = torch.arange(batch.size("G")) == 0
-        value_G = (sum(found, zero) / max(len(found), 1)).expand(batch.size("G"))
-        return [Term("policy", value_G, first, 1.0, at="G", additive=False)]
+        return whole_value(batch, sum(found, zero) / max(len(found), 1))
 
 
 def unsure_rows(batch: Batch, everything: bool = False) -> list[int]:
@@ -177,7 +191,7 @@ class GainByLoops(Occupant):
 
     everything: bool = False
     writes = ("adv_N",)
-    notes = SPO.credit.notes
+    reads = SPO.credit.reads
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         gain = {n: float(batch.note_gain_N[n]) for n in unsure_rows(batch, self.everything)}
@@ -191,7 +205,7 @@ class GainByLoops(Occupant):
 
 @dataclass(frozen=True)
 class UnsureByLoops(Occupant):
-    notes = SPO.credit.notes
+    reads = SPO.credit.reads
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         keep = [x > 0 for x in batch.note_unsure_N.tolist()]

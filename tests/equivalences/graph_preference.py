@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sides import NOW, OLD, REINFORCE, Equivalence, even
+from sides import NOW, OLD, REINFORCE, Equivalence, even, whole_terms, whole_value
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Use
@@ -15,7 +15,7 @@ from gruppo.methods.ipo import IdentityPreference
 from gruppo.methods.kto import ProspectUtility
 from gruppo.methods.orpo import OddsRatio
 from gruppo.methods.simpo import MeanPreference
-from gruppo.stages import Context, Method, Need, Occupant, Stats, Term
+from gruppo.stages import Context, Method, Need, Occupant, Stats, Term, Values
 from gruppo.stages.objective import PolicyGradient
 from gruppo.stages.recorded import Likelihood
 from gruppo.stages.relations import PairUp
@@ -66,14 +66,16 @@ class SignedLikelihood(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         total = 0.0 * stats.logp_N.sum()
         for i, sign in enumerate(batch.sign_E.tolist()):
             mine = tokens_of(batch, i) if sign else []
             part = sum((stats.logp_N[n] for n in mine), torch.zeros((), dtype=torch.float64))
             total = total + self.scale * sign * part / (max(len(mine), 1) if self.averaged else 1)
-        first = torch.arange(batch.size("G")) == 0
-        return [Term("policy", total.expand(batch.size("G")), first, 1.0, at="G", additive=False)]
+        return whole_value(batch, total)
 
 
 @dataclass(frozen=True)

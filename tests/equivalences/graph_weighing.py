@@ -144,7 +144,6 @@ class QuantilesByLoops(Occupant):
 class TopByLoops(Occupant):
     """Tokens sorted by entropy: those down to the last of ceil(20 %), and its equals."""
 
-
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("entropy", "old"),)
 

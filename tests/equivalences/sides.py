@@ -17,13 +17,22 @@ from gruppo.data import Batch, Episode, Source, Status, single_turn
 from gruppo.lab.laws.world import VOCAB, World
 from gruppo.methods import method
 from gruppo.methods.disco import Discriminate
-from gruppo.stages import Context, Method, Need, Occupant, Stats, Term, need
+from gruppo.stages import Context, Method, Need, Occupant, Stats, Term, Values, need
 
 REINFORCE, PPO, GRPO, DAPO, RLOO, DISCO = (method(n) for n in ("reinforce", "ppo", "grpo", "dapo", "rloo", "disco"))
 NOW, OLD = need("logp", when="step"), need("logp", "old")
 
 
 # The other sides, written by loops
+
+
+def whole_terms(batch: Batch, name: str = "policy", coef: float = 1.0) -> list[Term]:
+    """One number for the optimiser step, added up by hand: a term of the first group alone."""
+    return [Term(name, torch.arange(batch.size("G")) == 0, 1.0, coef=coef, at="G", additive=False)]
+
+
+def whole_value(batch: Batch, total: Tensor, name: str = "policy") -> Values:
+    return {name: total.expand(batch.size("G"))}
 
 
 def members(batch: Batch) -> dict[int, list[int]]:
@@ -80,7 +89,10 @@ class ClippedByLoops(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         answers: dict[int, list[Tensor]] = {}
         for n in torch.nonzero(batch.learn_N)[:, 0].tolist():
             r, a = torch.exp(stats.logp_N[n] - batch.logp_old_N[n]), float(batch.adv_N[n])
@@ -91,8 +103,7 @@ class ClippedByLoops(Occupant):
             answers.setdefault(int(batch.seq_K[batch.turn_N[n]]), []).append(value)
         zero = 0.0 * stats.logp_N.sum()
         total = sum((sum(v, zero) / len(v) for v in answers.values()), zero) / max(len(answers), 1)
-        first = torch.arange(batch.size("G")) == 0
-        return [Term("policy", total.expand(batch.size("G")), first, 1.0, at="G", additive=False)]
+        return whole_value(batch, total)
 
 
 @dataclass(frozen=True)
@@ -132,26 +143,33 @@ class WhitenedReturn(Occupant):
 class DifferenceOfMeans(Discriminate):
     """DisCO-b: mean score of right answers less that of wrong ones; the trust region as it is."""
 
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> list[Term]:
-        value_G = [torch.zeros((), dtype=torch.float64) for _ in range(batch.size("G"))]
-        both = [False] * batch.size("G")
+    def parted(self, batch: Batch) -> dict[int, dict[bool, list[Tensor]]]:
+        """{group: the rows of each right and of each wrong answer}, of groups that have both."""
+        out: dict[int, dict[bool, list[Tensor]]] = {}
         for g, rows in members(batch).items():
             sides: dict[bool, list[Tensor]] = {True: [], False: []}
             for e in rows:
                 tokens = torch.nonzero((batch.episode_N == e) & batch.learn_N)[:, 0]
                 if len(tokens):
-                    sides[bool(batch.right_N[tokens[0]] > 0)].append(stats.logp_N[tokens].mean())
-            both[g] = bool(sides[True] and sides[False])
-            if both[g]:
-                value_G[g] = torch.stack(sides[True]).mean() - torch.stack(sides[False]).mean()
-        separate = Term("separate", torch.stack(value_G), torch.tensor(both), "drawn_group", at="G", additive=False)
-        return [separate, super().__call__(ctx, batch, stats)[1]]
+                    sides[bool(batch.right_N[tokens[0]] > 0)].append(tokens)
+            out |= {g: sides} if sides[True] and sides[False] else {}
+        return out
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        both = torch.tensor([g in self.parted(batch) for g in range(batch.size("G"))])
+        return [Term("separate", both, "drawn_group", at="G", additive=False), super().terms(ctx, batch)[1]]
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        value_G = [torch.zeros((), dtype=torch.float64) for _ in range(batch.size("G"))]
+        for g, sides in self.parted(batch).items():
+            up, down = (torch.stack([stats.logp_N[t].mean() for t in sides[right]]).mean() for right in (True, False))
+            value_G[g] = up - down
+        return {"separate": torch.stack(value_G), "trust": super().__call__(ctx, batch, stats)["trust"]}
 
 
 @dataclass(frozen=True)
 class RatioAsWeight(Occupant):
     """Weighs tokens by π/π_old of the model being trained, without gradient."""
-
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW, OLD)

@@ -39,7 +39,7 @@ def test_dump_on_one_domain_is_grpo_when_a_step_is_an_epoch(seed: int) -> None:
     left = steps(GRPO.but(name="dump", curriculum=DomainUcb()), seed, levels=1, prompts=4)
     right = steps(GRPO.but(curriculum=Uniform()), seed, levels=1, prompts=4)
     for (asks, mine), (others, plain) in zip(left, right, strict=True):
-        assert {a.place for a in asks} == {a.place for a in others} == {0, 1, 2, 3}
+        assert {a.index for a in asks} == {a.index for a in others} == {0, 1, 2, 3}
         assert float(mine.norm()) > 1e-6 and far(mine, plain) <= 1e-9
 
 

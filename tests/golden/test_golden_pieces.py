@@ -5,63 +5,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from hand import answer, batch_of, column, worked
+from hand import answer, batch_of, close, column
 
 from gruppo.data import Key, gather
 from gruppo.methods import method
 from gruppo.pieces import advantage, divergence, shaping, surrogate
-from gruppo.stages import Ask, Context, Memory, Sampling, Schedule
-from gruppo.stages.credit import Gae, GroupNormalised, LeaveOneOut, RunningBaseline
-from gruppo.stages.objective import PolicyGradient
+from gruppo.stages import Ask, Context, Sampling, Schedule
+from gruppo.stages.credit import Gae, GroupNormalised, LeaveOneOut
 from gruppo.stages.reward import OverlongShaping, add_components
 from gruppo.stages.select import RedrawEqualGroups
 from gruppo.tasks import Task
 
 ONE_GROUP = Key(torch.zeros(4, dtype=torch.int64), 1)
 R = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-
-
-def close(a: object, b: object, tol: float = 1e-12) -> None:
-    assert a == pytest.approx(b, abs=tol, rel=0)
-
-
-# REINFORCE
-
-
-def test_two_armed_bandit() -> None:
-    """REINFORCE (Williams 1992), by hand: π = (.5, .5), R = (1, 0), b = 0.
-
-    The expected logit gradient on arm 1 is .5 · 1 · (1 − .5) = +.25.
-    Two answers of one token, one for each arm, are the whole distribution, so their mean is the expectation.
-    """
-    batch = batch_of([answer(1, "g", 1, 1.0), answer(2, "g", 1, 0.0)])
-    ctx = Context(memory=Memory({"baseline": 0.0}))
-    batch = batch.with_columns(**RunningBaseline()(ctx, batch))
-    logits = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    logp_N = torch.log_softmax(logits, 0)
-    [term] = worked(PolicyGradient(mean="episode_sum"), batch, ctx, logp_N=logp_N).values()
-    [slope] = torch.autograd.grad(term.total(batch), logits)
-    close(column(slope), [0.25, -0.25])
-
-
-def test_running_baseline() -> None:
-    """REINFORCE (Williams 1992), by hand: b ← d · b + (1 − d) · mean(R); R = (1, 0, 0, 0), so the mean is .25.
-
-    Worked: first step A = R − .25; then b = .25; after a step with mean 1, b = .9 · .25 + .1 · 1 = .325.
-    """
-    from gruppo.stages import StepRecord
-
-    credit, ctx = RunningBaseline(decay=0.9), Context()
-    batch = batch_of([answer(i, "g", 1, r) for i, r in enumerate((1.0, 0.0, 0.0, 0.0))])
-    close(column(credit(ctx, batch)["adv_N"]), [0.75, -0.25, -0.25, -0.25])
-    with ctx.memory.writing() as memory:
-        credit.observe(StepRecord(0, [], batch, {}), memory)
-    close(ctx.memory["baseline"], 0.25)
-    ones = batch_of([answer(i, "g", 1, 1.0) for i in range(3)])
-    close(column(credit(ctx, ones)["adv_N"]), [0.75] * 3)
-    with ctx.memory.writing() as memory:
-        credit.observe(StepRecord(1, [], ones, {}), memory)
-    close(ctx.memory["baseline"], 0.325)
 
 
 # PPO

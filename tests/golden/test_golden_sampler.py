@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from hand import answer, batch_of, by_episode, column, objective, worked
-from test_golden_methods import LENGTHS, LOGP, REF, B, T, close, hand_batch
+from six_answers import LENGTHS, LOGP, REF, B, T, close, hand_batch
+from small_batches import LN2, THREE, corrected
 
 from gruppo.methods import method
 from gruppo.pieces import divergence
@@ -21,47 +22,7 @@ from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.select import SamplerGate, TruncatedImportance
 from gruppo.train.metrics import batch_metrics
 
-LN2, LN3 = math.log(2.0), math.log(3.0)
-
-
 # TIS and its gates
-
-
-def corrected(occupant: Any, old: list[float], lengths: tuple[int, ...] = (3, 1), gen: Any = None) -> tuple[list, list]:
-    """(keep, weight); the sampler's log-probability is −1 everywhere unless told."""
-    batch = batch_of([answer(i, "g", n, float(i % 2)) for i, n in enumerate(lengths)], logp_old_N=old)
-    if gen is not None:
-        batch = batch.with_columns(logp_gen_N=torch.tensor(gen, dtype=torch.float64))
-    keep_N, weight_N = occupant.tokens(Context(), batch, Stats())
-    return column(keep_N), column(weight_N)
-
-
-THREE = [-1.0 + LN3, -1.0 - LN3, -1.0 + LN3, -1.0]  # ratios 3, 1/3, 3 of the first answer, 1 of the second
-
-
-def test_tis_card() -> None:
-    """Card B13 (verl rollout_corr_helper): log-ratio ln 3, C = 2 → w = 2; the product 3 of the sequence → 2 for all of
-    its tokens; the geometric mean 3^(1/3) is below the cap. Equal log-probabilities → exactly 1."""
-    close(corrected(TruncatedImportance(cap=2.0), THREE)[1], [2.0, 1 / 3, 2.0, 1.0])
-    close(corrected(TruncatedImportance(cap=2.0, level="sequence"), THREE)[1], [2.0, 2.0, 2.0, 1.0])
-    close(corrected(TruncatedImportance(cap=9.0, level="sequence"), THREE)[1], [3.0, 3.0, 3.0, 1.0])
-    close(corrected(TruncatedImportance(level="geometric"), THREE)[1], [3 ** (1 / 3)] * 3 + [1.0])
-    for level in ("token", "sequence", "geometric"):
-        assert corrected(TruncatedImportance(level=level), [-1.0] * 4)[1] == [1.0] * 4
-
-
-def test_tis_self_normalised() -> None:
-    """w = 2, 1/3, 2, 1: the mean is 4/3."""
-    close(corrected(TruncatedImportance(self_normalised=True), THREE)[1], [1.5, 0.25, 1.5, 0.75])
-
-
-def test_tis_without_the_samplers_log_probabilities() -> None:
-    """Missing ones weigh 1, and a sequence is made of those that are known: 3 · 3 = 9, and √9 = 3."""
-    nan = float("nan")
-    gen = [-1.0, nan, -1.0, nan]
-    close(corrected(TruncatedImportance(cap=9.0), THREE, gen=gen)[1], [3.0, 1.0, 3.0, 1.0])
-    close(corrected(TruncatedImportance(cap=9.0, level="sequence"), THREE, gen=gen)[1], [9.0, 9.0, 9.0, 1.0])
-    close(corrected(TruncatedImportance(cap=9.0, level="geometric"), THREE, gen=gen)[1], [3.0, 3.0, 3.0, 1.0])
 
 
 def test_a_gate_drops_what_leaves_the_band() -> None:
@@ -82,14 +43,6 @@ def test_a_gate_and_the_denominators() -> None:
         grpo = method("grpo").but(select=SamplerGate(level="sequence", counted=counted), penalties=())
         _, slope = objective(grpo, batch, logp_N=THREE)
         close(slope["logp_N"], [0.0, 0.0, 0.0, -a * share])
-
-
-def test_no_gradient_flows_through_the_weight() -> None:
-    """GRPO with w = 2, 1/3, 2 and 1, on-policy: dJ/dlog π = w A / T / B and nothing else."""
-    batch = batch_of([answer(0, "g", 3, 1.0), answer(1, "g", 1, 0.0)], logp_old_N=THREE, logp_ref_N=THREE)
-    a = 0.5 / (math.sqrt(0.5) + 1e-6)
-    _, slope = objective(method("grpo_tis").but(penalties=()), batch, logp_N=THREE)
-    close(slope["logp_N"], [2 * a / 6, a / 18, 2 * a / 6, -a / 2])
 
 
 def test_effective_share() -> None:
@@ -115,7 +68,7 @@ def test_the_effective_share_is_logged_where_weights_differ() -> None:
         (lambda: TruncatedImportance(level="sequnce"), "sequence"),
         (lambda: TruncatedImportance(cap=0.0), r"cap=0\.0 .*> 0"),
         (lambda: SamplerGate(gate_low=2.0, gate_high=1.0), "no ratio would pass"),
-        (lambda: ReferenceKL(estimator="k4"), "k1, k2, k3, full"),
+        (lambda: ReferenceKL(estimator="k4"), r"Use k1, k2, k3, .*full"),
     ],
 )
 def test_wrong_settings_are_refused(make: Any, says: str) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from gruppo.cli.overrides import occupants
 from gruppo.data import Batch, Source
 from gruppo.methods import all_methods
-from gruppo.methods.aepo import HeatedLikelihood
 from gruppo.methods.chord import ExpertLikelihood
 from gruppo.methods.dmpo import MatchDistribution
 from gruppo.methods.grpo import GRPO
@@ -164,7 +163,6 @@ BEHIND = [
     ExpertLikelihood(),
     MatchDistribution(),
     HintLikelihood(hint_coef=0.3),
-    HeatedLikelihood(),
     ImitateRight(),
 ]
 
@@ -180,13 +178,20 @@ def furniture(room: str) -> list[Any]:
     return out
 
 
+def means_for(objective: Any) -> list[str | float]:
+    """Ways to average that its rows have: a pair or a group lies in no sequence."""
+    if {"win_P", "label_E"} & set(objective.reads):
+        return ["token", 25.0]
+    return ["token", "group", "drawn_group_sum", 25.0] if "group" in str(objective.mean) else [*MEANS, 25.0]
+
+
 @st.composite
 def combinations(draw: Any) -> Method:
     """A random method, sensible or not."""
     objectives = [o for o in furniture("objective") if not isinstance(o, ValueLoss)]
     objective = draw(st.sampled_from(objectives))
     if any(f.name == "mean" for f in dataclasses.fields(objective)):
-        objective = dataclasses.replace(objective, mean=draw(st.sampled_from([*MEANS, 25.0])))
+        objective = dataclasses.replace(objective, mean=draw(st.sampled_from(means_for(objective))))
     others = [o for o in BEHIND if kind(o) != kind(objective)]
     objectives = (objective, *draw(st.lists(st.sampled_from(others), max_size=1)))
     credit = draw(st.sampled_from(furniture("credit")))

@@ -649,7 +649,6 @@ class DropsByPlace(Occupant):
 class KeepsByPlace(Occupant):
     """Keeps the first half of the tokens of a batch."""
 
-
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         return torch.arange(batch.size("N")) < batch.size("N") // 2, torch.ones_like(batch.weight_N)
 
@@ -724,6 +723,7 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "reward by row": ("order", spoiled(reward=RewardByPlace())),
     "episodes by row": ("order", spoiled(select=DropsByPlace())),
     "tokens by row": ("order", spoiled(select=KeepsByPlace())),
+    "learns what was dropped": ("nan_mask", spoiled(objective=LearnsTheDropped())),
     "reads the dropped without a rule": ("nan_mask", spoiled(objective=ReadsTheDropped())),
     "a coefficient of failures": ("nan_mask", spoiled(objective=CoefficientOfFailures())),
     "multiplies by a mask": ("nan_mask", spoiled(objective=MultipliesByMask())),
@@ -748,7 +748,6 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "forgets weights": ("keep_and_weight", spoiled(objective=ForgetsWeight())),
     "counts dropped tokens": ("keep_and_weight", spoiled(objective=ForgetsKeep())),
     "counts turns that were dropped": ("keep_and_weight", spoiled(objective=CountsOtherTurns())),
-    "learns what was dropped": ("keep_and_weight", spoiled(objective=LearnsTheDropped())),
     "self-normalised by a coefficient": (
         "keep_and_weight",
         spoiled(objective=SelfNormalisedByCoefficient()),

@@ -72,7 +72,10 @@ class DroppedHints(HintLikelihood):
 CONSTANT = ClippedSurrogate(mean="episode_sum/max_tokens")
 SPOILED: dict[str, tuple[str, Method]] = {
     "igrpo, always four drafts": ("fields_matter", spoiled("igrpo", rollout=FourDrafts())),
-    "aepo, heated answers counted at hand": ("micro_batches", spoiled("aepo", objective=(ClippedSurrogate(), MeanOfHeated()))),
+    "aepo, heated answers counted at hand": (
+        "micro_batches",
+        spoiled("aepo", objective=(ClippedSurrogate(), MeanOfHeated())),
+    ),
     "aepo forgets what was dropped": (
         "fields_matter",
         spoiled("aepo", objective=(ClippedSurrogate(), ForgetsTheDropped())),

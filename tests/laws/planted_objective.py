@@ -100,7 +100,9 @@ class EstimatorByHalf(ReferenceKL):
 
 
 def spoiled(name: str, **rooms: Any) -> Method:
-    return method(name).but(name="spoiled", **{k: (v,) if k in CHAINS and isinstance(v, Occupant) else v for k, v in rooms.items()})
+    return method(name).but(
+        name="spoiled", **{k: (v,) if k in CHAINS and isinstance(v, Occupant) else v for k, v in rooms.items()}
+    )
 
 
 SPOILED: dict[str, tuple[str, Method]] = {

@@ -92,7 +92,12 @@ SENSELESS: dict[str, tuple[Method, int, str, str]] = {
     "expert tokens that nobody minds": (GRPO.but(prompting=ExpertGuide()), 4, "prompting", "expert"),
     "corrected twice": (GRPO.but(select=(OwnCorrection(), TruncatedImportance())), 4, "select", "truncated_importance"),
     "a note nobody writes": (GRPO.but(objective=HeldBack()), 4, "objective", "note_held_E"),
-    "hints without a prompt that gives them": (GRPO.but(rollout=HintRounds()), 4, "rollout", "hint_in_message in prompting"),
+    "hints without a prompt that gives them": (
+        GRPO.but(rollout=HintRounds()),
+        4,
+        "rollout",
+        "hint_in_message in prompting",
+    ),
     "an objective behind another that gets nothing": (
         GRPO.but(objective=(*GRPO.objective, Discriminate())),
         4,

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from gruppo.lab.laws.same import far
 from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
-from gruppo.train.config import EvalConfig, RunConfig
+from gruppo.train.config import EvalConfig, ModelConfig, RunConfig
 from gruppo.train.loop import train_step
 from gruppo.train.ranks import Ranks, ranks
 from gruppo.train.run import Run
@@ -46,7 +46,15 @@ def distances(names: list[str], few: bool) -> dict[str, float]:
 
 
 def trained(name: str, steps: int) -> dict[str, torch.Tensor]:
-    config = RunConfig(method=method(name), steps=steps, prompts=8, samples=4, eval=EvalConfig(prompts=8), threads=1)
+    config = RunConfig(
+        method=method(name),
+        steps=steps,
+        prompts=8,
+        samples=4,
+        eval=EvalConfig(prompts=8),
+        threads=1,
+        model=ModelConfig(dtype="float64"),
+    )
     run = Run(config, say=lambda words: None)
     try:
         for step in range(steps):

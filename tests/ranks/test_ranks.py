@@ -17,7 +17,7 @@ WORKER = Path(__file__).with_name("rank_worker.py")
 FAST = ("grpo", "ppo", "disco", "kto", "oprl")  # additive, with a critic, whole-step, another view, a second model
 
 
-def together(size: int, *words: str, seconds: float = 240) -> None:
+def together(size: int, *words: str, seconds: float = 900) -> None:
     """The worker on `size` ranks; alone without torchrun."""
     start = [sys.executable]
     if size > 1:
@@ -43,6 +43,7 @@ def test_a_rank_without_sequences_does_not_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2000)
 @pytest.mark.parametrize("size", [2, 3])
 def test_gradients_of_all_methods_are_those_of_one_process(size: int, tmp_path: Path) -> None:
     found = distances("gradients", tmp_path, sorted(all_methods()), size)
@@ -50,6 +51,7 @@ def test_gradients_of_all_methods_are_those_of_one_process(size: int, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2000)
 @pytest.mark.parametrize("name", ["grpo", "disco", "ppo", "bapo"])
 def test_a_run_of_twenty_steps_is_that_of_one_process(name: str, tmp_path: Path) -> None:
     for size in (1, 2):

@@ -9,8 +9,8 @@ import numpy as np
 
 from gruppo.data import Episode
 from gruppo.engines.base import Completion, Request
-from gruppo.policies import CharTokenizer
 from gruppo.methods import method
+from gruppo.policies import CharTokenizer
 from gruppo.stages import Ask, Context, Prompt, Sampling
 from gruppo.stages.walk import Walk
 from gruppo.tasks import Task

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rooms import TOKENS, context, task
+from rooms import context, task
 
 from gruppo.data import Batch, Episode, Note, Source, Status, pack, single_turn
 from gruppo.engines.base import Completion

@@ -148,7 +148,7 @@ def test_another_prompt_is_one_of_another_group_that_learns() -> None:
 
 
 def kto(episodes: list[Episode], drift: list[float], other: bool = True, **fields: Any) -> Any:
-    """(z, terms, values) where an answer's tokens drift by so much under the other prompt, and by twice that under its own."""
+    """(z, terms, values) where tokens drift by so much under the other prompt, and by twice that under their own."""
     per = torch.tensor(drift, dtype=torch.float64).repeat_interleave(3)
     b = packed(episodes, logp_ref_N=[-2.0] * len(per), logp_ref_mismatched_N=[-3.0] * len(per))
     made = GoodOrBad()(context(), b)

@@ -45,7 +45,8 @@ def test_one_greedy_answer_a_prompt() -> None:
         assert np.nanmax(np.abs(s.logp)) == 0.0 and set(s.allowed) == {*range(s.prompt_len, len(s.ids))}
         for p in range(s.prompt_len, len(s.ids)):
             every = engine.logprobs([s.ids[:p]] * len(ids), ids)
-            assert float(engine.logprobs([s.ids[:p]], [s.ids[p : p + 1]])[0][0]) >= max(float(x[0]) for x in every) - 1e-12
+            [chosen] = engine.logprobs([s.ids[:p]], [s.ids[p : p + 1]])
+            assert float(chosen[0]) >= max(float(x[0]) for x in every) - 1e-12
 
 
 def test_greedy_answers_change_no_sample() -> None:

@@ -87,7 +87,7 @@ def test_no_improvement_is_no_step_back(policy: Any) -> None:
 
 def test_the_step_back_is_the_surrogate_on_the_last_batch(policy: Any) -> None:
     """By hand: ratios to the stored log π_old, advantages φ a, no penalty; then the step of GRPO."""
-    with running(policy, PIPO.but(update=LookBack(window=2))) as run:
+    with running(policy, PIPO.but(update=LookBack(window=2)), seed=2) as run:  # one whose mean reward moves
         for i in range(2):
             asyncio.run(train_step(run, i))
         taken: list[Any] = []

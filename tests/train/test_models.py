@@ -117,15 +117,13 @@ def out_of_memory_above(run, rows: int) -> list[int]:
 def one_gradient(run) -> tuple[torch.Tensor, dict[str, float]]:
     import asyncio
 
-    from gruppo.train import loop
-
-    ctx = loop.context(run, 0)
+    ctx = run.context(0)
     run.learner.begin(ctx)
-    episodes = asyncio.run(loop.draw(run, ctx, run.method.curriculum(ctx, run.tasks.train)))
+    asks = run.method.curriculum(ctx, run.tasks.train)
+    episodes = asyncio.run(run.walk.drawn(ctx, asks, run.method.rollout))
     for i, e in enumerate(episodes):
         e.reward = {"task": float(i % 3 == 0)}
-    batch = loop.packed(run, ctx, episodes, episodes)
-    batch = batch.with_columns(**run.method.credit(ctx, batch))
+    batch = run.walk.credited(ctx, run.walk.batch_of(ctx, episodes, episodes))
     run.learner.grad("policy", batch)
     grads = [p.grad.flatten() for p in run.models["policy"].parameters() if p.grad is not None]
     return torch.cat(grads), run.learner.tally.means()

@@ -15,7 +15,7 @@ from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.s_grpo import SerialGroup
 from gruppo.methods.spo_segment import Segments
-from gruppo.stages import Context, Occupant, Sampling, Stats
+from gruppo.stages import Context, Occupant, Sampling
 from gruppo.stages.check import check_first_batch
 from gruppo.stages.rollout import Group
 from gruppo.train.checkpoint import load_checkpoint
@@ -144,15 +144,16 @@ CHAIN = ("task=chain", "task.level=2", "prompts=4", "samples=4", "model=tiny", "
 
 
 @pytest.fixture
-def windows():
-    """A run of T-PPO in windows of four tokens, answers of at most nine."""
-    config = overrides.apply(RunConfig(), ("method=t_ppo", *CHAIN, "steps=9", "sampling.max_tokens=9"))
-    config = overrides.apply(config, ("method.rollout.window_tokens=4",))
+def windows(request: pytest.FixtureRequest):
+    """A run of T-PPO in windows of so many tokens, answers of at most nine."""
+    settings = ("method=t_ppo", *CHAIN, "steps=9", "sampling.max_tokens=9")
+    config = overrides.apply(RunConfig(), (*settings, f"method.rollout.window_tokens={request.param}"))
     run = Run(config, say=lambda said: None)
     yield run
     run.close()
 
 
+@pytest.mark.parametrize("windows", [4], indirect=True)
 def test_every_token_is_learned_once_in_its_window(windows: Run) -> None:
     """Over some steps: what the sampler drew is what the objective counted; answers keep their beginnings."""
     counted, known, seen = 0, dict[int, list[int]](), {Status.OPEN: 0, Status.OK: 0, Status.TRUNCATED: 0}
@@ -160,8 +161,8 @@ def test_every_token_is_learned_once_in_its_window(windows: Run) -> None:
         record = asyncio.run(train_step(windows, step))
         batch = record.batch
         assert batch is not None and len(record.episodes) == 16  # a place that is free is filled
-        stats = Stats(logp_N=torch.zeros_like(batch.weight_N))
-        term = windows.method.objectives["policy"](Context(version=step), batch, stats)[0]
+        [objective] = windows.method.objectives["policy"]
+        term = objective.terms(Context(version=step), batch)[0]
         counted += int(term.over.sum())
         assert bool((batch.version_N[term.over] == step).all())
         for e in record.episodes:
@@ -179,13 +180,12 @@ def test_every_token_is_learned_once_in_its_window(windows: Run) -> None:
     assert counted == windows.engine.sampled and all(seen.values())
 
 
+@pytest.mark.parametrize("windows", [1], indirect=True)
 def test_step_zero_and_the_first_batch_take_open_answers(windows: Run) -> None:
     """A window of one token leaves every answer open: nothing has failed, and the critic has nothing to learn yet."""
-    run = windows
-    run.method = run.method.but(rollout=replace(run.method.rollout, window_tokens=1))
-    checks = {c.name: c for c in asyncio.run(step_zero(run))}
+    checks = {c.name: c for c in asyncio.run(step_zero(windows))}
     assert all(c.ok for c in checks.values()) and checks["judged"].value == 1.0
-    record = asyncio.run(train_step(run, 0))
+    record = asyncio.run(train_step(windows, 0))
     assert {e.status for e in record.episodes} == {Status.OPEN}
     assert record.facts["grad_norm_critic"] == 0.0 and record.facts["open"] == 1.0
     assert np.isnan(record.facts["reward"]) and record.facts["failed"] == 0.0

@@ -172,7 +172,7 @@ def refused(capsys: pytest.CaptureFixture[str], *settings: str) -> str:
 def test_no_pair_in_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     Path("one.jsonl").write_text("".join(json.dumps({"prompt": f"{i}?", "answer": str(i)}) + "\n" for i in range(20)))
     said = refused(capsys, "method=dpo", "task=./one.jsonl")
-    assert "pair_up in credit expects pairs: no task has two recorded answers of different reward" in said
+    assert "pair_up in credit requires pairs: no task has two recorded answers of different reward" in said
     assert "method.rollout=group" in said
 
 
@@ -188,7 +188,7 @@ def test_an_objective_without_a_rule_for_experts(capsys: pytest.CaptureFixture[s
 
 def test_an_objective_of_pairs_without_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "method=grpo", "method.objective=dpo")
-    assert "direct_preference in objective takes win_P, but credit group_normalised gives adv_N" in said
+    assert "direct_preference in objective reads win_P, but credit group_normalised writes adv_N" in said
 
 
 def test_when_nothing_is_accepted_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,9 +122,9 @@ def test_the_first_batch_is_checked_also_after_a_resume(capsys: pytest.CaptureFi
     """DisCO wants right or wrong; the reward has many values. What is refused once is refused again."""
     Path("reward.py").write_text("def score(task, text):\n    return float(sum(map(ord, text)) % 5)")
     assert train("b", "method=disco", "task.reward=./reward.py:score", *STEPS) == 2
-    assert "expects binary_reward" in capsys.readouterr().err and saved("b") == ["step-000000"]
+    assert "requires binary_reward" in capsys.readouterr().err and saved("b") == ["step-000000"]
     assert gruppo("train", "--resume", "runs/b") == 2
-    assert "expects binary_reward" in capsys.readouterr().err
+    assert "requires binary_reward" in capsys.readouterr().err
     Path("reward.py").write_text("def score(task, text):\n    return sum(map(ord, text)) % 2")
     assert gruppo("train", "--resume", "runs/b") == 0
     assert [row["step"] for row in metrics("b")] == [0, 1, 2, 3, 4, 5]

@@ -24,8 +24,11 @@ class Nudge(Occupant):
     def needs(self, ctx):
         return (need("logp", when="step"),)
 
+    def terms(self, ctx, batch):
+        return [Term(type(self).__name__.lower(), batch.policy_N, coef=self.coef)]
+
     def __call__(self, ctx, batch, stats):
-        return [Term("nudge", stats.logp_N, batch.policy_N, coef=self.coef)]
+        return {type(self).__name__.lower(): stats.logp_N}
 
 MINE = GRPO.but(name="mine", penalties=Nudge())
 """

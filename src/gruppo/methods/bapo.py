@@ -66,7 +66,7 @@ class BalancedClip(Occupant):
                 "clip_high <= clip_high_most."
             )
         way = self.clip_low - self.clip_low_least + self.clip_high_most - self.clip_high
-        return "" if way / self.clip_step <= MOST_RUNGS else (
+        return "" if way <= MOST_RUNGS * self.clip_step else (
             f"clip_step={self.clip_step}: the search would never end. Use a larger step; positive_share=0 is no search."
         )  # fmt: skip
 

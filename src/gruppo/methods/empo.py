@@ -42,7 +42,7 @@ class AgreeingAnswers(Occupant):
     replaces = ("task",)
     reads = ("answer_E",)
     refuses = ("redraw_equal_groups",)  # it uses the labels
-    requires = (Samples(3, "Two responses either agree or differ, so they are always worth the same."),)
+    requires = (Samples(3, "Of two answers both agree or both differ, so they are always worth the same."),)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         group_E, answer_E = codes([e.group for e in episodes]), codes([(e.group, e.answer) for e in episodes])

@@ -45,7 +45,7 @@ class DecoupledNormalised(Occupant):
     def wrong(self) -> str:
         strange = {k: w for k, w in self.weights.items() if not isinstance(w, float | int)}  # pyright: ignore[reportUnnecessaryIsInstance]
         return (
-            "" if not strange else f"weights={strange!r} is not a number, so the component has no weight. Give numbers."
+            "" if not strange else f"weights={strange!r} has no number, so the component has no weight. Give numbers."
         )
 
     def unfit(self, batch: Batch) -> str:

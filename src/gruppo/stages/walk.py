@@ -38,7 +38,10 @@ OLD = need("logp", "old")
 class Judge(Protocol):
     """Scores answers: what a task's own scorer says, awaited."""
 
-    in_order: bool  # whether the order of answers may matter to it: then they are scored together, in their order
+    @property
+    def in_order(self) -> bool:
+        """Whether the order of answers may matter: then they are scored together, in their order."""
+        ...
 
     def score(self, items: Sequence[tuple[Any, str]]) -> Awaitable[Sequence[Any]]: ...
 
@@ -242,7 +245,7 @@ class Scoring:
         self.task: asyncio.Task[None] | None = None
 
     async def add(self, episode: Episode) -> None:
-        if self.walk.judge is None or getattr(self.walk.judge, "in_order", False):
+        if self.walk.judge is None or self.walk.judge.in_order:
             return
         self.waiting.append(episode)
         if self.task is None or self.task.done():

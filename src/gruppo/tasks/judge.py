@@ -48,6 +48,11 @@ class Judge:
         weakref.finalize(self, self._pool.close).atexit = False  # at exit, the processes end by themselves
 
     @property
+    def in_order(self) -> bool:
+        """Whether the order of the answers may matter: the scorer is batched or may keep state, or is not loaded."""
+        return self._pool.in_order
+
+    @property
     def restarts(self) -> int:
         """How many workers were lost because an answer hung or crashed them, or because they died between calls."""
         return self._pool.lost

@@ -74,6 +74,7 @@ class Pool:
         self.workers = workers or min(MOST, _cores())
         self.most = 1  # lanes; the first worker finds out whether the scorer can run in several
         self.loaded = self.batched = False
+        self.in_order = True  # until the first worker says that any order will do
         self.lost = self.done = 0  # workers, items
         self._jobs: list[Job] = []  # those with waiting items
         self._lanes: list[Lane] = []
@@ -158,7 +159,7 @@ class Pool:
     def ready(self, lane: "Lane", batched: bool, parallel: bool) -> None:
         """A lane has loaded the scorer."""
         with self._changed:
-            self.batched, self.loaded = batched, True
+            self.batched, self.loaded, self.in_order = batched, True, not parallel
             if self._lanes == [lane]:
                 self.most = self.workers if parallel else 1
 

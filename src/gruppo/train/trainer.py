@@ -78,8 +78,19 @@ def resume_command(folder: RunFolder) -> str:
     return f"gruppo train --resume {shlex.quote(str(folder.path))}"
 
 
+def refuse_ranks() -> None:
+    """A learner can be split over ranks; a run folder cannot be shared by them yet."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size != "1":
+        raise ValueError(
+            f"WORLD_SIZE={size}: every process would write into one run folder, so nothing was started. Start gruppo "
+            "train without torchrun; from Python, gruppo.train.loop.train_step runs on several ranks."
+        )
+
+
 def train(config: RunConfig, *, quiet: bool = False) -> dict[str, Any]:
     """Train from the start. Returns the summary, which also stands in the run folder."""
+    refuse_ranks()
     folder = new_folder(config)
     try:
         return Trainer(config, folder, quiet).go()
@@ -94,6 +105,7 @@ def resume(
 
     A changed configuration is refused unless allowed. The number of threads is no change: it must be the run's own.
     """
+    refuse_ranks()
     folder = RunFolder(path)
     before = folder.read_config(trust_code)
     last = latest_checkpoint(folder["checkpoints"])
