@@ -12,11 +12,11 @@ BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint docs weights bench claims mutants pins clean
+.PHONY: help train test test-all lint docs weights bench claims mutants pins clean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(VENV)/.train ## train a policy; ARGS="method=dapo seed=1" goes to gruppo train
 	@$(BIN)/gruppo train $(ARGS)
@@ -24,6 +24,9 @@ train: $(VENV)/.train ## train a policy; ARGS="method=dapo seed=1" goes to grupp
 
 test: lint ## all checks, then the tests; PYTEST_ARGS="-m slow" goes to pytest
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+test-all: lint ## the tests and the long sweeps: all seeds of the laws, learning curves, ranks; hours
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not gpu' $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## style, imports and types, without the tests
 	@$(BIN)/ruff check .

@@ -24,6 +24,7 @@ import torch
 from gruppo.data import Batch, Episode, Inputs, Source
 from gruppo.methods import all_methods
 from gruppo.stages import Context, Method, Stats, StepRecord, kind
+from gruppo.stages.occupant import NoteColumn
 from gruppo.stages.readouts import READOUTS
 from gruppo.train.allocator import keep_freed_memory
 
@@ -49,7 +50,7 @@ def big_batch(tokens: int, per_episode: int = 100, per_group: int = 8, seed: int
         "group_E": rows_E // per_group, "uid_E": rows_E, "task_E": rows_E // per_group,
         "status_E": zeros_E, "use_E": zeros_E, "source_E": torch.full((e,), int(Source.POLICY)),
         "replayed_E": torch.zeros(e, dtype=torch.bool), "final_state_E": zeros_E, "domain_E": rows_E % 4,
-        "place_E": rows_E // per_group, "answer_E": torch.randint(1, 5, (e,), generator=g),
+        "index_E": rows_E // per_group, "answer_E": torch.randint(1, 5, (e,), generator=g),
         "uid_G": torch.arange(groups), "drawn_G": torch.full((groups,), per_group),
     }  # fmt: skip
     reward_E = torch.randint(0, 2, (e,), generator=g).float()
@@ -66,10 +67,10 @@ def known(batch: Batch, occupant: Any) -> Batch:
     more = {
         n.column: READOUTS[n.readout].synthetic(g, batch.size(n.at), torch.float32) for n in occupant.needs(Context())
     }
-    for name, note in occupant.notes.items():
+    for note in (n for n in occupant.reads if isinstance(n, NoteColumn)):
         values = torch.tensor(note.among or (0.0, 0.25, 0.5, 0.75))
-        more[f"note_{name}_{note.level}"] = values[torch.randint(len(values), (batch.size(note.level),), generator=g)]
-    more |= {c: torch.randn(batch.size("N"), generator=g) for c in occupant.takes if c == "adv_N"}
+        more[note] = values[torch.randint(len(values), (batch.size(note[-1]),), generator=g)]
+    more |= {c: torch.randn(batch.size("N"), generator=g) for c in occupant.reads if c == "adv_N"}
     return batch.with_columns(**{k: v for k, v in more.items() if k not in batch.columns})
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import gruppo.methods
 import gruppo.stages
+from gruppo.cli.commands import CONFIDENCE
 from gruppo.methods import built_in, summary
 from gruppo.stages import CHAINS, ROOMS, Method, Occupant, difference, kind
 from gruppo.train.config import RunConfig
@@ -40,7 +41,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def code(x: Any) -> str:
-    return f"`{x}`"
+    """In backticks; a text in quotes where one would not see it: empty, or a line break, which would end a table."""
+    return f"`{x!r}`" if isinstance(x, str) and (not x.strip() or not x.isprintable()) else f"`{x}`"
 
 
 def fenced(doc: str) -> str:
@@ -70,9 +72,9 @@ def first_line(thing: Any) -> str:
 def held(m: Method, room: str) -> dict[str, Any]:
     """{path: occupant} of a room, by the path that the command line uses: `method.select.top_entropy`."""
     what, at = getattr(m, room), f"method.{room}"
-    if room in CHAINS:
-        return {f"{at}.{kind(o)}": o for o in what}
-    return {f"{at}.{role}": o for role, o in what.items()} if isinstance(what, Mapping) else {at: what}
+    if isinstance(what, Mapping):
+        return {f"{at}.{role}.{kind(o)}": o for role, chain in what.items() for o in chain}
+    return {f"{at}.{kind(o)}": o for o in what} if room in CHAINS else {at: what}
 
 
 def occupants() -> list[type]:
@@ -143,12 +145,22 @@ def method_page(m: Method, methods: Methods, means: Mapping[str, str]) -> str:
         "\n".join(f"- `{c}`" for c in difference(methods[m.base], m)) if m.base in methods else "",
         "## Settings",
         settings_table(m, means),
+        "## Checked against" if m.checked or m.confidence else "",
+        checked(m),
         "## Laws",
         laws(m),
         "## Links",
         links(m, methods),
     ]
     return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def checked(m: Method) -> str:
+    """How sure we are, in words, and what was compared."""
+    if not (m.checked or m.confidence):
+        return ""
+    said = CONFIDENCE[m.confidence]
+    return f"**{said[0].upper()}{said[1:]}.** {arxiv_links(m.checked)}".strip()
 
 
 def rooms_table(m: Method) -> str:

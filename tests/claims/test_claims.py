@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from gruppo.cli import main
+from gruppo.cli.overrides import apply
 from gruppo.lab.claims import board, command, page
 from gruppo.lab.claims.claim import Claim, Condition, all_claims, read
 from gruppo.lab.claims.verdict import verdict
+from gruppo.lab.compare import command as compare
 from gruppo.lab.compare.compare import Result
+from gruppo.stages import Context, kind
+from gruppo.stages.check import check
+from gruppo.train.config import RunConfig
 
 TOML = """
 claim = "B is better than A."
@@ -29,6 +34,27 @@ size = 0.05
 
 
 # ---- files
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = all_claims(ROOT / "claims")
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_what_a_committed_claim_says_can_be_run(name: str) -> None:
+    """Rules stay as they are when occupants move: every setting of every arm leads to a method that is accepted."""
+    claim = COMMITTED[name]
+    swept = [f"{text} {setting}" for text in (claim.baseline, claim.entrant) for setting in claim.sweep]
+    for text in (*claim.arms.values(), *swept):
+        config = apply(RunConfig(), [*command.LEAN, *claim.settings, *compare.parsed(text).settings])
+        check(config.method, Context(), samples=config.samples)
+
+
+def test_the_weight_of_heated_answers_is_where_it_stands_now() -> None:
+    for name in ("aepo", "aepo_low", "aepo_high"):
+        entrant = compare.parsed(COMMITTED[name].entrant)
+        assert "method.penalties.heated_likelihood.heated_coef=16" in entrant.settings
+        m = apply(RunConfig(), [*COMMITTED[name].settings, *entrant.settings]).method
+        assert [o.heated_coef for o in m.objective if kind(o) == "heated_likelihood"] == [16.0] and not m.penalties
 
 
 def test_a_claim_is_read_and_mistakes_are_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from cli_runs import SMALL, strict_json
 
 from gruppo.cli import main
+from gruppo.cli.commands import CONFIDENCE
 from gruppo.methods import all_methods
 from gruppo.stages import ROOMS
 from gruppo.train import trainer
@@ -72,6 +73,7 @@ def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
     assert [m["name"] for m in listed] == list(all_methods())
     assert all(m["rooms"].keys() == set(ROOMS) and m["summary"] and m["hash"] for m in listed)
     assert all(m["doc"].startswith(m["summary"]) and m["doc"] != m["summary"] for m in listed)
+    assert all(m["checked"] and m["confidence"] in CONFIDENCE for m in listed)
     assert next(m for m in listed if m["name"] == "kdrl")["cast"]["teacher"]["start"] == ""
     assert said(capsys, "methods", "list") == listed
     shown = said(capsys, "methods", "show", "dapo")

@@ -16,6 +16,7 @@ from cli_runs import EXAMPLES, SMALL, refused, rows, strict_json, trained
 
 import gruppo.methods
 from gruppo.cli import main
+from gruppo.cli.commands import CONFIDENCE
 from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 
@@ -82,6 +83,18 @@ def test_it_is_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "diff", "grpo", MEDIAN, "--json"]) == 0
     [change] = strict_json(capsys.readouterr().out)
     assert change["where"] == "credit"
+
+
+def test_what_it_was_checked_against_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """How sure we are, in words, and what was compared; nothing is claimed of a method that does not say."""
+    for name in ("grpo", "t_ppo"):
+        assert main(["methods", "show", name]) == 0
+        said, m = capsys.readouterr().out, method(name)
+        assert f"\nchecked against: {CONFIDENCE[m.confidence]}.\n" in said
+        assert " ".join(m.checked.split()) in " ".join(said.split())
+    assert "notes on the paper" in said and max(map(len, said.partition("differs from")[0].splitlines())) <= 120
+    assert main(["methods", "show", MEDIAN]) == 0
+    assert "checked against" not in capsys.readouterr().out
 
 
 def test_what_is_shown_beside_the_rooms(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ import pytest
 from doc_blocks import DOCS, ROOT
 
 from gruppo.cli import arguments, overrides
-from gruppo.methods import method
+from gruppo.methods import built_in, method
+from gruppo.stages import CHAINS
 from gruppo.train.config import RunConfig
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md"), *DOCS.glob("methods/*.md")]
@@ -35,6 +36,13 @@ def test_command_is_understood(line: str) -> None:
     overrides.apply(RunConfig(), known)
 
 
+def settable() -> set[str]:
+    """Every path, and those of a chain also without the occupant's name: method.objective.clip_high."""
+    known = set(overrides.paths(RunConfig()))
+    chains = "|".join(CHAINS)
+    return known | {re.sub(rf"^(method\.(?:{chains}))\.\w+\.(\w+)$", r"\1.\2", p) for p in known}
+
+
 def test_names_of_other_libraries_lead_to_settings_that_exist() -> None:
     section = (DOCS / "configuration.md").read_text().split("\n## Coming from")[1].split("\n## ")[0]
     rows = [row.split(" | ")[2] for row in section.splitlines() if row.startswith("| `")]
@@ -45,13 +53,18 @@ def test_names_of_other_libraries_lead_to_settings_that_exist() -> None:
         if path[2]:
             overrides.apply(RunConfig(), [f"{path[1]}+={path[3]}"])
         else:
-            assert path[1] in set(overrides.paths(RunConfig())), row
+            assert path[1] in settable(), row
 
 
 def test_listed_methods_exist() -> None:
     changes = (ROOT / "CHANGELOG.md").read_text()
-    for name in re.findall(r"^- `([a-z_0-9]+)@1`", changes, re.M):
-        assert method(f"{name}@1").name == name
+    told = {(name, int(version)) for name, version in re.findall(r"`([a-z_0-9]+)@(\d+)`", changes)}
+    listed = re.findall(r"^- `([a-z_0-9]+)@(\d+)`", changes, re.M)
+    assert len(listed) > 30
+    for name, version in listed:
+        assert int(version) <= method(name).version, name
+    changed = {(m.name, v) for m in built_in().values() for v in range(2, m.version + 1)}
+    assert not changed - told, "numbers or settings changed: list the new version under Methods"
 
 
 def test_make_targets_exist() -> None:

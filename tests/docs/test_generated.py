@@ -1,9 +1,17 @@
 """What is generated is fresh, and the generator says what is wrong."""
 
+import re
+from ast import literal_eval
 from pathlib import Path
 
 import pytest
 from doc_blocks import make_docs
+
+from gruppo.cli.commands import CONFIDENCE
+from gruppo.cli.overrides import apply
+from gruppo.methods import built_in
+from gruppo.stages import Method
+from gruppo.train.config import RunConfig
 
 DOCS = make_docs()
 
@@ -26,6 +34,28 @@ def test_check_fails_when_a_page_is_stale(
     assert DOCS.main([]) == 0 and not page.exists() and (tmp_path / "new.md").read_text() == "text"
     assert DOCS.main(["--check"]) == 0
     assert "stale: docs/methods/gone.md" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("m", built_in().values(), ids=lambda m: m.name)
+def test_every_setting_of_a_page_can_be_set(m: Method) -> None:
+    """And setting it to what it is changes nothing."""
+    table = DOCS.settings_table(m, {})
+    plain = apply(RunConfig(), [f"method={m.name}"])
+    rows = re.findall(r"^\| `(method\.[\w.]+)` \| `(.*?)` \|", table, re.M)
+    assert len(rows) == len(table.splitlines()) - 2
+    for path, value in rows:
+        text = literal_eval(value) if value.startswith("'") else value
+        if value != "{}":  # a table of values, of which each is set by its name
+            assert apply(plain, [f"{path}={text}"]).method == m, path
+
+
+@pytest.mark.parametrize("m", built_in().values(), ids=lambda m: m.name)
+def test_every_page_says_what_it_was_checked_against(m: Method) -> None:
+    page = DOCS.method_page(m, built_in(), {})
+    said = page.split("\n## Checked against\n")[1].split("\n## ")[0]
+    assert CONFIDENCE[m.confidence][1:] in said and DOCS.arxiv_links(m.checked) in said and m.confidence
+    mine = m.but(name="mine")
+    assert DOCS.checked(mine) == "" and "Checked against" not in DOCS.method_page(mine, built_in(), {})
 
 
 def test_markers() -> None:

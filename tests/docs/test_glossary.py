@@ -10,7 +10,8 @@ from doc_blocks import DOCS, make_docs
 
 from gruppo.data.batch import Columns
 from gruppo.methods import built_in
-from gruppo.stages import Method
+from gruppo.stages import Method, Stats
+from gruppo.stages.goal import Goal
 from gruppo.train.metrics import known
 
 GLOSSARY = (DOCS / "glossary.md").read_text()
@@ -30,7 +31,7 @@ def test_every_explained_field_exists() -> None:
 def test_every_column_is_explained() -> None:
     section = GLOSSARY.split("\n## Columns")[1].split("\n## ")[0]
     listed = re.findall(r"^\| `(\w+)` \|", section, re.M)
-    given = {name for m in built_in().values() for name in m.credit.gives}
+    given = {name for m in built_in().values() for name in m.credit.writes}
     assert len(listed) == len(set(listed))
     assert set(listed) == set(get_type_hints(Columns)) | given
 
@@ -41,9 +42,11 @@ def test_every_term_is_a_known_metric(m: Method) -> None:
     w = world.World(m, 0)
     batch = w.prepared(w.packed(world.random_episodes(0)))
     for role in w.learner.trained:
-        stats = {k: v.requires_grad_() for k, v in w.statistics(batch, role).items()}
+        goal = Goal(m, w.ctx, role)
+        stats = Stats({k: v.requires_grad_() for k, v in w.statistics(batch, role).items()})
         if "logp_N" in stats and "logp_old_N" not in batch.columns:
             batch = batch.with_columns(logp_old_N=stats["logp_N"].detach())
-        terms = w.learner.terms(role, batch, MAKE.gruppo.stages.Stats(stats))
+        terms = goal.terms(batch)
+        values = goal.values(batch, stats, terms)
         assert [t.name for t in terms if not known(t.name)] == []
-        assert all(isinstance(t.value, torch.Tensor) for t in terms)
+        assert len(values) == len(terms) and all(isinstance(value, torch.Tensor) for value in values)

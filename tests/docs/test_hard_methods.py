@@ -72,8 +72,9 @@ def test_spear_recalibrates_and_ramps(page: dict[str, Any]) -> None:
 
 
 def test_chord_weight_of_the_expert(page: dict[str, Any]) -> None:
-    mu = page["FALLING"].objective.mu
-    assert [Context(step=s).at(mu) for s in (0, 100, 200)] == pytest.approx([0.9, 0.475, 0.05])
+    surrogate, expert = page["FALLING"].objective
+    at = [(Context(step=s).at(surrogate.coef), Context(step=s).at(expert.expert_coef)) for s in (0, 100, 200)]
+    assert at == [pytest.approx(both) for both in ((0.1, 0.9), (0.525, 0.475), (0.95, 0.05))]
 
 
 def test_poise_reads_the_other_sample(page: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

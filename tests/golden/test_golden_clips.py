@@ -1,8 +1,4 @@
-"""Worked numbers of gppo, bapo, clip_cov and kl_cov, and their edge cases.
-
-As in `test_golden_methods.py`: what is expected is computed by plain loops over lists, from the formula and its
-derivative by hand.
-"""
+"""Covariances of tokens, which clip_cov and kl_cov share: worked by hand, as in tests/methods."""
 
 import pytest
 import torch

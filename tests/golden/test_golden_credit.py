@@ -1,8 +1,4 @@
-"""Worked numbers of the methods whose difference is credit, curriculum or rollout.
-
-Each docstring says where its numbers come from. Whole objectives are computed here by plain loops over lists, from the
-formula and its derivative by hand; nothing of the package is used for it.
-"""
+"""What credits that compare a group share, and the numbers of the papers that their records claim."""
 
 import pytest
 from hand import batch_of
@@ -20,9 +16,6 @@ from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.requires import Samples
 
 GROUPED = [GroupCentred(), WhitenedCentred(), CentredPerUseful(), LengthWeighted(), BestOfK()]
-
-
-# what they share
 
 
 @pytest.mark.parametrize("credit", GROUPED, ids=lambda c: type(c).__name__)

@@ -1,7 +1,4 @@
-"""Worked numbers of llds, kdrl, chord and rl_plus: what is held, taught and imitated.
-
-Numbers marked "card" were worked from the authors' code or the paper's example; the others are plain sums here.
-"""
+"""Experts among the answers, whatever the method: who is imitated, refused and dropped."""
 
 from dataclasses import replace
 

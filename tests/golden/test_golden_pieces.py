@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import torch
 from hand import answer, batch_of, close, column
+from small_batches import paid
 
-from gruppo.data import Key, gather
+from gruppo.data import Key, Turn, gather
 from gruppo.methods import method
 from gruppo.pieces import advantage, divergence, shaping, surrogate
+from gruppo.pieces.advantage import weighted_centre
+from gruppo.pieces.diversity import self_bleu
 from gruppo.stages import Ask, Context, Sampling, Schedule
 from gruppo.stages.credit import Gae, GroupNormalised, LeaveOneOut
 from gruppo.stages.reward import OverlongShaping, add_components
-from gruppo.stages.select import RedrawEqualGroups
+from gruppo.stages.select import RedrawEqualGroups, share_of
 from gruppo.tasks import Task
 
 ONE_GROUP = Key(torch.zeros(4, dtype=torch.int64), 1)
@@ -246,3 +249,55 @@ def test_schedule_of_memory() -> None:
     """memory(name, default): the default while nothing is there."""
     close(Schedule('memory("entropy", 0.5)').value(0, {}), 0.5)
     close(Schedule('memory("entropy", 0.5)').value(7, {"entropy": 2.0}), 2.0)
+
+
+# self-BLEU as nltk 3.9.2 computes it (weights 1/3, smoothing method 1)
+
+BLEU = [
+    ([[1, 7, 2, 2, 3, 2, 1], [4, 9], [0, 1, 5], [1, 3, 4, 3, 7, 4, 0, 0]], 0.08785104147243437),
+    ([[0, 7, 1, 5, 1, 2, 0]], 0.0),
+    ([[0, 1, 7, 1, 4, 1, 5, 3, 8], [0, 6, 4, 1, 0]], 0.08047685768277965),
+    ([[4], [0, 2, 0, 2, 6, 8, 4, 0]], 0.0155931818630176),
+    ([[4, 3, 5, 1, 1, 4, 5], [0, 4, 2, 1], [3, 0, 2], [2, 8, 1, 0], [9, 1, 1, 0], [0]], 0.15311436300183814),
+    ([[1, 0], [6], [0, 0], [3, 0, 7, 2, 2], [1, 3, 2, 3, 2, 0, 4], [2, 1, 1, 6, 8]], 0.11573436585798957),
+    ([[1, 2, 3, 4]] * 3, 1.0),
+    ([[1, 2, 3], [4, 5, 6]], 0.0),
+    ([[1, 2, 3], []], 0.0),
+]
+
+
+def test_self_bleu_of_many_groups_at_once() -> None:
+    rows = [(row, g) for g, (group, _) in enumerate(BLEU) for row in group]
+    token_N = torch.tensor([t for row, _ in rows for t in row])
+    part_N = torch.tensor([i for i, (row, _) in enumerate(rows) for _ in row])
+    got = self_bleu(token_N, part_N, Key(torch.tensor([g for _, g in rows]), len(BLEU)))
+    assert got.tolist() == pytest.approx([bleu for _, bleu in BLEU], abs=1e-12)
+
+
+def test_the_share_is_rounded_up() -> None:
+    """ceil(ρ n), as the authors' code has it; 0.29 · 100 = 28.999… is 29; at least one, at most all."""
+    assert [share_of(0.2, n) for n in (1, 4, 5, 6, 7, 10, 11)] == [1, 1, 1, 2, 2, 2, 3]
+    assert (share_of(0.29, 100), share_of(0.07, 100), share_of(1.0, 7), share_of(0.0, 7), share_of(0.2, 0)) == (
+        29, 7, 7, 1, 0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.3, 0.7, 1 / 3, 1.1])
+def test_equal_rewards_have_a_weighted_baseline_of_exactly_themselves(reward: float) -> None:
+    """Rounding would leave 1e-17, and a method that divides by a deviation makes an advantage of it (pitfall 16)."""
+    key, weight = Key(torch.zeros(5, dtype=torch.int64), 1), torch.tensor([3.0, 7.0, 11.0, 2.0, 5.0])
+    for dtype in (torch.float32, torch.float64):
+        x = torch.full((5,), reward, dtype=dtype)
+        assert weighted_centre(x, weight.to(dtype), key).tolist() == [0.0] * 5
+
+
+def test_components_are_learned_as_they_are_paid() -> None:
+    """What another component replaces is in `reward_EC`, and in no return."""
+    e = paid([{"task": 1.0, "form": 0.5}])[0]
+    e.turns = [Turn(2, 3, reward={"form": 0.25, "step": 2.0})]
+    e.replaced = frozenset({"task", "step"})
+    batch = batch_of([e])
+    assert batch.components == ("form", "step", "task") and e.total == 0.75
+    assert batch.reward_EC.tolist()[0][::2] == [0.5, 1.0] and batch.return_EC.tolist() == [[0.75, 0, 0]]
+    assert batch.paid_EC.tolist() == [[True, False, False]]
+    assert batch.reward_E.tolist() == [0.75] and batch.reward_K.tolist() == [0.25]

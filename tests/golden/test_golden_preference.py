@@ -1,8 +1,4 @@
-"""Learning from pairs and from given answers: the cards' numbers, and whole objectives with their gradients by hand.
-
-Origins: cards B14 to B19 of the method notes; where a number was not there it is worked out in the docstring. Expected
-values come from plain loops over lists; nothing of the package is used for them.
-"""
+"""Pairs, whatever is learned from them: answers without tokens, identical ones, and those of a scored group."""
 
 import math
 

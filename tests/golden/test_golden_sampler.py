@@ -1,7 +1,7 @@
-"""Worked numbers of the sampler's correction, TIS and its gates, and of the KL to the reference.
+"""Worked numbers of the gates of the sampler's correction, and of the KL to the reference.
 
-As in `test_golden_methods.py`: what is expected is computed by plain loops over lists, from the formula and its
-derivative by hand.
+What is expected is computed by plain loops over lists, from the formula and its derivative by hand. The weights are in
+tests/methods/test_grpo_tis.py.
 """
 
 import math

@@ -1,6 +1,7 @@
 """The tiny policy and the draws are what they say: checked by sums that share no code with them."""
 
 import math
+from collections.abc import Callable
 from itertools import product
 
 import by_hand
@@ -11,7 +12,7 @@ import torch
 from gruppo.data import pack
 from gruppo.engines.base import Request
 from gruppo.lab.exact.bench import Bench
-from gruppo.lab.exact.groups import Script, Unlike, all_draws
+from gruppo.lab.exact.groups import Masses, Script, Unlike, all_draws
 from gruppo.lab.exact.world import ExactWorld, TableCritic, TablePolicy, entropy
 from gruppo.stages import need
 from gruppo.train.forward import serve
@@ -115,41 +116,55 @@ def test_the_script_hands_out_a_draw_and_refuses_other_luck() -> None:
     import asyncio
 
     world = ExactWorld()
-    script, prompt, width = Script(world, lambda *key: 0.5), world.prompt(1), len(world.answers)
-    logp = [torch.zeros(len(world.ids(i % width))) for i in range(width * len(world.rates))]
-    script.begin([width + 2, width + 4], world.mass_QA, logp)
+    script, prompt, width = Script(world, lambda *key: 0.5, masses(world)), world.prompt(1), len(world.answers)
+    script.begin([width + 2, width + 4])
     plain, greedy = Request(prompt, 4, 0), Request(prompt, 4, 0, temperature=0.0)
     got = asyncio.run(_asked(script, plain, greedy, plain))
     best = int(world.mass_QA[1].argmax())
     assert got == [world.ids(2).tolist(), world.ids(best).tolist(), world.ids(4).tolist()]
-    script.end()
+    assert script.taken(2) == 2
     for strange, said in (
-        (Request(world.prompt(1)[:-1], 4, 0), "other prompts"),
+        (Request(world.prompt(1)[:-1], 4, 0), "without a prompt"),
         (Request(np.append(prompt, [world.tokenizer.eos] * 2), 4, 0), "begin no answer"),
-        (Request(prompt, 4, 0, temperature=0.5), "another temperature"),
-        (Request(prompt, 4, 0, top_k=1), "truncation"),
+        (Request(prompt, 4, 0, top_k=1), "truncated"),
         (Request(prompt, 4, 0, role="teacher"), "teacher"),
     ):
         with pytest.raises(Unlike, match=said):
             asyncio.run(_asked(script, strange))
-    script.begin([width, width + 1], world.mass_QA, logp)
+    script.begin([width, width + 1])
     asyncio.run(_asked(script, plain))
-    with pytest.raises(Unlike, match="1 answers of the 2"):
-        script.end()
+    assert script.taken(2) == 1
 
 
+def masses(world: ExactWorld, heard: list[float] | None = None) -> Callable[[float], Masses]:
+    """What the policy says of whole answers; at a temperature, P^(1/T) over its sum, as nobody would sample tokens."""
+
+    def at(temperature: float) -> Masses:
+        if heard is not None:
+            heard.append(temperature)
+        warm = world.mass_QA ** (1 / temperature)
+        lengths = [len(world.ids(a)) for _ in world.rates for a in range(len(world.answers))]
+        return Masses(warm / warm.sum(1, keepdim=True), [torch.full((n,), -0.5) for n in lengths])
+
+    return at
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 @pytest.mark.parametrize("written", [0, 1])
-def test_what_the_draw_does_not_have_is_sampled_by_luck(written: int) -> None:
+def test_what_the_draw_does_not_have_is_sampled_by_luck(written: int, temperature: float) -> None:
     """More answers, and what goes on from inside one, as often as the policy would, given what is written."""
     import asyncio
 
     world = ExactWorld()
     answers = [world.ids(a).tolist() for a in range(len(world.answers))]
     start, points = answers[3][:written], 2000
-    script = Script(world, lambda name, key: key / points)
-    script.begin([], world.mass_QA, [torch.zeros(9)] * 99)
+    heard: list[float] = []
+    script = Script(world, lambda name, key: key / points, masses(world, heard))
+    script.begin([len(answers) + 1] if temperature != 1 else [])  # what is heated is not answered from the draw
     prefix = np.array([*world.prompt(1), *start], np.int64)
-    got = asyncio.run(_asked(script, *(Request(prefix, 4, i) for i in range(points))))
-    mass = [float(m) * (a[:written] == start) for m, a in zip(world.mass_QA[1], answers, strict=True)]
+    got = asyncio.run(_asked(script, *(Request(prefix, 4, i, temperature=temperature) for i in range(points))))
+    assert set(heard) == {temperature} and script.taken(1) == (temperature == 1)
+    warm = masses(world)(temperature).mass[1]
+    mass = [float(m) * (a[:written] == start) for m, a in zip(warm, answers, strict=True)]
     shares = [sum(start + rest == a for rest in got) / points for a in answers]
     assert shares == pytest.approx([m / sum(mass) for m in mass], abs=2 / points)

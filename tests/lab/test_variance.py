@@ -65,13 +65,15 @@ def test_it_is_that_of_the_gradients_of_parts_of_whole_groups() -> None:
     """Rewards of a known kind; the parts are cut and summed here once more."""
     run = a_run(MeasuredPasses(parts=3))
     try:
-        ctx = loop.context(run, 0)
+        ctx = run.context(0)
         run.learner.begin(ctx)
-        episodes = asyncio.run(loop.draw(run, ctx, run.method.curriculum(ctx, run.tasks.train)))
+        asks = run.method.curriculum(ctx, run.tasks.train)
+        episodes = asyncio.run(run.walk.drawn(ctx, asks, run.method.rollout))
         for i, e in enumerate(episodes):
             e.reward["task"] = float(i % 3 == 0)
-        batch = loop.packed(run, ctx, episodes, episodes)
-        batch = batch.with_columns(**run.method.credit(ctx, batch))
+        batch = run.walk.batch_of(ctx, episodes, episodes)
+        assert batch is not None
+        batch = run.walk.credited(ctx, batch)
         run.method.update(ctx, run.learner, batch)
         told, noise = (run.learner.tally.means()[name] for name in ("grad_variance", "grad_noise"))
     finally:
@@ -82,8 +84,7 @@ def test_it_is_that_of_the_gradients_of_parts_of_whole_groups() -> None:
         grads = []
         for part in minibatches(batch, 3, ctx.seed, ctx.step, "variance"):
             assert len(part.uid_G) == 2 and part.size("E") == 8
-            again.learner.grad("policy", part)
-            grads.append(torch.cat([p.grad.flatten() for p in again.models["policy"].parameters()]))  # type: ignore[union-attr]
+            grads.append(again.learner.gradient("policy", part))
     finally:
         again.close()
     mean = sum(grads) / 3
@@ -92,5 +93,5 @@ def test_it_is_that_of_the_gradients_of_parts_of_whole_groups() -> None:
 
 
 def test_one_part_has_no_variance() -> None:
-    with pytest.raises(ValueError, match="parts=1: one gradient has no variance"):
+    with pytest.raises(ValueError, match="parts=1 has no meaning here. Use a number >= 2."):
         MeasuredPasses(parts=1)

@@ -34,8 +34,9 @@ def test_law_many(name: str, law: str, seed: int) -> None:
     assert verdict(law, METHODS[name], seed) == ""
 
 
-@pytest.mark.parametrize("law", sorted(ONCE))
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "law"), [(name, law) for name, m in METHODS.items() for law in sorted(ONCE) if law not in m.breaks]
+)
 def test_law_of_the_record(name: str, law: str) -> None:
     assert verdict(law, METHODS[name]) == ""
 

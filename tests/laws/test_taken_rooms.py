@@ -23,7 +23,7 @@ from gruppo.train.run import Run
 
 NUMBERS, ENOUGH = range(80), 30
 LAWS = ("micro_batches", "nan_mask", "memory")
-REMEDY = re.compile(r"\b(Use|Add|Choose|Give|Keep|Write|Look|Take|Put)\b")
+REMEDY = re.compile(r"\b(Use|Add|Choose|Give|Keep|Write|Look|Take|Put|Rename)\b")
 REWARD = f"{Path(__file__).parents[1] / 'pitfalls' / 'scorers.py'}:luck"
 SMALL = ("model=tiny-random", "prompts=3", "samples=4", "steps=2", "sampling.max_tokens=6", f"task.reward={REWARD}",
          "save.tensorboard=no", "eval.every=0", "threads=1")  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import tomli_w
@@ -14,6 +14,7 @@ import gruppo.methods as registry
 from gruppo.methods import all_methods, method
 from gruppo.stages import CHAINS, ROOMS, Every, Occupant, Role, Schedule, difference, kind
 from gruppo.stages.credit import Gae, GroupNormalised, LeaveOneOut
+from gruppo.stages.method import Confidence
 from gruppo.stages.objective import ClippedSurrogate, ValueLoss
 from gruppo.stages.penalties import EntropyBonus, ReferenceKL
 from gruppo.stages.record import from_table, record_hash, to_table
@@ -48,6 +49,21 @@ def test_a_tuple_is_the_whole_chain() -> None:
     assert DAPO.but(select=()).select == ()
 
 
+def test_a_bare_objective_is_the_whole_chain() -> None:
+    """Two objectives are rarely meant; who means them writes both."""
+    assert GRPO.objective == (ClippedSurrogate(),) and GRPO.objectives == {"policy": GRPO.objective}
+    assert GRPO.but(objective=ValueLoss()).objective == (ValueLoss(),)
+    assert GRPO.but(objective=(*GRPO.objective, ValueLoss())).objective == (ClippedSurrogate(), ValueLoss())
+    by_role = GRPO.but(objective={"policy": ClippedSurrogate(), "critic": (ValueLoss(),)})
+    assert by_role.objective == by_role.objectives == {"policy": (ClippedSurrogate(),), "critic": (ValueLoss(),)}
+    assert [kind(o) for room, o in by_role.occupants() if room == "objective"] == ["clipped_surrogate", "value_loss"]
+
+
+def test_what_is_no_occupant_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"room objective holds 'token', which is no occupant.*Write a @dataclass"):
+        GRPO.but(objective=(*GRPO.objective, "token"))
+
+
 def test_other_rooms_are_replaced() -> None:
     assert GRPO.but(credit=LeaveOneOut()).credit == LeaveOneOut()
     assert GRPO.but(objective={"policy": ClippedSurrogate(), "critic": ValueLoss()}).objectives.keys() == {
@@ -73,6 +89,7 @@ def test_a_new_name_starts_a_new_story() -> None:
     """Version, words and declarations belong to the old name; the rooms are kept."""
     child = PPO.but(name="mine")
     assert (child.base, child.version, child.doc, child.paper, dict(child.breaks)) == ("ppo", 1, "", "", {})
+    assert PPO.checked and (child.checked, child.confidence) == ("", "")
     assert difference(PPO, child) == []
     assert PPO.but(credit=Gae(lam=1.0)).breaks == PPO.breaks  # without a new name they stay
 
@@ -182,6 +199,25 @@ def test_kind(cls: type, name: str) -> None:
     assert kind(cls) == name and kind(cls()) == name
 
 
+def test_objectives_of_a_role_that_the_other_has_not() -> None:
+    said = [str(c) for c in difference(GRPO, PPO) if c.where == "objective.critic"]
+    assert said == [f"objective.critic: nothing → {ValueLoss(clip_value=0.5)}"]
+    assert [str(c) for c in difference(method("grpo"), method("chord")) if "expert" in str(c)][-1].startswith(
+        "objective: nothing → ExpertLikelihood("
+    )
+
+
+# What was changed by the refit: their fields have other names, so a run file that says @1 is refused.
+SECOND = ("aepo", "chord", "dmpo", "dr_grpo", "grpo_passk", "rl_plus", "seele", "vapo")
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_the_first_version_is_not_taken_for_the_second(name: str) -> None:
+    assert method(f"{name}@{method(name).version}").version >= 2
+    with pytest.raises(ValueError, match=rf"method='{name}@1': this gruppo has {name}@\d.*Its numbers differ"):
+        method(f"{name}@1")
+
+
 def test_versions_by_name() -> None:
     assert method("grpo@1") == GRPO
     with pytest.raises(ValueError, match=r"method='grpo@9': this gruppo has grpo@1"):
@@ -201,6 +237,7 @@ def test_every_method_tells_its_story() -> None:
         assert m.name == name and m.paper and "=" in m.doc, name
         assert not m.base or m.base in all_methods(), name
         assert not m.base or "Differs from" in m.doc, f"{name} does not say how it differs from {m.base}"
+        assert len(m.checked) > 20 and m.confidence in get_args(Confidence)[1:], f"{name}: what was it compared with?"
 
 
 # files and entry points

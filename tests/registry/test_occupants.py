@@ -1,6 +1,7 @@
 """The defaults of every occupant are locked: people put occupants together by name, and a default is a number."""
 
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from gruppo.methods import built_in
 from gruppo.stages import Context, Method
 from gruppo.stages.check import problems
+from gruppo.stages.credit import GroupNormalised
+from gruppo.stages.requires import Samples
 
 
 def script() -> Any:
@@ -32,6 +35,24 @@ def test_the_defaults_are_the_ones_that_are_stored(name: str) -> None:
 
 def test_every_occupant_is_stored() -> None:
     assert set(STORED) == set(lock.defaults()), "run scripts/lock_records.py"
+
+
+def test_what_an_occupant_declares_is_stored() -> None:
+    """Columns, requirements without their words, and what a note may be; nothing of an occupant's usual ones."""
+    assert STORED["credit.group_normalised"]["is"] == {
+        "ignores": ["shift", "scale"], "requires": ["Samples(least=2)"], "writes": ["adv_N"],
+    }  # fmt: skip
+    assert STORED["select.host_alone"]["is"] == {"reads": ["note_heated_E among (0.0, 1.0)"]}
+    assert STORED["reward.agreeing_answers"]["is"]["of_groups"] is True
+    assert "OfBatch(name='pairs')" in STORED["credit.pair_up"]["is"]["requires"]
+    assert STORED["replay.recent"]["is"] == {"joins": True} and STORED["replay.forget"]["is"]["joins"] is False
+    assert "is" not in STORED["curriculum.uniform"]
+
+    @dataclass(frozen=True)
+    class Changed(GroupNormalised):
+        requires = (Samples(3, "other words"),)
+
+    assert lock.declared(Changed)["requires"] == ["Samples(least=3)"]
 
 
 # One sample less than it takes: refused in words before the run, by each occupant that compares samples.

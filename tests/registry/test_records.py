@@ -105,6 +105,17 @@ def test_what_a_method_does_is_in_its_hash(what: str) -> None:
 def test_what_is_said_about_a_method_is_not() -> None:
     m = method("grpo")
     assert record_hash(m.but(doc="other words", paper="another link", base="x")) == record_hash(m)
+    assert record_hash(m.but(checked="something else", confidence="abstract")) == record_hash(m)
+
+
+def test_a_chain_of_one_objective_has_the_hash_of_the_objective() -> None:
+    """Records are older than chains of objectives, and most have not changed; two objectives are another record."""
+    m = method("grpo")
+    table = to_table(m)
+    [table["objective"]] = table["objective"]
+    assert from_table(table) == m and record_hash(from_table(table)) == record_hash(m)
+    assert record_hash(m.but(objective=(*m.objective, *m.objective))) != record_hash(m)
+    assert record_hash(m.but(objective=())) != record_hash(m)
 
 
 def test_a_changed_base_shows_in_its_descendants() -> None:

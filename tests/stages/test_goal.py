@@ -1,4 +1,4 @@
-"""What a role maximises: terms before statistics, values by their names, and counts that add up."""
+"""What a role maximises: terms before statistics, and values by their names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, minibatches, pack, single_turn
+from gruppo.data import Batch, pack, single_turn
 from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import all_methods, method
-from gruppo.pieces.aggregate import MEANS, Count, weights
+from gruppo.pieces.aggregate import MEANS, weights
 from gruppo.stages import Context, Need, Occupant, Sampling, Stats, Term, Values, need
 from gruppo.stages.goal import Goal
 from gruppo.stages.objective import NOW, ClippedSurrogate
 from gruppo.stages.penalties import EntropyBonus, ReferenceKL
-from gruppo.stages.terms import Counts
 
 GRPO = method("grpo")
 EVERY = (*MEANS, "sequence_sum/64", "episode_sum/max_tokens", "drawn_group_sum/2.5", 64.0)
@@ -26,52 +25,6 @@ EVERY = (*MEANS, "sequence_sum/64", "episode_sum/max_tokens", "drawn_group_sum/2
 def world_of(furniture: Any, seed: int = 3) -> tuple[World, Batch]:
     world = World(furniture, seed)
     return world, world.prepared(world.packed(random_episodes(seed)))
-
-
-# counts
-
-
-@pytest.mark.parametrize("mean", EVERY, ids=str)
-@pytest.mark.parametrize("parts", [2, 3, 4])
-def test_counts_of_minibatches_of_whole_groups_add_up(mean: Any, parts: int) -> None:
-    """So the weights of a part, with the counts of the whole, are the weights of the whole."""
-    furniture = method("dapo").but(
-        reward=(), select=(), objective=ClippedSurrogate(mean=mean), penalties=EntropyBonus()
-    )
-    world, batch = world_of(furniture)
-    goal = world.goal()
-    cut = minibatches(batch, parts, 7)
-    assert len(cut) == parts and sum(p.size("E") for p in cut) == batch.size("E")
-    whole = goal.counts(batch, goal.terms(batch))
-    total = Counts()
-    for part in cut:
-        total += goal.counts(part, goal.terms(part))
-    assert total == whole and list(whole.of) == ["policy", "clip_fraction", "entropy_bonus"]
-    assert whole.of["policy"].rows == int(batch.learn_N.sum()) > 0
-    by_uid = dict(zip(batch.uid_N.tolist(), goal.terms(batch)[0].weights(batch).tolist(), strict=True))
-    for part in cut:
-        mine = goal.terms(part)[0].weights(part, total.of["policy"])
-        assert mine.tolist() == pytest.approx([by_uid[u] for u in part.uid_N.tolist()], abs=1e-15)
-
-
-@pytest.mark.parametrize("mean", EVERY, ids=str)
-def test_counts_of_other_levels_add_up_too(mean: Any) -> None:
-    if mean == "episode_sum/max_tokens":
-        mean = "episode_sum/8"
-    world, batch = world_of(GRPO)
-    cut = minibatches(batch, 3, 7)
-    for at in ("N", "K", "S", "E"):
-        if not isinstance(mean, float) and mean.startswith("sequence") and at == "E":
-            continue  # an episode is in no sequence
-        whole = Term("x", torch.ones(batch.size(at), dtype=torch.bool), mean, at=at).count(batch)
-        made = sum((Term("x", torch.ones(p.size(at), dtype=torch.bool), mean, at=at).count(p) for p in cut), Count())
-        assert made == whole and whole.rows == batch.size(at)
-
-
-def test_counts_add_by_name_and_what_one_side_has_not_is_0() -> None:
-    a, b = Counts({"x": Count(2, 1, 3)}), Counts({"x": Count(1, 1, 0), "y": Count(4)})
-    assert a + b == Counts({"x": Count(3, 2, 3), "y": Count(4)}) and Counts() + b == b == b + Counts()
-    assert a == Counts({"x": Count(2, 1, 3)})  # nothing is changed in place
 
 
 # terms before statistics
@@ -148,7 +101,7 @@ class Says(Occupant):
     ("declared", "given", "says"),
     [
         (("policy",), ("polciy",), r"says declares the terms policy and gives values for polciy \(nearest: policy\)"),
-        (("policy", "bonus"), ("policy",), r"declares the terms policy.* and gives values for policy"),
+        (("policy", "bonus"), ("policy",), r"says declares the terms policy, bonus and gives values for policy"),
         (("policy",), ("policy", "bonus"), r"gives values for policy, bonus.*Use the same names\."),
     ],
 )
@@ -216,7 +169,7 @@ def test_a_sum_over_the_longest_answer_of_the_run() -> None:
         assert term.mean == f"episode_sum/{longest}"
         assert term.weights(batch).tolist() == pytest.approx([1 / 3 / longest] * 10)
         assert torch.equal(term.weights(batch), weights(batch, "N", batch.learn_N, f"episode_sum/{longest}"))
-    with pytest.raises(ValueError, match="is no way to average"):
+    with pytest.raises(ValueError, match="mean='tokens/16' divides by no constant"):
         Goal(m.but(objective=ClippedSurrogate(mean="tokens/max_tokens")), Context()).terms(batch)[0].weights(batch)
 
 
@@ -260,10 +213,8 @@ def test_slopes_are_those_of_the_whole_step() -> None:
     leaves = {k: v.requires_grad_() for k, v in world.statistics(batch).items()}
     slopes, total = world.goal().slopes(batch, leaves, -2.0)
     by_autograd = torch.autograd.grad(world.goal().whole(batch, Stats(leaves)).value, leaves["logp_N"])[0]
-    assert torch.equal(slopes["logp_N"], -2.0 * by_autograd) and list(total.totals) == [
-        "policy",
-        "clip_fraction",
-        "kl_ref",
-    ]
+    assert torch.equal(slopes["logp_N"], -2.0 * by_autograd)
+    assert list(total.totals) == ["policy", "clip_fraction", "kl_ref"]
     unread = {**leaves, "entropy_N": torch.ones(batch.size("N"), requires_grad=True)}
-    assert set(world.goal().slopes(batch, unread)[0]) == {"logp_N"}  # J does not depend on it
+    flat = world.goal().slopes(batch, unread)[0].get("entropy_N", torch.zeros(1))
+    assert float(flat.abs().sum()) == 0.0  # J does not depend on it

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import tomllib
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import tomli_w
@@ -149,6 +150,15 @@ def methods(args: argparse.Namespace) -> int:
     return {"list": _list, "show": _show, "diff": _diff, "check": _check}[what](names, args.json)
 
 
+CONFIDENCE = {
+    "code": "the code of the authors or of another trainer was read",
+    "paper": "the paper was read, and no code",
+    "notes": "notes on the paper were read, neither the paper itself nor code",
+    "abstract": "only the abstract was read",
+    "": "how much was read is not said",
+}
+
+
 def _table(m: Method) -> dict[str, Any]:
     return {
         "name": m.name,
@@ -157,6 +167,8 @@ def _table(m: Method) -> dict[str, Any]:
         "base": m.base,
         "summary": summary(m.doc),
         "doc": m.doc,
+        "checked": m.checked,
+        "confidence": m.confidence,
         "breaks": dict(m.breaks),
         "together": list(m.together),
         "hash": record_hash(m),
@@ -183,6 +195,8 @@ def _show(names: list[str], as_json: bool) -> int:
             print(json.dumps(_table(m)))
             continue
         print(f"{m.name}@{m.version}   {m.paper}\n\n{m.doc}\n")
+        if m.checked or m.confidence:
+            print(f"checked against: {CONFIDENCE[m.confidence]}.\n{fill(m.checked, 120)}\n")
         base = all_methods().get(m.base)
         if base is not None:
             print(f"differs from {base.name}:")

@@ -1,14 +1,15 @@
-"""The packed, padding-free view that learning uses: five levels and the tables of model inputs.
+"""The packed batch that is trained on, without padding: five levels, and the model inputs of each view.
 
     N decisions ⊂ K turns ⊂ S sequences ⊂ E episodes ⊂ G groups            at_N → M, the input positions of a view
-    P pairs of episodes, beside them
+    P pairs of episodes, outside this order
 
-A column is a tensor whose name ends in its level (`adv_N`, `reward_E`, `reward_EC`). Rows of a lower level are
-neighbours inside their row of the level above, down to S ⊂ E; groups may lie scattered.
+A column is a tensor whose name ends in its level (`adv_N`, `reward_E`, `reward_EC`). The rows of a turn, a sequence
+or an episode are contiguous; the episodes of a group need not be.
 """
 
 import difflib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -26,12 +27,12 @@ _LEVELS: tuple[Level, ...] = ("N", "K", "S", "E", "G")
 
 
 def _level(name: str) -> str:
-    """The level that a column's name ends in: N of `adv_N`, E of `reward_EC`."""
+    """The level in a column's name: N of `adv_N`, E of `reward_EC`."""
     return name.rpartition("_")[2][:1] if "_" in name else name
 
 
 class Columns:
-    """The columns that pack makes; others (advantages, needs, notes) are added with `with_columns`."""
+    """The columns made by `pack`; others (advantages, readouts of models, notes) are added with `with_columns`."""
 
     turn_N: Tensor
     uid_N: Tensor
@@ -58,15 +59,15 @@ class Columns:
     task_E: Tensor
     reward_E: Tensor
     reward_EC: Tensor
-    paid_EC: Tensor  # whether the component is there and not replaced
-    return_EC: Tensor  # with those of the turns; 0 where absent or replaced
+    paid_EC: Tensor  # the component is present and not replaced
+    return_EC: Tensor  # including the turns; 0 where absent or replaced
     status_E: Tensor
     use_E: Tensor
     source_E: Tensor
     replayed_E: Tensor
     final_state_E: Tensor
     domain_E: Tensor
-    answer_E: Tensor  # 0: no answer was found
+    answer_E: Tensor  # 0: no answer found
     index_E: Tensor  # of the task in the training set
     uid_G: Tensor
     drawn_G: Tensor
@@ -80,9 +81,9 @@ class Batch(Columns):
     columns: dict[str, Tensor]
     views: dict[str, Inputs]
     components: tuple[str, ...]  # names of the C reward components
-    agents: tuple[str, ...]  # names behind agent_K
+    agents: tuple[str, ...]  # names that agent_K indexes
     drawn: float  # groups drawn before selection; a minibatch has its share
-    allowed: Ragged | None = None  # payload: truncation set of each decision (length 0: everything)
+    allowed: Ragged | None = None  # the tokens each decision was sampled from, if truncated (length 0: all)
     _cache: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def __getattr__(self, name: str) -> Any:
@@ -91,8 +92,8 @@ class Batch(Columns):
             return columns[name]
         near = difflib.get_close_matches(name, list(columns), 3)
         raise AttributeError(
-            f"this batch has no column {name!r}; nearest: {', '.join(near) or 'none'}. What a model knows, such as "
-            "logp_ref_N, is there if the occupant declares it in needs(ctx)."
+            f"this batch has no column {name!r}; nearest: {', '.join(near) or 'none'}. To read a model, such as for "
+            "logp_ref_N, declare it in the occupant's needs(ctx)."
         )
 
     # sizes and levels
@@ -106,12 +107,12 @@ class Batch(Columns):
         if "P" in (low, high):
             raise ValueError(
                 "a pair has two episodes, so it lies in no level above it. Use batch.pairs.gap(x_E), and mean='token' "
-                "for terms of level P."
+                "for terms at level P."
             )
         if _LEVELS.index(low) > _LEVELS.index(high):
             raise ValueError(
-                f"level {high} lies below {low}, so a row of {low} has many rows of {high} and no single one. "
-                f"Name the lower of {' ⊂ '.join(_LEVELS)} first; gather goes up, spread goes down."
+                f"level {high} is below {low}, so a row of {low} has many rows of {high}, not one. "
+                f"Name the lower level first ({' ⊂ '.join(_LEVELS)}); gather goes up, spread goes down."
             )
         name = f"up_{low}{high}"
         if name not in self._cache:
@@ -146,88 +147,79 @@ class Batch(Columns):
 
     @property
     def pairs(self) -> Pairs:
-        """Which episode is better than which, as credit said (see `data.pairs`)."""
+        """The preference pairs made by credit (see `data.pairs`)."""
         if "win_P" not in self.columns:
-            raise ValueError("this batch has no pairs. Use a credit that gives them, such as method.credit=pair_up.")
+            raise ValueError("this batch has no pairs. Use a credit that makes them, such as method.credit=pair_up.")
         return Pairs(self.win_P, self.lose_P, self.margin_P)
 
     # masks, one for each purpose
 
-    @property
+    @cached_property
     def policy_N(self) -> Tensor:
-        """Tokens the policy sampled in episodes to learn from: what penalties count unless told."""
-        return self._mask("policy_N", lambda: (self.source_N == Source.POLICY) & self.spread(self.learn_E, "E", "N"))
+        """Tokens sampled by the policy in episodes to learn from: what penalties count by default."""
+        return (self.source_N == Source.POLICY) & self.spread(self.learn_E, "E", "N")
 
-    @property
+    @cached_property
     def learn_N(self) -> Tensor:
-        """`policy_N` that selection kept: what the objective counts unless told."""
-        return self._mask("learn_N", lambda: self.policy_N & self.keep_N)
+        """`policy_N` that selection kept: what objectives count by default."""
+        return self.policy_N & self.keep_N
 
-    @property
+    @cached_property
     def sampled_N(self) -> Tensor:
-        """Tokens the policy sampled in episodes that did not fail, open ones included: what credit walks over."""
-        return self._mask("sampled_N", lambda: (self.source_N == Source.POLICY) & self.spread(self.alive_E, "E", "N"))
+        """Tokens sampled by the policy in episodes that did not fail, including open ones: what credit covers."""
+        return (self.source_N == Source.POLICY) & self.spread(self.alive_E, "E", "N")
 
-    @property
+    @cached_property
     def alive_E(self) -> Tensor:
-        """Episodes that did not fail and are not put aside. Only these can be learned from, open ones if told."""
-        return self._mask("alive_E", lambda: (self.status_E <= Status.INVALID) & self._learned_E())
+        """Episodes of use LEARN or APART that did not fail. Nothing else is learned from; open ones only on request."""
+        return (self.status_E <= Status.INVALID) & self._learned_E
 
-    @property
+    @cached_property
     def learn_E(self) -> Tensor:
-        """Episodes to learn from: ended, and judged unless they stand apart; an open one when it has ended."""
-        known = ~torch.isnan(self.reward_E) | (self.use_E == Use.APART)
-        return self._mask("learn_E", lambda: self._ended_E() & self._learned_E() & known)
+        """Episodes to learn from: ended, of use LEARN or APART, and with a reward unless APART."""
+        return self._ended_E & self._learned_E & (~torch.isnan(self.reward_E) | (self.use_E == Use.APART))
 
-    @property
+    @cached_property
     def open_E(self) -> Tensor:
-        """Episodes to learn from that go on in a later step: no reward yet, and learned from only if told."""
-        return self._mask("open_E", lambda: self.alive_E & (self.status_E == Status.OPEN))
+        """Those of `alive_E` that continue in a later step and have no reward yet."""
+        return self.alive_E & (self.status_E == Status.OPEN)
 
-    @property
+    @cached_property
     def judged_E(self) -> Tensor:
-        """Episodes that enter statistics: judged, with a reward, learned from or used as a baseline."""
-        return self._mask(
-            "judged_E", lambda: self._ended_E() & (self.use_E <= Use.BASELINE) & ~torch.isnan(self.reward_E)
-        )
+        """Episodes that enter statistics: ended, with a reward, of use LEARN or BASELINE."""
+        return self._ended_E & (self.use_E <= Use.BASELINE) & ~torch.isnan(self.reward_E)
+
+    @cached_property
+    def paid_C(self) -> Tensor:
+        """Reward components that count for at least one episode in statistics."""
+        return self.paid_EC[self.judged_E].any(0)
 
     @property
-    def paid_C(self) -> Tensor:
-        """Which components of the reward pay anyone who is in statistics."""
-        return self._mask("paid_C", lambda: self.paid_EC[self.judged_E].any(0))
-
     def _learned_E(self) -> Tensor:
         return (self.use_E == Use.LEARN) | (self.use_E == Use.APART)
 
+    @property
     def _ended_E(self) -> Tensor:
         return (self.status_E <= Status.INVALID) & (self.status_E != Status.OPEN)
 
-    @property
+    @cached_property
     def on_policy_N(self) -> Tensor:
-        """Sampled by the policy in the context it is learned in: where logp_gen can be compared."""
-        return self._mask(
-            "on_policy_N",
-            lambda: (self.source_N == Source.POLICY) & ~self.spread(self.changed_S, "S", "N"),
-        )
+        """Sampled by the policy under the context it is trained in: where logp_gen is comparable."""
+        return (self.source_N == Source.POLICY) & ~self.spread(self.changed_S, "S", "N")
 
-    @property
+    @cached_property
     def newest_N(self) -> Tensor:
-        """Sampled by the newest weights of the batch: an open episode that went on holds tokens of older ones, too."""
-        return self._mask("newest_N", lambda: self.version_N == (self.version_N.max() if len(self.version_N) else 0))
-
-    def _mask(self, name: str, make: Any) -> Tensor:
-        if name not in self._cache:
-            self._cache[name] = make()
-        return self._cache[name]
+        """Sampled by the newest weights in the batch. A continued episode also has tokens of older weights."""
+        return self.version_N == (self.version_N.max() if len(self.version_N) else 0)
 
     # up and down
 
     def key(self, level: Level, *columns: Tensor) -> Key:
-        """The partition of the rows of `level` that agree in all `columns` (none: by group)."""
+        """The partition of the rows of `level` by equal values in all `columns` (none: by group)."""
         if any(len(c) != self.size(level) for c in columns):
             raise ValueError(
                 f"columns of {[len(c) for c in columns]} rows make no key of level {level}, which has "
-                f"{self.size(level)}: rows would slip. Spread each column to {level} first."
+                f"{self.size(level)}: rows would be misaligned. Spread each column to {level} first."
             )
         return segment.key_of(*columns) if columns else self.level(level, "G")
 
@@ -235,21 +227,21 @@ class Batch(Columns):
         return Key(self.up(low, high), self.size(high))
 
     def spread(self, x: Tensor, high: Level, low: Level) -> Tensor:
-        """Values of `high`, down to the rows of `low`."""
+        """Values of level `high` on the rows of level `low`."""
         return x.index_select(0, self.up(low, high))
 
     def gather(self, x: Tensor, low: Level, by: Level | Key, how: How = "sum", **options: Any) -> Tensor:
-        """Rows of `low`, up to the rows of a level or the parts of a key (see `segment.gather`)."""
+        """Reduce rows of `low` to the rows of a level or the parts of a key (see `segment.gather`)."""
         return segment.gather(x, by if isinstance(by, Key) else self.level(low, by), how, **options)
 
     def _order(self, low: Level, within: Level) -> Tensor | None:
-        """The time order of rows inside `within`; None when rows already lie in it.
+        """The permutation that sorts rows by time inside `within`; None if they are sorted already.
 
-        Episodes have no common time: inside a group they follow each other, in the order of the batch.
+        Episodes have no common time: those of a group follow each other in the order of the batch.
         """
         name = f"order_{low}{within}"
         if low == "N" and within == "E" and self._order("K", "E") is None:
-            return None  # decisions lie inside their turns
+            return None  # the decisions of a turn are contiguous
         if name not in self._cache:
             part, turn = self.up(low, within), self._turn_index(low)
             if within == "G" and low != "G":
@@ -260,7 +252,7 @@ class Batch(Columns):
         return self._cache[name]
 
     def _turn_index(self, low: Level) -> Tensor:
-        """When each row began, in turns of its episode."""
+        """The turn of its episode in which each row begins."""
         if low in ("N", "K"):
             return self.spread(self.turn_index_K, "K", low)
         if low == "S":
@@ -268,7 +260,7 @@ class Batch(Columns):
         return torch.zeros(self.size(low), dtype=torch.int64, device=self.device)
 
     def time_order(self, low: Level, within: Level = "E", where: Tensor | None = None) -> Tensor:
-        """The rows of `low` (those in `where`) in time, one `within` after the other."""
+        """The rows of `low` (those in `where`) in time order, one `within` after another."""
         order = self._order(low, within)
         if order is None:
             everything = torch.arange(self.size(low), device=self.device)
@@ -297,27 +289,27 @@ class Batch(Columns):
     # parts of the batch
 
     def with_columns(self, **columns: Tensor) -> "Batch":
-        """The same rows with columns added or replaced."""
+        """The same batch with columns added or replaced."""
         for name, x in columns.items():
             level = _level(name)
             if level not in (*_LEVELS, "M", "P"):
                 raise ValueError(
-                    f"column {name!r} does not end in its level, so its rows cannot be cut with the batch. "
-                    f"Call it {name}_N, or another of {', '.join(_LEVELS)}."
+                    f"column {name!r} does not end in its level, so its rows cannot be split with the batch. "
+                    f"Call it {name}_N, or use another of {', '.join(_LEVELS)}."
                 )
             size = len(self.inputs.ids_M) if level == "M" else self.size(level)  # type: ignore[arg-type]
             size = len(columns["win_P"]) if level == "P" and "win_P" in columns else size
             if len(x) != size:
                 raise ValueError(
-                    f"column {name} has {len(x)} rows, level {level} has {size}: rows would slip. "
+                    f"column {name} has {len(x)} rows, level {level} has {size}: rows would be misaligned. "
                     f"Give one value per row of {level}."
                 )
         return replace(self, columns={**self.columns, **columns}, _cache={})
 
     def minibatch(self, rows_E: Tensor) -> "Batch":
-        """These episodes as a batch of their own: every level is renumbered, so every count is counted again."""
+        """These episodes as a batch of their own: every level is renumbered, and counts are those of the part."""
         start, length = segment.offsets(self.level("S", "E"))
-        # A batch that is itself a part may hold its sequences in any order.
+        # The sequences of a batch that is itself a part may be in any order.
         by_episode = torch.argsort(self.episode_S, stable=True)
         rows_S = by_episode[segment.ranges(start[rows_E], length[rows_E])]
         part = self.micro(rows_S)
@@ -337,11 +329,11 @@ class Batch(Columns):
         return replace(part, columns=columns, drawn=max(share, len(rows_G)), _cache={})
 
     def micro(self, rows_S: Tensor) -> "Batch":
-        """These sequences, for one forward: rows of N, K and S are cut, episodes, groups and their counts stay.
+        """These sequences, for one forward: only N, K and S are reduced; all episodes and groups stay.
 
-        The work is that of the rows cut out: what belongs to the whole batch is made once and kept.
+        The cost is proportional to the rows taken: offsets of the whole batch are computed once and cached.
         """
-        starts = {name: (start[rows_S], length[rows_S]) for name, (start, length) in self._starts().items()}
+        starts = {name: (start[rows_S], length[rows_S]) for name, (start, length) in self._starts.items()}
         rows_N, rows_K = segment.ranges(*starts["N"]), segment.ranges(*starts["K"])
         rows = {"N": rows_N, "K": rows_K, "S": rows_S, "M": segment.ranges(*starts["as_trained"])}
         columns = {n: x[rows[_level(n)]] if _level(n) in rows else x for n, x in self.columns.items()}
@@ -356,13 +348,12 @@ class Batch(Columns):
             _cache={},
         )
 
+    @cached_property
     def _starts(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """First row and number of rows of each sequence, in N, K and the inputs of each view."""
-        if "starts" not in self._cache:
-            keys = {name: Key(view.seq_M, self.size("S")) for name, view in self.views.items()}
-            keys |= {"N": self.level("N", "S"), "K": self.level("K", "S")}
-            self._cache["starts"] = {name: segment.offsets(key) for name, key in keys.items()}
-        return self._cache["starts"]
+        """First row and number of rows of each sequence: in N, in K and in the inputs of each view."""
+        keys = {name: Key(view.seq_M, self.size("S")) for name, view in self.views.items()}
+        keys |= {"N": self.level("N", "S"), "K": self.level("K", "S")}
+        return {name: segment.offsets(key) for name, key in keys.items()}
 
     def to(self, device: torch.device | str) -> "Batch":
         return replace(

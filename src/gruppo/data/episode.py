@@ -1,6 +1,6 @@
-"""What happened: episodes, turns and sequences, exactly as they happened.
+"""Episodes, turns and sequences, recorded exactly as they happened.
 
-Token ids in, token ids out: nothing here is ever decoded and encoded again.
+Token ids in, token ids out: text is never decoded and encoded again.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,24 +15,24 @@ Floats = NDArray[np.float32]
 
 
 class Source(IntEnum):
-    """Who wrote a token. Every token that is not `ENV` is a decision (a row of level N)."""
+    """Where a token comes from. Every token that is not `ENV` is a decision (a row of level N)."""
 
     ENV = 0  # prompts, observations, tool results
     POLICY = 1  # sampled from the policy that is trained
     EXPERT = 2  # demonstration
-    HINT = 3  # a piece of a solution given by prompting
-    FORCED = 4  # put there by a steered sampler
+    HINT = 3  # part of a solution, given by prompting
+    FORCED = 4  # inserted by a constrained sampler
     OPPONENT = 5  # sampled from another model
-    INJECTED = 6  # put there by the method (inducers, budget markers)
+    INJECTED = 6  # inserted by the method (inducers, budget markers)
 
 
 class Status(IntEnum):
-    """How an episode ended. A failure of infrastructure is a status, never a reward of 0."""
+    """How an episode ended. An infrastructure failure is a status, never a reward of 0."""
 
     OK = 0
     TRUNCATED = 1  # ran out of tokens or turns
-    OPEN = 2  # unfinished, goes on in a later step; has no reward yet
-    INVALID = 3  # the policy's own fault: unreadable answer, illegal action
+    OPEN = 2  # unfinished, continues in a later step; has no reward yet
+    INVALID = 3  # the policy's own fault: unparsable answer, illegal action
     ENV_ERROR = 4  # environment, tool or scorer raised
     TIMEOUT = 5  # environment, tool or scorer hung and was killed
     CANCELLED = 6
@@ -44,19 +44,19 @@ class Status(IntEnum):
 
 
 class Use(IntEnum):
-    LEARN = 0  # in statistics and learned
+    LEARN = 0  # in statistics and learned from
     BASELINE = 1  # in statistics only
-    NONE = 2  # kept for the record only
-    APART = 3  # learned, in no statistic: experts, extra draws
+    NONE = 2  # recorded only
+    APART = 3  # learned from, but in no statistic: experts, extra draws
 
 
-# What may be said of a turn; `flags_K` holds their sum.
+# The flags of a turn; `flags_K` holds their sum.
 FLAGS = {"void": 1, "invalid": 2, "truncated": 4, "patched": 8}
 
 
 @dataclass(slots=True)
 class Note:
-    """Values that a room attached to an episode: one number a row of `level`, with the weight version."""
+    """Values attached to an episode: one number for each row of `level`, and the weight version they belong to."""
 
     values: Floats
     level: str = "E"
@@ -88,47 +88,43 @@ class Turn:
     flags: frozenset[str] = frozenset()  # of FLAGS
 
 
+_COLUMNS = ("ids", "source", "logp", "version", "temperature", "node")  # of Sequence: one entry for each token
+
+
 @dataclass(slots=True)
 class Sequence:
-    """One context that the model saw. Arrays are as long as `ids`."""
+    """One context of the model. Arrays are as long as `ids`."""
 
     ids: Ints
     source: NDArray[np.int8]
-    logp: Floats  # of the distribution really sampled; NaN where nothing was sampled
-    version: NDArray[np.int32]  # weights that sampled the token; -1 where nothing was sampled
+    logp: Floats  # under the distribution actually sampled from; NaN where nothing was sampled
+    version: NDArray[np.int32]  # of the weights that sampled the token; -1 where nothing was sampled
     prompt_len: int
-    temperature: Floats | None = None  # payload; None means 1 everywhere
-    allowed: dict[int, Ints] | None = None  # payload: position -> ids that the truncated sampler could take
-    node: Ints | None = None  # id of the decision in a tree; -1, or None for all: it is shared with no other sequence
-    train_as: Ints | None = None  # the prompt to learn under, if it is another
+    temperature: Floats | None = None  # None: 1 everywhere
+    allowed: dict[int, Ints] | None = None  # position -> ids that truncated sampling could choose from
+    node: Ints | None = None  # id of the decision in a tree; -1, or None for all: not shared with another sequence
+    train_as: Ints | None = None  # the prompt to train under, if different
 
     def __post_init__(self) -> None:
         n = len(self.ids)
-        for name in ("source", "logp", "version", "temperature", "node"):
+        for name in _COLUMNS:
             column = getattr(self, name)
             if column is not None and len(column) != n:
                 raise ValueError(
-                    f"Sequence.{name} has {len(column)} entries for {n} ids: columns would slip against tokens. "
+                    f"Sequence.{name} has {len(column)} entries for {n} ids: they would be misaligned with the tokens. "
                     "Give one entry per id."
                 )
 
     def upto(self, at: int) -> "Sequence":
-        """The sequence as it was before position `at`; its prompt stays whole."""
+        """The sequence as it was before position `at`, which is not inside the prompt."""
         if not self.prompt_len <= at <= len(self.ids):
             raise ValueError(
                 f"a sequence of {len(self.ids)} ids, {self.prompt_len} of them its prompt, cannot be cut at {at}: the "
                 f"prompt would change, or there is nothing to cut. Use {self.prompt_len} to {len(self.ids)}."
             )
-        return replace(
-            self,
-            ids=self.ids[:at],
-            source=self.source[:at],
-            logp=self.logp[:at],
-            version=self.version[:at],
-            temperature=None if self.temperature is None else self.temperature[:at],
-            allowed=None if self.allowed is None else {p: ids for p, ids in self.allowed.items() if p < at},
-            node=None if self.node is None else self.node[:at],
-        )
+        columns: dict[str, Any] = {c: x[:at] for c in _COLUMNS if (x := getattr(self, c)) is not None}
+        allowed = None if self.allowed is None else {p: ids for p, ids in self.allowed.items() if p < at}
+        return replace(self, allowed=allowed, **columns)
 
     def extended(
         self,
@@ -139,7 +135,7 @@ class Sequence:
         temperature: float = 1.0,
         allowed: list[Ints] | None = None,
     ) -> "Sequence":
-        """The sequence, and these tokens of one source after it; without `logp`, tokens that nobody sampled."""
+        """The sequence followed by these tokens of one source; without `logp`, they were not sampled."""
         n, end = len(ids), len(self.ids)
 
         def join(column: Any, tail: Any) -> Any:
@@ -159,7 +155,7 @@ class Sequence:
         )
 
     def trained(self) -> "Sequence":
-        """The sequence under the context it is learned in (`train_as` instead of the sampled prompt)."""
+        """The sequence under the context it is trained in (`train_as` instead of the sampled prompt)."""
         if self.train_as is None:
             return self
         head, shift = len(self.train_as), len(self.train_as) - self.prompt_len
@@ -185,7 +181,7 @@ class Sequence:
 class Episode:
     uid: int
     task: str  # uid of the task
-    group: str  # set by Ask or Prompt; not the task
+    group: str  # set by the Ask or Prompt; need not be the task
     sequences: list[Sequence]
     turns: list[Turn]
     reward: dict[str, float] = field(default_factory=dict[str, float])  # components; `task` is the task's own
@@ -194,22 +190,21 @@ class Episode:
     source: Source = Source.POLICY
     notes: dict[str, Note] = field(default_factory=dict[str, Note])
     text: str = ""  # what the policy wrote, for people and scorers
-    error: str = ""  # what went wrong, in words
+    error: str = ""  # a description of what went wrong
     final_state: str = ""
     replayed: bool = False
-    step: int = -1  # step in which it was made
-    domain: str = ""  # of the task: problems of one kind
+    step: int = -1  # step in which it was sampled
+    domain: str = ""  # of the task
     index: int = -1  # of the task in the training set; -1: not known
-    answer: str = ""  # what the text answers; those of a group that mean the same are written the same; "": nothing
-    replaced: frozenset[str] = frozenset()  # components that are recorded, but not paid: another stands for them
-    ask: Any = field(
-        default=None, repr=False, compare=False, kw_only=True
-    )  # what asked for it, in this process; not stored
-    rewarded: bool = field(default=False, compare=False, kw_only=True)  # through the reward room, which it passes once
+    answer: str = ""  # extracted from the text, normalised so that equivalent answers of a group are equal; "": none
+    replaced: frozenset[str] = frozenset()  # components that are recorded but not paid, because another replaces them
+    # The Ask it was drawn for, and whether the reward room has seen it: of this process only, never stored.
+    ask: Any = field(default=None, repr=False, compare=False, kw_only=True)
+    rewarded: bool = field(default=False, compare=False, kw_only=True)
 
     @property
     def total(self) -> float:
-        """The return: the sum of its components and of those of its turns; NaN while nothing was judged."""
+        """The return: the sum of its reward components and those of its turns; NaN if nothing was judged."""
         tables = (self.reward, *(t.reward for t in self.turns))
         parts = [r for table in tables for name, r in table.items() if name not in self.replaced]
         return float(sum(parts)) if self.status.judged and parts else float("nan")
@@ -236,7 +231,7 @@ def single_turn(
     train_as: Ints | None = None,
     **rest: Any,
 ) -> Episode:
-    """The usual episode: one prompt, one action, one sequence."""
+    """An episode of one prompt and one action, in one sequence."""
     p, a = len(prompt), len(action)
     tail = np.full(a, source, np.int8)
     head = np.full(p, Source.ENV, np.int8) if prompt_source is None else prompt_source
@@ -256,9 +251,9 @@ def single_turn(
 
 
 def in_steps(episode: Episode, ends: list[int]) -> Episode:
-    """An episode of one turn as one of several: a turn ends before each of these positions, the last at the end.
+    """A single-turn episode split into several turns, at these positions.
 
-    Nothing is observed between two of them. What the turn was worth lies on the last.
+    Nothing is observed between two turns. The reward of the original turn goes to the last.
     """
     [turn] = episode.turns
     inner = sorted({at for at in ends if turn.start < at < turn.stop})

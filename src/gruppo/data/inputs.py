@@ -1,4 +1,4 @@
-"""What a model reads: the positions of one view, and ragged lists beside them."""
+"""Model inputs: the token positions of one view, and ragged lists of ids."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from gruppo.data import segment
 
 
 def count_up(length: Tensor) -> Tensor:
-    """0 length_0 times, 1 length_1 times, and so on."""
+    """0 repeated length_0 times, 1 repeated length_1 times, and so on."""
     return torch.repeat_interleave(torch.arange(len(length), device=length.device), length)
 
 
@@ -31,21 +31,21 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Inputs:
-    """One view's model inputs. `parent_M` points to the position before; -1 starts a sequence.
+    """The model inputs of one view. `parent_M` is the previous position; -1 starts a sequence.
 
-    In a batch each sequence has rows of its own. A model is given the `tree`: one row for positions with the same past.
+    In a batch every sequence has its own rows. Models are given the `tree`, with one row for each shared prefix token.
     """
 
     ids_M: Tensor
     pos_M: Tensor
     seq_M: Tensor
     parent_M: Tensor
-    at_N: Tensor  # where each decision stands; it is predicted from parent_M[at_N]
-    row_M: Tensor | None = None  # of a micro-batch: its positions in the whole batch
-    node_M: Tensor | None = None  # the same where token and past are the same; rises along a sequence. None: unshared
+    at_N: Tensor  # the position of each decision, which is predicted from parent_M[at_N]
+    row_M: Tensor | None = None  # of a micro-batch: its positions in the full batch
+    node_M: Tensor | None = None  # equal where token and prefix are; increases along a sequence. None: nothing shared
 
     def take(self, rows_N: Tensor, seq_N: Tensor, start_S: Tensor, length_S: Tensor) -> "Inputs":
-        """The sequences that begin at `start_S`, one after the other, and their decisions."""
+        """The sequences that begin at `start_S`, one after another, and their decisions."""
         rows_M = segment.ranges(start_S, length_S)
         seq_M = count_up(length_S)
         moved_S = torch.cumsum(length_S, 0) - length_S - start_S
@@ -61,9 +61,9 @@ class Inputs:
         )
 
     def tree(self) -> tuple["Inputs", Tensor | None]:
-        """Inputs with one row for each node, and the row of each position (None: rows are positions).
+        """Inputs with one row for each node, and the row of each position (None if rows are positions).
 
-        Rows follow their parents, depth first. `seq_M` counts trees: a shared row belongs to several sequences.
+        Rows are in depth-first order. `seq_M` numbers trees, because a shared row belongs to several sequences.
         """
         if self.node_M is None:
             return self, None

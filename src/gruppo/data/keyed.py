@@ -1,7 +1,7 @@
-"""Keyed randomness: every draw is a pure function of its key (design 3.16).
+"""Keyed random numbers: every draw is a pure function of its key.
 
-A key is any mix of integers, strings and int64 tensors. No generator object exists, so rows may retire, fork,
-be reordered, redrawn or resumed without moving the stream of another row.
+A key is any mix of integers, strings and int64 tensors. There is no generator object, so rows can finish, fork, be
+reordered, redrawn or resumed without changing the random numbers of another row.
 
     h_0 = golden,   h_{k+1} = splitmix64(h_k xor part_k),   u = top 53 bits of h / 2^53
 
@@ -28,7 +28,7 @@ def _signed(x: int) -> int:
 
 @lru_cache(maxsize=65536)
 def name_hash(text: str) -> int:
-    """A signed 64-bit hash of a text, the same in every process (Python's own hash is not)."""
+    """A signed 64-bit hash of a string, the same in every process (unlike Python's own hash)."""
     return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True)
 
 
@@ -58,14 +58,14 @@ def _number(part: Part) -> int | Tensor:
         return index(part)
     if part.is_floating_point():
         raise ValueError(
-            f"a part of the key is a {part.dtype} tensor: rounding would join or split streams. "
-            "Key by whole numbers: a uid, a step, a position."
+            f"a part of the key is a {part.dtype} tensor: rounding could make different keys equal, or equal keys "
+            "different. Use whole numbers: a uid, a step, a position."
         )
     return part.to(torch.int64)
 
 
 def key_hash(*parts: Part) -> int | Tensor:
-    """The signed 64-bit hash of a key; a tensor as soon as one part is a tensor (parts broadcast)."""
+    """The signed 64-bit hash of a key; a tensor if any part is a tensor (parts broadcast)."""
     h: int | Tensor = _GOLDEN
     for part in parts:
         p = _number(part)
@@ -79,7 +79,7 @@ def key_hash(*parts: Part) -> int | Tensor:
 
 
 def uniform(*parts: Part) -> float | Tensor:
-    """A uniform draw in [0, 1) for the key: a float, or float64 of the shape of the tensor parts."""
+    """A uniform number in [0, 1) for the key: a float, or a float64 tensor of the shape of the tensor parts."""
     h = key_hash(*parts)
     if isinstance(h, Tensor):
         return _shift(h, 11).to(torch.float64) * 2.0**-53
@@ -87,7 +87,7 @@ def uniform(*parts: Part) -> float | Tensor:
 
 
 def permutation(n: int, *parts: Part) -> Tensor:
-    """A keyed permutation of 0..n-1: sort n keyed draws."""
+    """A keyed permutation of 0..n-1: n keyed numbers, sorted."""
     u_n = uniform(*parts, torch.arange(n))
     assert isinstance(u_n, Tensor)
     return torch.argsort(u_n, stable=True)

@@ -1,7 +1,7 @@
 """From episodes to a batch, and from a batch to minibatches and micro-batches."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 
@@ -20,13 +20,13 @@ from gruppo.data.views import VIEWS, as_sampled
 def _inputs(episodes: Seq[Episode], name: str, share: float) -> Inputs:
     if name not in VIEWS:
         near = difflib.get_close_matches(name, list(VIEWS), 3) or list(VIEWS)
-        raise ValueError(f"view {name!r} is unknown: nothing can be scored under it. Use {', '.join(near)}.")
+        raise ValueError(f"view {name!r} is unknown, so it has no model inputs. Use {', '.join(near)}.")
     parts = VIEWS[name](episodes)
     for i, (_, at) in enumerate(parts):
-        if len(at) and at[0] < 1:  # rising
+        if len(at) and at[0] < 1:  # positions increase
             raise ValueError(
                 f"view {name!r}: sequence {i} of the batch decides its very first token, which no position "
-                "predicts. Leave a token that is given before it, such as BOS."
+                "predicts. Put a given token before it, such as BOS."
             )
     length = np.array([len(ids) for ids, _ in parts], np.int64)
     start = np.cumsum(length) - length
@@ -59,8 +59,8 @@ def pack(
 ) -> Batch:
     """Pack episodes without padding. `drawn` counts the episodes of every group before selection.
 
-    A prefix that sequences have in common is computed once in a forward where it is at least the part `share` of
-    them; more than 1: never. No level and no row changes by it.
+    A forward computes a common prefix of sequences once if it is at least the fraction `share` of a sequence; above 1,
+    never. Levels and rows do not depend on it.
     """
     group_names = list(dict.fromkeys(e.group for e in episodes))
     drawn = drawn or {}
@@ -74,13 +74,12 @@ def pack(
         **_decisions(episodes, sequences, dtype),
         **_turns(episodes, components, agents, dtype),
         **_episodes(episodes, group_names, components, dtype),
-        "episode_S": torch.tensor([i for i, e in enumerate(episodes) for _ in e.sequences]).long(),
+        "episode_S": _ints(i for i, e in enumerate(episodes) for _ in e.sequences),
         "changed_S": torch.tensor([_changed(s) for s in originals], dtype=torch.bool),
-        "uid_G": torch.tensor([name_hash(g) for g in group_names], dtype=torch.int64),
+        "uid_G": _ints(map(name_hash, group_names)),
     }
     counts = torch.bincount(columns["group_E"], minlength=len(group_names))
-    told = torch.tensor([drawn.get(g, 0) for g in group_names], dtype=torch.int64)
-    columns["drawn_G"] = torch.maximum(counts, told)
+    columns["drawn_G"] = torch.maximum(counts, _ints(drawn.get(g, 0) for g in group_names))
     columns.update(_returns(columns, components, episodes))
     columns.update(_notes(episodes, columns, dtype))
     return Batch(
@@ -93,13 +92,17 @@ def pack(
     )
 
 
+def _ints(values: Iterable[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int64)
+
+
 def _changed(s: Sequence) -> bool:
-    """Whether the sequence is learned under another prompt than it was sampled under."""
+    """Whether the sequence is trained under a different prompt than it was sampled under."""
     return s.train_as is not None and not np.array_equal(s.train_as, s.ids[: s.prompt_len])
 
 
 def _decisions(episodes: Seq[Episode], sequences: Seq[Sequence], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Columns of level N, cut out of whole columns at once: no work a sequence but to join it."""
+    """Columns of level N, taken from the concatenation of all sequences at once."""
     length = np.array([len(s.ids) for s in sequences], np.int64)
     source = _join([s.source for s in sequences], np.int64)
     here = np.flatnonzero(source != Source.ENV)
@@ -136,13 +139,13 @@ def _decisions(episodes: Seq[Episode], sequences: Seq[Sequence], dtype: torch.dt
 
 
 def _by_sequence(e: Episode) -> list[list[tuple[int, Turn]]]:
-    """The turns of each sequence in the order of their rows, with their place in time."""
+    """The turns of each sequence in the order of their rows, with their index in time."""
     turns: list[list[tuple[int, Turn]]] = [[] for _ in e.sequences]
     for i, t in enumerate(e.turns):
         if not 0 <= t.sequence < len(turns):
             raise ValueError(
-                f"episode {e.uid}: turn {i} says sequence={t.sequence}, but there are {len(turns)}, so its tokens "
-                "cannot be found. Count sequences from 0."
+                f"episode {e.uid}: turn {i} has sequence={t.sequence} of {len(turns)}, so its tokens cannot be found. "
+                "Count sequences from 0."
             )
         turns[t.sequence].append((i, t))
     for i, mine in enumerate(turns):
@@ -156,7 +159,7 @@ def _by_sequence(e: Episode) -> list[list[tuple[int, Turn]]]:
 
 
 def _turn_of(episodes: Seq[Episode], at: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """The turn of each decision: the first of its sequence that ends after it (given tokens go to the next turn)."""
+    """The turn of each decision: the first of its sequence that ends after it (given tokens belong to the next)."""
     if all(len(e.turns) == len(e.sequences) == 1 for e in episodes):
         return np.repeat(np.arange(len(count)), count)
     out: list[np.ndarray] = []
@@ -172,7 +175,7 @@ def _turn_of(episodes: Seq[Episode], at: np.ndarray, count: np.ndarray) -> np.nd
 
 
 def _state(e: Episode, i: int) -> int:
-    """A turn without a state shares it with no other, also of another step or in another order of packing."""
+    """A turn without a state gets a unique key, which does not depend on the step or the order of packing."""
     state = e.turns[i].state
     key = name_hash(state) if state else key_hash("no state", e.uid, i)
     assert isinstance(key, int)
@@ -183,8 +186,8 @@ def _flags(e: Episode, i: int) -> int:
     unknown = e.turns[i].flags - FLAGS.keys()
     if unknown:
         raise ValueError(
-            f"episode {e.uid}: turn {i} has the flags {sorted(unknown)}, which no column holds, so nothing could act "
-            f"on them. Use {', '.join(FLAGS)}."
+            f"episode {e.uid}: turn {i} has the unknown flags {sorted(unknown)}, which nothing could act on. "
+            f"Use {', '.join(FLAGS)}."
         )
     return sum(FLAGS[f] for f in e.turns[i].flags)
 
@@ -192,25 +195,28 @@ def _flags(e: Episode, i: int) -> int:
 def _turns(episodes: Seq[Episode], components: Seq[str], agents: Seq[str], dtype: torch.dtype) -> dict[str, Tensor]:
     index = {a: i for i, a in enumerate(agents)}
     sequences = [(e, mine) for e in episodes for mine in _by_sequence(e)]
-    ordered = [t for _, mine in sequences for _, t in mine]
-    places = [(e, i) for e, mine in sequences for i, _ in mine]
-    nan = float("nan")
-    parts = np.array([[t.reward.get(c, nan) for c in components] for t in ordered], np.float64)
-    parts_KC = torch.from_numpy(parts.reshape(len(ordered), len(components))).to(dtype)
+    rows = [(e, i, t) for e, mine in sequences for i, t in mine]
+    reward_KC = _rewards([t.reward for _, _, t in rows], components, dtype)
     return {
-        "seq_K": torch.tensor([s for s, (_, mine) in enumerate(sequences) for _ in mine], dtype=torch.int64),
-        "turn_index_K": torch.tensor([i for _, i in places], dtype=torch.int64),
-        "state_K": torch.tensor([_state(e, i) for e, i in places], dtype=torch.int64),
-        "action_key_K": torch.tensor([name_hash(t.action_key) for t in ordered], dtype=torch.int64),
-        "agent_K": torch.tensor([index[t.agent] for t in ordered], dtype=torch.int64),
-        "flags_K": torch.tensor([_flags(e, i) for e, i in places], dtype=torch.int64),
-        "reward_KC": parts_KC,
-        "reward_K": torch.where(_paid(components, [e for e, _ in places]), parts_KC, 0.0).nansum(-1),
+        "seq_K": _ints(s for s, (_, mine) in enumerate(sequences) for _ in mine),
+        "turn_index_K": _ints(i for _, i, _ in rows),
+        "state_K": _ints(_state(e, i) for e, i, _ in rows),
+        "action_key_K": _ints(name_hash(t.action_key) for _, _, t in rows),
+        "agent_K": _ints(index[t.agent] for _, _, t in rows),
+        "flags_K": _ints(_flags(e, i) for e, i, _ in rows),
+        "reward_KC": reward_KC,
+        "reward_K": torch.where(_paid(components, [e for e, _, _ in rows]), reward_KC, 0.0).nansum(-1),
     }
 
 
+def _rewards(rewards: Seq[Mapping[str, float]], components: Seq[str], dtype: torch.dtype) -> Tensor:
+    """A row for each reward and a column for each component; NaN where the reward has no such component."""
+    table = np.array([[r.get(c, np.nan) for c in components] for r in rewards], np.float64)
+    return torch.from_numpy(table.reshape(len(rewards), len(components))).to(dtype)
+
+
 def _paid(components: Seq[str], owners: Seq[Episode]) -> Tensor:
-    """Which components of each row are part of the return: those that no other one replaces."""
+    """Which components of each row are part of the return: those that no other component replaces."""
     if not any(e.replaced for e in owners):
         return torch.ones((), dtype=torch.bool)
     rows = [[c not in e.replaced for c in components] for e in owners]
@@ -218,7 +224,7 @@ def _paid(components: Seq[str], owners: Seq[Episode]) -> Tensor:
 
 
 def _returns(columns: Mapping[str, Tensor], components: Seq[str], episodes: Seq[Episode]) -> dict[str, Tensor]:
-    """Which components pay an episode, and what in all, its turns included."""
+    """Which components count for an episode, and the sum of each over the episode and its turns."""
     episode_K = columns["episode_S"][columns["seq_K"]]
     own_EC, turns_KC = columns["reward_EC"], columns["reward_KC"]
     there_EC = (~own_EC.isnan()).int().index_add(0, episode_K, (~turns_KC.isnan()).int()) > 0
@@ -229,37 +235,34 @@ def _returns(columns: Mapping[str, Tensor], components: Seq[str], episodes: Seq[
 
 def _episodes(episodes: Seq[Episode], groups: Seq[str], components: Seq[str], dtype: torch.dtype) -> dict[str, Tensor]:
     index = {g: i for i, g in enumerate(groups)}
-    nan = float("nan")
-    parts = np.array([[e.reward.get(c, nan) for c in components] for e in episodes], np.float64)
-    parts_EC = torch.from_numpy(parts.reshape(len(episodes), len(components))).to(dtype)
     seen: set[int] = set()
     for e in episodes:
         if e.uid in seen:
             raise ValueError(
-                f"episode uid {e.uid} appears twice: rows would share one random stream. Give each its own."
+                f"episode uid {e.uid} appears twice: rows would share random numbers. Give each its own uid."
             )
         seen.add(e.uid)
     return {
-        "group_E": torch.tensor([index[e.group] for e in episodes], dtype=torch.int64),
-        "uid_E": torch.tensor([e.uid for e in episodes], dtype=torch.int64),
-        "task_E": torch.tensor([name_hash(e.task) for e in episodes], dtype=torch.int64),
+        "group_E": _ints(index[e.group] for e in episodes),
+        "uid_E": _ints(e.uid for e in episodes),
+        "task_E": _ints(name_hash(e.task) for e in episodes),
         "reward_E": torch.tensor([e.total for e in episodes], dtype=dtype),
-        "reward_EC": parts_EC,
-        "status_E": torch.tensor([int(e.status) for e in episodes], dtype=torch.int64),
-        "use_E": torch.tensor([int(e.use) for e in episodes], dtype=torch.int64),
-        "source_E": torch.tensor([int(e.source) for e in episodes], dtype=torch.int64),
+        "reward_EC": _rewards([e.reward for e in episodes], components, dtype),
+        "status_E": _ints(int(e.status) for e in episodes),
+        "use_E": _ints(int(e.use) for e in episodes),
+        "source_E": _ints(int(e.source) for e in episodes),
         "replayed_E": torch.tensor([e.replayed for e in episodes], dtype=torch.bool),
-        "final_state_E": torch.tensor([name_hash(e.final_state) for e in episodes], dtype=torch.int64),
-        "domain_E": torch.tensor([name_hash(e.domain) for e in episodes], dtype=torch.int64),
-        "answer_E": torch.tensor([name_hash(e.answer) if e.answer else 0 for e in episodes], dtype=torch.int64),
-        "index_E": torch.tensor([e.index for e in episodes], dtype=torch.int64),
+        "final_state_E": _ints(name_hash(e.final_state) for e in episodes),
+        "domain_E": _ints(name_hash(e.domain) for e in episodes),
+        "answer_E": _ints(name_hash(e.answer) if e.answer else 0 for e in episodes),
+        "index_E": _ints(e.index for e in episodes),
     }
 
 
 def _notes(episodes: Seq[Episode], columns: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Notes become columns `note_<name>_<LEVEL>`; NaN where an episode has none.
 
-    Values of level K stand in the order of `Episode.turns` (time); those of N by sequence, then position.
+    Values of level K are in the order of `Episode.turns` (time); those of level N by sequence, then by position.
     """
     levels = _note_levels(episodes)
     rows: dict[str, list[int]] = {
@@ -278,12 +281,12 @@ def _notes(episodes: Seq[Episode], columns: Mapping[str, Tensor], dtype: torch.d
             if len(values) != n:
                 raise ValueError(
                     f"note {name!r} of episode {e.uid} has {len(values)} values, its level {level} has {n} rows: "
-                    "values would slip. Give one value per row."
+                    "values would be misaligned. Give one value per row."
                 )
             parts.append(values)
         column = torch.from_numpy(_join(parts, np.float32)).to(dtype)
-        if level == "K":  # from the order of the turns to that of the rows
-            count = torch.tensor(rows["K"], dtype=torch.int64)
+        if level == "K":  # from the order of turns to the order of rows
+            count = _ints(rows["K"])
             column = column[(count.cumsum(0) - count).repeat_interleave(count) + columns["turn_index_K"]]
         out[f"note_{name}_{level}"] = column
     return out
@@ -297,7 +300,7 @@ def _note_levels(episodes: Seq[Episode]) -> dict[str, str]:
             if note.level not in ("N", "K", "S", "E") or known != note.level:
                 raise ValueError(
                     f"note {name!r} of episode {e.uid} has level {note.level!r}, elsewhere {known!r}: its values "
-                    "would land on wrong rows. Use one of N, K, S, E, the same in every episode."
+                    "would be on the wrong rows. Use one of N, K, S, E, the same in every episode."
                 )
     return levels
 
@@ -307,39 +310,38 @@ def _allowed(sequences: Seq[Sequence]) -> Ragged | None:
         return None
     empty = np.zeros(0, np.int64)
     sets = [(s.allowed or {}).get(int(p), empty) for s in sequences for p in np.flatnonzero(s.source != Source.ENV)]
-    length = torch.tensor([len(x) for x in sets], dtype=torch.int64)
-    return Ragged(length, torch.from_numpy(_join(sets, np.int64)))
+    return Ragged(_ints(map(len, sets)), torch.from_numpy(_join(sets, np.int64)))
 
 
 def minibatches(batch: Batch, count: int, *key: int | str) -> list[Batch]:
-    """Cut into `count` batches of whole groups, in an order keyed by group; each counts its own rows."""
+    """Split into `count` batches of whole groups, shuffled by a key; each counts its own rows."""
     if count <= 1:
         return [batch]
-    draw_G = uniform("minibatch", *key, batch.uid_G)
-    assert isinstance(draw_G, Tensor)
-    place_G = torch.argsort(torch.argsort(draw_G))
-    part_E = (place_G * count // max(len(place_G), 1))[batch.group_E]
+    noise_G = uniform("minibatch", *key, batch.uid_G)
+    assert isinstance(noise_G, Tensor)
+    rank_G = torch.argsort(torch.argsort(noise_G))
+    part_E = (rank_G * count // max(len(rank_G), 1))[batch.group_E]
     if batch.size("P") and bool((part_E[batch.pairs.win_P] != part_E[batch.pairs.lose_P]).any()):
         raise ValueError(
-            f"minibatches={count} would part episodes of different groups that are a pair, and the pair would be "
-            "lost. Use one minibatch, or pairs inside a group."
+            f"minibatches={count} would part episodes of different groups that are a pair, and lose the pair. "
+            "Use one minibatch, or pairs inside a group."
         )
     rows = [torch.nonzero(part_E == i)[:, 0] for i in range(count)]
     return [batch.minibatch(r) for r in rows if len(r)]
 
 
 def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
-    """Cut into forwards of at most `tokens` rows in any view (at least one sequence), longest first."""
+    """Split into forwards of at most `tokens` rows in any view (at least one sequence), longest first."""
     return (batch.micro(rows_S) for rows_S in micro_rows(batch, tokens)[0])
 
 
 def micro_rows(batch: Batch, tokens: int, shares: int = 1) -> list[list[Tensor]]:
-    """The sequences of each micro-batch, in `shares` of about equal work; a share may be empty.
+    """The sequences of each micro-batch, in `shares` of about equal cost; a share may be empty.
 
-    What a forward shares it counts once. Sequences with a common prefix follow each other, so that few cuts part them;
-    where one does, each side computes the prefix.
+    A prefix that a forward shares counts once. Sequences with a common prefix follow each other, so that few splits
+    separate them; where one does, both sides compute the prefix.
     """
-    order, length, fresh = _walk(batch)
+    order, length, fresh = _forward_order(batch)
     share = (np.cumsum(fresh) - 1) * shares // max(sum(fresh), 1)
     cut, used, start = [0], 0, 0
     for i, (n, new) in enumerate(zip(length, fresh, strict=True)):
@@ -350,16 +352,17 @@ def micro_rows(batch: Batch, tokens: int, shares: int = 1) -> list[list[Tensor]]
     cut.append(len(order))
     out: list[list[Tensor]] = [[] for _ in range(shares)]
     for a, b in pairwise(cut):
-        # Inside a forward the order of the rows is free: the batch's own order keeps sums repeatable.
+        # Any order will do inside a forward; that of the batch makes sums reproducible.
         mine = out[int(share[a]) if len(order) else 0]
         mine.append(torch.from_numpy(np.sort(order[a:b])).to(batch.device))
     return out
 
 
-def _walk(batch: Batch) -> tuple[np.ndarray, list[int], list[int]]:
-    """Sequences in the order of their forwards, the rows of each, and those that the one before does not have.
+def _forward_order(batch: Batch) -> tuple[np.ndarray, list[int], list[int]]:
+    """The order of sequences, the rows of each, and how many of them the previous sequence does not share.
 
-    Trees with the longest sequence come first, their sequences depth first; a sequence that shares nothing is a tree.
+    Prefix trees are ordered by their longest sequence, longest first, and each is traversed depth first. A sequence
+    that shares nothing is a tree of its own.
     """
     size = batch.size("S")
     counts = {name: torch.bincount(v.seq_M, minlength=size).cpu().numpy() for name, v in batch.views.items()}
@@ -369,11 +372,11 @@ def _walk(batch: Batch) -> tuple[np.ndarray, list[int], list[int]]:
     order = np.argsort(-longest, kind="stable")
     if "as_trained" in nodes and size:
         start, length, node = starts["as_trained"], counts["as_trained"], nodes["as_trained"]
-        walk = np.argsort(node[start + length - 1], kind="stable")
-        alone = common_with_previous(node, start[walk], length[walk]) == 0
-        tree, heads = np.cumsum(alone) - 1, np.flatnonzero(alone)
-        most, first = np.maximum.reduceat(longest[walk], heads)[tree], np.minimum.reduceat(walk, heads)[tree]
-        order = walk[np.lexsort((np.arange(size), first, -most))]
+        by_node = np.argsort(node[start + length - 1], kind="stable")
+        is_root = common_with_previous(node, start[by_node], length[by_node]) == 0
+        tree, roots = np.cumsum(is_root) - 1, np.flatnonzero(is_root)
+        most, first = np.maximum.reduceat(longest[by_node], roots)[tree], np.minimum.reduceat(by_node, roots)[tree]
+        order = by_node[np.lexsort((np.arange(size), first, -most))]
     fresh = [
         n[order] - (common_with_previous(nodes[v], starts[v][order], n[order]) if v in nodes else 0)
         for v, n in counts.items()

@@ -1,9 +1,9 @@
-"""Relations over rows: which episode is better than which (design 3.13).
+"""Preference pairs: which of two episodes is better.
 
-A pair is a row of level P, beside the five levels: `win_P` and `lose_P` are rows of E, `margin_P` says by how much.
-Like any column they are made by credit and travel with the batch. A micro-batch keeps them all, because it keeps the
-table of episodes: it may cut a pair, so what reads pairs is never additive. A minibatch keeps those whose two ends it
-has, and numbers them anew.
+A pair is a row of level P, outside the five nested levels. `win_P` and `lose_P` are rows of E, and `margin_P` is the
+difference in reward. Credit writes these columns. A micro-batch keeps all pairs, since it keeps all episodes, but may
+have the tokens of one side only: terms that read pairs are never additive. A minibatch keeps and renumbers the pairs
+of which it has both episodes.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ class Pairs:
         return len(self.win_P)
 
     def gap(self, x_E: Tensor) -> Tensor:
-        """x of the better one less x of the worse one."""
+        """x of the better episode minus x of the worse one."""
         return x_E.index_select(0, self.win_P) - x_E.index_select(0, self.lose_P)
 
     def both(self, x_E: Tensor) -> Tensor:
-        """Pairs of which both ends are marked."""
+        """Pairs with both episodes in the mask."""
         return x_E[self.win_P] & x_E[self.lose_P]
 
     def take(self, rows_P: Tensor) -> "Pairs":
@@ -40,11 +40,11 @@ class Pairs:
         return {"win_P": self.win_P, "lose_P": self.lose_P, "margin_P": self.margin_P}
 
 
-ROUNDING = 1e-9  # values that differ by less are equal: rewards are sums, and sums are rounded
+ROUNDING = 1e-9  # rewards that differ by less count as equal: they are rounded sums
 
 
 def inside(key: Key, value: Tensor, where: Tensor, min_gap: float = 0.0) -> Pairs:
-    """All pairs of rows in `where` of one part whose values differ by more than `min_gap`, the larger value first."""
+    """All pairs of rows in `where` of the same part whose values differ by more than `min_gap`, larger first."""
     rows = torch.nonzero(where)[:, 0]
     rows = rows[torch.argsort(key.index[rows], stable=True)]
     part = key.index[rows]
@@ -55,12 +55,12 @@ def inside(key: Key, value: Tensor, where: Tensor, min_gap: float = 0.0) -> Pair
     return Pairs(win, lose, margin).take(margin - min_gap > ROUNDING)
 
 
-def widest(pairs: Pairs, part_P: Tensor, most: int, luck_P: Tensor) -> Pairs:
-    """The `most` pairs of each part with the largest margin (0: all); equal ones by `luck_P`."""
+def widest(pairs: Pairs, part_P: Tensor, most: int, noise_P: Tensor) -> Pairs:
+    """The `most` pairs of each part with the largest margins (0: all pairs); ties are broken by `noise_P`."""
     if not most or not len(pairs):
         return pairs
     rounded = torch.round(pairs.margin_P.double() / ROUNDING)
-    order = torch.argsort(luck_P, stable=True)
+    order = torch.argsort(noise_P, stable=True)
     order = order[torch.argsort(rounded[order], stable=True, descending=True)]
     order = order[torch.argsort(part_P[order], stable=True)]
     start, length = segment.offsets(Key(part_P[order], int(part_P.max()) + 1))
@@ -69,12 +69,12 @@ def widest(pairs: Pairs, part_P: Tensor, most: int, luck_P: Tensor) -> Pairs:
 
 
 def renumbered(columns: Mapping[str, Tensor], rows_E: Tensor, size_E: int) -> dict[str, Tensor]:
-    """The columns of level P for these episodes only: pairs that lost an end are left out, and ends numbered anew."""
+    """The columns of level P for these episodes, renumbered; without the pairs of which only one is among them."""
     mine = {name: x for name, x in columns.items() if name.endswith("_P")}
     if not mine:
         return {}
-    place = torch.full((size_E,), -1, dtype=torch.int64, device=rows_E.device)
-    place[rows_E] = torch.arange(len(rows_E), device=rows_E.device)
-    ends = {name: place[columns[name]] for name in ("win_P", "lose_P")}
-    here = (ends["win_P"] >= 0) & (ends["lose_P"] >= 0)
-    return {name: x[here] for name, x in {**mine, **ends}.items()}
+    row_E = torch.full((size_E,), -1, dtype=torch.int64, device=rows_E.device)
+    row_E[rows_E] = torch.arange(len(rows_E), device=rows_E.device)
+    sides = {name: row_E[columns[name]] for name in ("win_P", "lose_P")}
+    here = (sides["win_P"] >= 0) & (sides["lose_P"] >= 0)
+    return {name: x[here] for name, x in {**mine, **sides}.items()}

@@ -1,7 +1,7 @@
-"""Segment operations: sums, means, scans and lags over any partition of rows, linear in the rows.
+"""Segment operations: sums, means, scans and lags over any partition of rows, in linear time.
 
-A `Key` is a partition: `index[row]` is the part that a row belongs to. The five levels of a batch are keys too.
-Degenerate parts are defined here once: an empty part, or one smaller than `min_size`, gathers to `fill`.
+A `Key` is a partition: `index[row]` is the part of a row. The five levels of a batch are keys, too. Degenerate cases
+are defined here, once: an empty part, or one smaller than `min_size`, gathers to `fill`.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class Key:
     size: int
 
     def spread(self, x: Tensor) -> Tensor:
-        """Values of the parts, down to the rows. (`index_select` takes half the time of `x[index]`.)"""
+        """The value of its part for each row. (`index_select` takes half the time of `x[index]`.)"""
         return x.index_select(0, self.index)
 
 
 def key_of(*columns: Tensor) -> Key:
-    """The partition of rows that agree in all columns. Exact: no hashing. NaN agrees with nothing."""
+    """The partition of rows by equal values in all columns. Exact: no hashing. NaN equals nothing."""
     shapes = [tuple(c.shape) for c in columns]
     if not shapes or len(shapes[0]) != 1 or len(set(shapes)) > 1:
         raise ValueError(
@@ -39,13 +39,13 @@ def key_of(*columns: Tensor) -> Key:
     return Key(index, int(index.max()) + 1 if len(index) else 0)
 
 
-def _beside(column: Tensor, x: Tensor) -> Tensor:
-    """One value a row, in a shape that meets the further dimensions of x."""
+def _like(column: Tensor, x: Tensor) -> Tensor:
+    """A column of one value per row, in a shape that broadcasts against x."""
     return column.view(-1, *(1,) * (x.dim() - 1))
 
 
 def _add(x: Tensor, key: Key) -> Tensor:
-    """Sums are carried in float64: in float32, 10^6 times 0.1 is off by 1 %, and the order of the rows shows."""
+    """Sums are accumulated in float64: in float32, 10^6 times 0.1 is off by 1 % and depends on the order of rows."""
     short = x.is_floating_point() and x.dtype != torch.float64 and x.device.type != "mps"
     wide = x.double() if short else x
     return wide.new_zeros((key.size, *x.shape[1:])).index_add(0, key.index, wide).to(x.dtype)
@@ -53,7 +53,7 @@ def _add(x: Tensor, key: Key) -> Tensor:
 
 def _extreme(x: Tensor, key: Key, how: Literal["amax", "amin"]) -> Tensor:
     start = float("-inf") if how == "amax" else float("inf")
-    index = _beside(key.index, x).expand_as(x)
+    index = _like(key.index, x).expand_as(x)
     return x.new_full((key.size, *x.shape[1:]), start).scatter_reduce(0, index, x, how)
 
 
@@ -62,7 +62,7 @@ def _as_float(x: Tensor) -> Tensor:
 
 
 def one_part(rows: Tensor) -> Key:
-    """All rows in one part: statistics of the whole step."""
+    """All rows in one part, for statistics of the whole step."""
     return Key(torch.zeros(len(rows), dtype=torch.int64, device=rows.device), 1)
 
 
@@ -76,19 +76,19 @@ def gather(
     min_size: int = 1,
     fill: float = 0.0,
 ) -> Tensor:
-    """Reduce rows to parts, over the rows in `where`. NaN and infinities outside `where` change nothing.
+    """Reduce the rows in `where` to their parts. NaN and infinities outside `where` have no effect.
 
     var, std: two passes around the part's minimum, so that equal values have a variance of exactly 0 and large
     offsets do not cancel; a part with at most `ddof` rows gathers to `fill`. The gradient of std at 0 is 0.
-    count, any, all: no `fill`; of no rows they are 0, False and True.
+    count, any, all: `fill` is not used; without rows they are 0, False and True.
     """
     if how == "sum" and where is None and min_size <= 1 and fill == 0.0:
-        return _add(_as_float(x), key)  # the plainest case needs no count
+        return _add(_as_float(x), key)  # no count needed
     keep = torch.ones(len(key.index), dtype=torch.bool, device=key.index.device) if where is None else where
     count = _add(keep.to(torch.int64), key)
     if how == "count":
         return count
-    keep, count = _beside(keep, x), _beside(count, x)
+    keep, count = _like(keep, x), _like(count, x)
     if how == "any":
         return _add((x.bool() & keep).to(torch.int64), key) > 0
     if how == "all":
@@ -120,25 +120,25 @@ def _reduce(x: Tensor, key: Key, how: How, keep: Tensor, count: Tensor, ddof: in
 
 
 def centre(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:
-    """Rows minus the mean of their part; 0 outside `where`. Equal rows give exactly 0 (pitfall 16)."""
+    """Rows minus the mean of their part; 0 outside `where`, and exactly 0 for equal rows (pitfall 16)."""
     return deviations(x, key, where=where)[0]
 
 
 def deviations(x: Tensor, key: Key, *, where: Tensor | None = None, ddof: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """(rows minus the mean of their part, std and number of rows of each part): one pass for who wants all three.
+    """(rows minus the mean of their part, std of each part, number of rows of each part), computed together.
 
-    Std is 0 for a part with at most `ddof` rows.
+    The std of a part with at most `ddof` rows is 0.
     """
     keep = torch.ones(len(key.index), dtype=torch.bool, device=key.index.device) if where is None else where
     count = _add(keep.to(torch.int64), key)
     x = _as_float(x)
-    keep, rows = _beside(keep, x), _beside(count, x)
+    keep, rows = _like(keep, x), _like(count, x)
     x = _centred(torch.where(keep, x, torch.zeros((), dtype=x.dtype, device=x.device)), key, keep, rows)
     return x, _root(_variance(x, key, rows, ddof)), count
 
 
 def _centred(x: Tensor, key: Key, keep: Tensor, count: Tensor) -> Tensor:
-    """Around the part's minimum first, so that equal rows give exactly 0 and large offsets do not cancel."""
+    """The part's minimum is subtracted first, so that equal rows give exactly 0 and large offsets do not cancel."""
     zero = torch.zeros((), dtype=x.dtype, device=x.device)
     low = _extreme(torch.where(keep, x.detach(), torch.full_like(zero, float("inf"))), key, "amin")
     x = torch.where(keep, x - key.spread(low), zero)
@@ -151,7 +151,7 @@ def _variance(centred: Tensor, key: Key, count: Tensor, ddof: int) -> Tensor:
 
 
 def _root(var: Tensor) -> Tensor:
-    """sqrt has no slope at 0, and 0 · inf would be NaN."""
+    """sqrt with a gradient of 0 at 0, where it would be 0 · inf = NaN."""
     flat = var == 0
     return torch.where(flat, var, torch.where(flat, torch.ones_like(var), var).sqrt())
 
@@ -165,7 +165,7 @@ def ranges(start: Tensor, length: Tensor) -> Tensor:
 
 
 def offsets(key: Key) -> tuple[Tensor, Tensor]:
-    """First row and number of rows of each part; rows must lie in the order of their parts."""
+    """First row and number of rows of each part; rows must be sorted by part."""
     length = torch.bincount(key.index, minlength=key.size)
     return torch.cumsum(length, 0) - length, length
 
@@ -176,20 +176,18 @@ SCAN_BLOCK = 65_536  # rows whose five temporaries stay in the cache
 def scan(b: Tensor, c: Tensor | float, part: Tensor) -> Tensor:
     """y_t = b_t + c_t y_{t+1} inside each part, rows in time order and parts contiguous; y = b at a part's end.
 
-    A part knows nothing of another, also when that holds NaN or infinities.
-
-    Doubling: after k rounds a row holds the sum over 2^k steps, so it costs N log2(longest part) and no loop over
-    rows or episodes; blocks of whole parts keep it in the cache. A loop over time steps (work N, one small kernel a
-    step) was slower; the figures are in benchmarks/LOG.md.
+    NaN and infinities stay inside their part. Computed by doubling: after k rounds a row holds the sum over 2^k steps,
+    so the cost is N log2(longest part) without a loop over rows; blocks of whole parts stay in the cache. A loop over
+    time steps (cost N, one small kernel per step) was slower: see benchmarks/LOG.md.
     """
     b = _as_float(b)
     begin = torch.nonzero(part[1:] != part[:-1])[:, 0] + 1
     edge = torch.cat([begin.new_zeros(1), begin, begin.new_full((1,), len(b))])
     c_t = torch.as_tensor(c, dtype=b.dtype, device=b.device)
-    c_t = c_t if c_t.dim() == b.dim() else _beside(c_t.expand(len(b)), b)
+    c_t = c_t if c_t.dim() == b.dim() else _like(c_t.expand(len(b)), b)
     c_t = c_t.index_fill(0, edge[1:] - 1, 0.0) if len(b) else c_t
     cut = torch.searchsorted(edge, torch.arange(0, len(b) + 1, SCAN_BLOCK, device=b.device))
-    cut = list(dict.fromkeys([*cut.tolist(), len(edge) - 1]))  # parts that begin a block, and the end
+    cut = list(dict.fromkeys([*cut.tolist(), len(edge) - 1]))  # the first part of each block, and the end
     longest = [int(edge[i : j + 1].diff().max()) for i, j in pairwise(cut)]
     rows = pairwise(edge[cut].tolist())
     return torch.cat([_scan_block(b[i:j], c_t[i:j], part[i:j], n) for (i, j), n in zip(rows, longest, strict=True)])
@@ -198,31 +196,31 @@ def scan(b: Tensor, c: Tensor | float, part: Tensor) -> Tensor:
 def _scan_block(b: Tensor, c: Tensor, part: Tensor, longest: int) -> Tensor:
     if not (b.requires_grad or c.requires_grad):
         y = _doubled(b, c, longest)
-        # A coefficient of 0 keeps parts apart, but 0 · NaN is NaN: only then is the guard worth its price.
+        # A coefficient of 0 separates parts, but 0 · NaN is NaN: only then is the slower guard needed.
         if bool(torch.isfinite(y).all()):
             return y
     return _guarded(b, c, longest, part)
 
 
 def _doubled(b: Tensor, c: Tensor, longest: int) -> Tensor:
-    """After the round of `step`, y_t holds the sum over the next 2 · step rows."""
+    """After the round of `step`, y_t is the sum over the next 2 · step rows."""
     y, step = b.clone(), 1
-    y_next, c_next = torch.empty_like(y), torch.empty_like(c)  # each round writes from one into the other
+    y_next, c_next = torch.empty_like(y), torch.empty_like(c)  # double buffering
     while step < longest:
         torch.addcmul(y[:-step], c[:-step], y[step:], out=y_next[:-step])
         torch.mul(c[:-step], c[step:], out=c_next[:-step])
         y_next[-step:], c_next[-step:] = y[-step:], 0.0
         y, y_next = y_next, y
-        c, c_next = c_next, (torch.empty_like(c) if step == 1 else c)  # the first is the caller's
+        c, c_next = c_next, (torch.empty_like(c) if step == 1 else c)  # the first c is the caller's
         step *= 2
     return y
 
 
 def _guarded(b: Tensor, c: Tensor, longest: int, part: Tensor) -> Tensor:
-    """The same, for gradients and for what is not finite: no part looks into another."""
+    """The same with gradients and for values that are not finite: no part reads another."""
     y, zero, step = b, torch.zeros((), dtype=b.dtype, device=b.device), 1
     while step < longest:
-        inside = _beside(part[step:] == part[:-step], b)
+        inside = _like(part[step:] == part[:-step], b)
         y_later, c_later = torch.where(inside, y[step:], zero), torch.where(inside, c[step:], zero)
         y = torch.cat([torch.addcmul(y[:-step], c[:-step], y_later), y[-step:]])
         c = torch.cat([c[:-step] * c_later, torch.zeros_like(c[-step:])])
@@ -238,9 +236,9 @@ def lag(x: Tensor, k: int, part: Tensor, fill: int | float = 0) -> Tensor:
     if abs(k) >= len(x):
         return out
     if k > 0:
-        same = _beside(part[k:] == part[:-k], x)
+        same = _like(part[k:] == part[:-k], x)
         out[k:] = torch.where(same, x[:-k], out[k:])
     else:
-        same = _beside(part[:k] == part[-k:], x)
+        same = _like(part[:k] == part[-k:], x)
         out[:k] = torch.where(same, x[-k:], out[:k])
     return out

@@ -1,9 +1,9 @@
-"""Episodes in a file: Arrow IPC, one row an episode, exactly as they happened.
+"""Episodes as Arrow IPC files, one row per episode, without loss.
 
     uid task group status … │ reward: [(name, value)] │ notes: [{…}] │ sequences: [{ids, …}] │ turns: [{…}]
 
-Lists nest as Arrow lists over flat columns, so that writing and reading move whole columns and any reader of
-Arrow (pandas, polars, DuckDB) opens the file. Nothing is pickled. A file appears whole or not at all.
+Nested lists are Arrow lists over flat columns, so that columns are written and read at once, and any Arrow reader
+(pandas, polars, DuckDB) can open the file. Nothing is pickled. Files are written atomically.
 """
 
 import gc
@@ -34,11 +34,7 @@ _EPISODE_NUMBERS = {
     "index": np.int64,
 }
 _EPISODE_TEXTS = ("task", "group", "text", "error", "final_state", "domain", "answer")
-_LATER: dict[str, Any] = {
-    "domain": "",
-    "index": -1,
-    "answer": "",
-}  # fields that older files have not, and what they mean there
+_LATER: dict[str, Any] = {"domain": "", "index": -1, "answer": ""}  # fields that older files lack, with their values
 _SEQUENCE_ARRAYS = {
     "ids": np.int64,
     "source": np.int8,
@@ -53,7 +49,7 @@ _TURN_TEXTS = ("state", "action_key", "agent")
 
 
 def save_episodes(path: str | os.PathLike[str], episodes: Seq[Episode]) -> None:
-    """Write the episodes of one step. An older file of this name is replaced in one move."""
+    """Write the episodes of one step. An existing file is replaced atomically."""
     pa = _arrow()
     columns = _episodes(pa, episodes)
     schema = pa.schema([(name, column.type) for name, column in columns.items()])
@@ -64,22 +60,22 @@ def save_episodes(path: str | os.PathLike[str], episodes: Seq[Episode]) -> None:
         with pa.ipc.new_file(file, schema) as writer:
             writer.write_batch(rows)
 
-    _write_whole(Path(path), write)
+    _write_atomically(Path(path), write)
 
 
 def load_episodes(path: str | os.PathLike[str]) -> list[Episode]:
-    """Read what `save_episodes` wrote: every field, every bit of every number."""
+    """Read a file of `save_episodes`: every field is restored exactly."""
     table = _read(Path(path))
     if not table.num_rows:
         return []
-    whole = table if table.column(0).num_chunks == 1 else table.combine_chunks()
+    table = table if table.column(0).num_chunks == 1 else table.combine_chunks()
     collecting = gc.isenabled()
-    gc.disable()  # thousands of small objects, none of them garbage: looking for it would double the time
+    gc.disable()  # thousands of small objects, none of them garbage: collection would double the time
     try:
-        return _read_episodes({name: whole.column(name).chunk(0) for name in whole.column_names})
+        return _read_episodes({name: table.column(name).chunk(0) for name in table.column_names})
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise ValueError(
-            f"{path} is damaged ({e}), so its episodes cannot be trusted. Copy it again, or draw the step again."
+            f"{path} is damaged ({e}), so its episodes cannot be trusted. Copy it again, or sample the step again."
         ) from e
     finally:
         if collecting:
@@ -97,8 +93,8 @@ def _arrow() -> Any:
     return pa
 
 
-def _write_whole(path: Path, write: Callable[[Any], None]) -> None:
-    """Under a temporary name, on disk, then renamed: a reader or a crash never sees half a file."""
+def _write_atomically(path: Path, write: Callable[[Any], None]) -> None:
+    """Write a temporary file, sync it and rename it: neither a reader nor a crash leaves half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
@@ -110,7 +106,7 @@ def _write_whole(path: Path, write: Callable[[Any], None]) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the name itself, too
+    if os.name == "posix":  # sync the directory entry, too
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -122,25 +118,25 @@ def _read(path: Path) -> Any:
     pa = _arrow()
     try:
         reader = pa.ipc.open_file(pa.py_buffer(path.read_bytes()))
-        said = reader.schema.metadata or {}
-        if said.get(_FORMAT) == b"episodes" and said.get(_VERSION) == str(VERSION).encode():
+        metadata = reader.schema.metadata or {}
+        if metadata.get(_FORMAT) == b"episodes" and metadata.get(_VERSION) == str(VERSION).encode():
             table = reader.read_all()
             table.validate(full=True)
             return table
     except (pa.ArrowException, OSError) as e:
-        if isinstance(e, OSError) and e.errno is not None:  # no such file, no right to read it
+        if isinstance(e, OSError) and e.errno is not None:  # no such file, or no permission
             raise
         raise ValueError(
             f"{path} is no whole Arrow file ({str(e).splitlines()[0]}), so its episodes cannot be read. "
-            "It was cut off or is something else: copy it again, or draw the step again."
+            "It was cut off or is something else: copy it again, or sample the step again."
         ) from e
-    if said.get(_FORMAT) != b"episodes":
+    if metadata.get(_FORMAT) != b"episodes":
         raise ValueError(
             f"{path} is an Arrow file, but not one of episodes, so there is nothing to load. "
             "Name a file that save_episodes wrote."
         )
     raise ValueError(
-        f"{path} has episode format {said.get(_VERSION, b'?').decode()}, and this gruppo reads {VERSION}: "
+        f"{path} has episode format {metadata.get(_VERSION, b'?').decode()}, and this gruppo reads {VERSION}: "
         "fields would be misread. Load it with the version of gruppo that wrote it."
     )
 
@@ -149,12 +145,12 @@ def _read(path: Path) -> Any:
 
 
 def _flat(arrays: Seq[NDArray[Any]], dtype: Any, name: str) -> NDArray[Any]:
-    """The arrays in one, refusing a type that would lose digits."""
+    """The arrays concatenated; a dtype that would lose digits is refused."""
     for kind in {a.dtype for a in arrays}:
         if not np.can_cast(kind, dtype, "safe") and any(len(a) for a in arrays if a.dtype == kind):
             raise ValueError(
                 f"{name} is {kind}, and the file holds {np.dtype(dtype)}: digits would be lost. "
-                f"Make it {np.dtype(dtype)} where the episode is made."
+                f"Use {np.dtype(dtype)} when you make the episode."
             )
     return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)
 
@@ -166,7 +162,7 @@ def _list(pa: Any, lengths: Iterable[int], values: Any, absent: NDArray[np.bool_
 
 
 def _arrays(pa: Any, arrays: Seq[NDArray[Any] | None], dtype: Any, name: str) -> Any:
-    """A list of numbers for each row; null where there is none."""
+    """A list of numbers for each row; null where the array is None."""
     there = [a for a in arrays if a is not None]
     values = pa.array(_flat(there, dtype, name))
     if len(there) == len(arrays):
@@ -182,12 +178,12 @@ def _numbers(pa: Any, rows: Seq[Any], name: str, dtype: Any) -> Any:
 def _texts(pa: Any, texts: Seq[str]) -> Any:
     try:
         return pa.array(texts, pa.large_string())
-    except UnicodeEncodeError:  # half of a surrogate pair: Python has such texts, UTF-8 has not
+    except UnicodeEncodeError:  # a lone surrogate, which Python allows and UTF-8 does not
         return pa.array([t.encode("utf-8", "surrogatepass") for t in texts], pa.large_binary())
 
 
 def _columns(pa: Any, rows: Seq[Any], numbers: dict[str, Any], texts: Iterable[str] = ()) -> dict[str, Any]:
-    """The plain fields of the rows: numbers by their type, and texts."""
+    """The plain fields of the rows: numbers with their dtypes, and texts."""
     columns = {name: _numbers(pa, rows, name, dtype) for name, dtype in numbers.items()}
     return columns | {name: _texts(pa, list(map(attrgetter(name), rows))) for name in texts}
 
@@ -223,7 +219,7 @@ def _episodes(pa: Any, episodes: Seq[Episode]) -> dict[str, Any]:
 
 
 def _notes(pa: Any, episodes: Seq[Episode]) -> Any:
-    """Values are float32, as `Note` says, unless one of the step's notes is wider."""
+    """Values are float32, as in `Note`, unless a note of the step has a wider dtype."""
     notes = [note for e in episodes for note in e.notes.values()]
     values = [np.asarray(note.values) for note in notes]
     names = {d: d.name for d in {v.dtype for v in values}}
@@ -239,7 +235,7 @@ def _notes(pa: Any, episodes: Seq[Episode]) -> Any:
 
 
 def _floating(values: NDArray[Any]) -> NDArray[Any]:
-    """Whole numbers as float64, if that holds them exactly."""
+    """Integers as float64, if it represents them exactly."""
     if values.dtype.kind not in "iu" or np.can_cast(values.dtype, np.float32, "safe"):
         return values
     wide = values.astype(np.float64)
@@ -280,7 +276,7 @@ def _turns(pa: Any, turns: Seq[Turn]) -> Any:
     return _struct(pa, columns)
 
 
-# ---- reading: the same columns, cut into objects
+# ---- reading: the same columns, split into objects
 
 
 def _plain(column: Any) -> list[Any]:
@@ -301,7 +297,7 @@ def _cut(values: Iterable[Any], lists: Any, make: Callable[[Iterable[Any]], Any]
 
 
 def _read_arrays(lists: Any) -> list[Any]:
-    """Each a copy of its own: writable, and one kept episode does not keep the file in memory."""
+    """Each array is a copy: it is writable, and keeping one episode does not keep the file in memory."""
     values, at = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().tolist()
     there = _plain(lists.is_valid()) if lists.null_count else [True] * len(lists)
     return [values[a:b].copy() if t else None for a, b, t in zip(at, at[1:], there, strict=False)]
@@ -317,13 +313,13 @@ def _read_names(lists: Any) -> list[frozenset[str]]:
 
 
 def _build(kind: Callable[..., Any], columns: dict[str, list[Any]]) -> list[Any]:
-    """One object a row. In the order of the fields: a call by position is the fastest that Python has."""
+    """One object per row, by positional arguments: the fastest call in Python."""
     return list(map(kind, *(columns[name] for name in kind.__match_args__)))  # type: ignore[attr-defined]
 
 
 def _read_episodes(columns: dict[str, Any]) -> list[Episode]:
     rows = len(columns["uid"])
-    columns = {"index" if name == "place" else name: x for name, x in columns.items()}  # its name in older files
+    columns = {"index" if name == "place" else name: x for name, x in columns.items()}  # "place" in older files
     names = (*_EPISODE_NUMBERS, *_EPISODE_TEXTS)
     c = {n: [_LATER[n]] * rows if n in _LATER and n not in columns else _plain(columns[n]) for n in names}
     for name, kind in (("status", Status), ("use", Use), ("source", Source)):

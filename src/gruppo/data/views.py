@@ -1,7 +1,7 @@
-"""Views: a sequence as another input of the model, scored by name (design 3.7).
+"""Views: the same decisions under another context, as model inputs.
 
-A view maps the episodes of a batch to (ids, position of each decision in them), sequence by sequence. Every view
-places the same decisions, so that a row of level N means the same token in all of them.
+A view maps the episodes of a batch to (ids, position of each decision), sequence by sequence. All views have the same
+decisions, so a row of level N is the same token in each of them.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ View = Callable[[Seq[Episode]], list[Placed]]
 
 
 def as_sampled(sequence: Sequence) -> Placed:
-    """What the sampler saw. Tokens given in a prompt that `train_as` replaces are no decisions."""
+    """The context of the sampler. Tokens given in a prompt that `train_as` replaces are not decisions."""
     at = np.flatnonzero(sequence.source != Source.ENV)
     return sequence.ids, at if sequence.train_as is None else at[at >= sequence.prompt_len]
 
@@ -27,16 +27,16 @@ def as_trained(sequence: Sequence) -> Placed:
 
 
 def without_hints(sequence: Sequence) -> Placed:
-    """Hints leave the context; the decisions that were hints are scored at the position after it."""
+    """Without the hints. Decisions that were hint tokens are moved to the next position that is left."""
     s = sequence.trained()
     keep = s.source != Source.HINT
-    place = np.cumsum(keep) - 1
+    position = np.cumsum(keep) - 1
     at = np.flatnonzero(s.source != Source.ENV)
-    return s.ids[keep], np.where(keep[at], place[at], np.minimum(place[at] + 1, keep.sum() - 1))
+    return s.ids[keep], np.where(keep[at], position[at], np.minimum(position[at] + 1, keep.sum() - 1))
 
 
 def under(sequence: Sequence, prompt: np.ndarray) -> Placed:
-    """The same answer after another prompt; decisions inside the old prompt are scored at the first position after
+    """The same answer after another prompt. Decisions inside the old prompt are moved to the first position after
     the new one."""
     s = sequence.trained()
     at = np.flatnonzero(s.source != Source.ENV)
@@ -47,8 +47,9 @@ def under(sequence: Sequence, prompt: np.ndarray) -> Placed:
 def mismatched(episodes: Seq[Episode]) -> list[Placed]:
     """Every answer under the prompt of the next group (KTO's x', arXiv:2402.01306).
 
-    Groups stand in a ring by the hash of their names and lend the prompt of their first judged episode to learn from,
-    by uid: so neither the order of the episodes nor a failed one matters. With one group the prompt stays its own.
+    Groups form a ring, ordered by the hashes of their names. Each lends the prompt of its judged episode of use LEARN
+    with the smallest uid, so the result depends neither on the order of episodes nor on failed ones. A single group
+    keeps its own prompt.
     """
     lenders: dict[str, Episode] = {}
     for e in episodes:
@@ -65,7 +66,7 @@ def mismatched(episodes: Seq[Episode]) -> list[Placed]:
 
 
 def each(one: Callable[[Sequence], Placed]) -> View:
-    """A view that looks at one sequence at a time."""
+    """A view that treats each sequence separately."""
     return lambda episodes: [one(s) for e in episodes for s in e.sequences]
 
 

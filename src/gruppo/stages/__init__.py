@@ -1,4 +1,4 @@
-"""The ten rooms: protocol, plain default and shared occupants, one module a room."""
+"""The ten rooms, one module each: the protocol, the plain default and the shared occupants."""
 
 from gruppo.stages.cast import Ema, Every, Never, Role
 from gruppo.stages.context import Ask, Context, Memory, Prompt, Sampling, StepRecord

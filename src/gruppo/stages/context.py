@@ -20,14 +20,14 @@ def _refuse(name: str) -> None:
 
 
 def _read_only(x: Any, name: str) -> Any:
-    """What a room is shown of a value of memory: dicts and lists that cannot be written to, all the way down."""
+    """A value of memory as rooms see it: dicts and lists are read-only, at every depth."""
     if isinstance(x, dict):
         return Shown(x, name)  # type: ignore[arg-type]
     return tuple(_read_only(v, name) for v in x) if isinstance(x, list) else x  # type: ignore[misc]
 
 
 class Shown(Mapping[Any, Any]):
-    """A dict inside memory as rooms see it; nothing is copied."""
+    """A read-only view of a dict inside memory; nothing is copied."""
 
     __slots__ = ("_held", "_name")
 
@@ -56,8 +56,8 @@ class Shown(Mapping[Any, Any]):
 class Memory(dict[str, Any]):
     """Named tables. Rooms read; only `observe` writes, once a step after the update.
 
-    A value is a number, a text, a tensor, or a list or dict of these: what a checkpoint can hold exactly. Outside
-    `observe` dicts and lists are handed out read-only; a tensor is not copied, so leave it as it is.
+    A value is a number, a string, a tensor, or a list or dict of these: what a checkpoint can hold exactly. Outside
+    `observe`, dicts and lists are read-only. Tensors are not copied, so do not change them in place.
     """
 
     _open = False
@@ -86,7 +86,7 @@ class Memory(dict[str, Any]):
         self._guard(name)
         super().__delitem__(name)
 
-    # A dict's other ways to read and write do not go through the three above; a MutableMapping's do.
+    # The other methods of dict bypass the three above; those of MutableMapping do not.
     get = MutableMapping.get  # type: ignore[assignment]
     values = MutableMapping.values  # type: ignore[assignment]
     items = MutableMapping.items  # type: ignore[assignment]
@@ -105,8 +105,8 @@ class Memory(dict[str, Any]):
 class Sampling:
     """How tokens are drawn."""
 
-    max_tokens: int = 16  # of one answer; in a run 0: the task's own
-    temperature: float = 1.0  # 0: greedy, so that all answers of a group are the same
+    max_tokens: int = 16  # per answer; in a run, 0: as the task says
+    temperature: float = 1.0  # 0: greedy, so all answers of a group are the same
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0  # 1: all tokens
 
@@ -115,8 +115,8 @@ class Sampling:
 class Ask:
     """What the curriculum asks for: this many samples of this task.
 
-    `how` overrides sampling or speaks to prompting. `key` separates two draws of one group in one round; `notes`
-    become columns of level E of the batch. An episode knows its ask.
+    `how` overrides sampling settings and holds options for prompting. `key` separates two draws of one group in one
+    round. `notes` become columns of the batch, at level E. An episode knows its ask.
     """
 
     task: Any
@@ -125,7 +125,7 @@ class Ask:
     how: Mapping[str, Any] = field(default_factory=dict[str, Any])
     key: str = ""
     notes: Mapping[str, float] = field(default_factory=dict[str, float])
-    index: int = -1  # of the task in the training set; -1: not known
+    index: int = -1  # of the task in the training set; -1: unknown
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "group", self.group or self.task.uid)
@@ -133,9 +133,9 @@ class Ask:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What the policy sees. `given` marks spans of ids that are decisions already made (hints, forced prefixes).
+    """What the policy sees. `given` marks spans of ids that are part of the answer already (hints, forced prefixes).
 
-    What is judged begins at `answer_from`, whatever the tokens are learned as; -1: with what is given.
+    The answer that is scored begins at `answer_from`, however its tokens are learned; -1: with what is given.
     """
 
     ids: Any  # int64 array
@@ -143,21 +143,21 @@ class Prompt:
     group: str
     samples: int
     given: tuple[tuple[int, int, str], ...] = ()  # (start, stop, source)
-    train_as: Any = None  # ids of the context to learn under, if another
+    train_as: Any = None  # ids of the context to learn under, if it is another one
     answer_from: int = -1
 
     @property
     def begun(self) -> Any:
-        """The ids of the answer that are there before anything is sampled."""
+        """The part of the answer that is there before anything is sampled."""
         spans = [(a, b) for a, b, _ in self.given] if self.answer_from < 0 else [(self.answer_from, len(self.ids))]
         return np.concatenate([self.ids[a:b] for a, b in spans] or [self.ids[:0]])
 
 
 @dataclass
 class StepRecord:
-    """Everything a step made, for `observe`; `ctx` can still read models.
+    """What a step produced, for `observe`; `ctx` can still read models.
 
-    `episodes` are those that selection kept, `drawn` all of them: rates and histories of tasks count these.
+    `episodes` are those that selection kept. `drawn` are all of them: use these for rates and histories of tasks.
     """
 
     step: int
@@ -180,19 +180,19 @@ Episodes = Callable[..., Awaitable[list[Episode]]]
 
 @dataclass
 class Context:
-    """What every room is given. The last five are verbs of the walk (gruppo.stages.walk):
+    """What every room is given. The last five fields are functions of the walk (gruppo.stages.walk):
 
-    play(starts)           episodes of these prompts or forks: one answer each, or what the environment makes of it
-    reward(episodes)       the same episodes with their rewards
+    play(starts)           episodes from these prompts or forks: one answer each, or a dialogue with the environment
+    reward(episodes)       the same episodes, with their rewards
     draw(asks)             prompting, play and reward
-    read(episodes, role)   a batch of these episodes with readouts of a model as columns
-    fresh(n)               n more asks of the curriculum
+    read(episodes, role)   a batch of these episodes, with readouts of a model as columns
+    fresh(n)               n more asks from the curriculum
     """
 
     step: int = 0
     steps: int = 1
     seed: int = 0
-    round: int = 0  # 0: first draw of the step; then draws again
+    round: int = 0  # 0: the first draw of the step; above: redraws
     version: int = 0  # of the weights
     memory: Memory = field(default_factory=Memory)
     cast: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -200,8 +200,8 @@ class Context:
     tokenizer: Any = None
     prompts: int = 1
     samples: int = 2
-    episodes: Sequence[Episode] = ()  # of this step, for update
-    replay: Sequence[Episode] = ()  # what the replay recalls in this step
+    episodes: Sequence[Episode] = ()  # that selection kept in this step, for the update
+    replay: Sequence[Episode] = ()  # recalled by the replay in this step
     sampling: Sampling = field(default_factory=Sampling)
     play: Episodes = field(default_factory=lambda: _absent("play"))
     reward: Episodes = field(default_factory=lambda: _absent("reward"))
@@ -214,7 +214,7 @@ class Context:
         return self.step / max(self.steps, 1)
 
     def uniform(self, *key: int | str | Tensor) -> Any:
-        """A keyed draw in [0, 1): a pure function of (seed, step, key)."""
+        """A random number in [0, 1): a pure function of (seed, step, key)."""
         return keyed.uniform(self.seed, self.step, *key)
 
     def at(self, sched: Sched | str) -> float:

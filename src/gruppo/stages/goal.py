@@ -1,7 +1,7 @@
-"""What a role maximises in one optimiser step: the terms of its objectives and penalties. No model is needed here.
+"""What a role maximises in one optimiser step: the terms of its objectives and penalties. It needs no model.
 
-The native learner, the laws and the laboratory share it: terms are declared before statistics are known, their counts
-are those of the whole step, and dJ/dstatistic is all that a model has to be given.
+The learner, the laws and the laboratory share it. Terms are declared before the statistics are known, they are counted
+over the whole step, and dJ/dstatistic is all that the backward pass of a model needs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from gruppo.stages.method import Method, kind
 from gruppo.stages.names import nearest
 from gruppo.stages.readouts import Need, Stats
 from gruppo.stages.select import reads_current, through_second_door
-from gruppo.stages.terms import Counts, Term
+from gruppo.stages.terms import Term
 
-_AS_STORED = frozenset({"logp_gen_N", "temperature_N", "row_N"})  # NaN in logp_gen says that nothing was sampled
+_AS_STORED = frozenset({"logp_gen_N", "temperature_N", "row_N"})  # in logp_gen, NaN means that nothing was sampled
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The objectives of a role and, for the policy, the penalties: to be maximised together."""
+    """J of a role: its objectives and, for the policy, the penalties."""
 
     method: Method
     ctx: Context
@@ -35,21 +35,23 @@ class Goal:
     penalties: bool = True
 
     def occupants(self) -> list[tuple[Any, bool]]:
-        """(occupant, whether it reads tokens that selection dropped, as penalties do). Penalties are the policy's."""
+        """(occupant, whether it also reads tokens that selection dropped), penalties last."""
         mine = [(o, "dropped" in o.reads) for o in self.method.objectives[self.role]]
         return mine + [(o, True) for o in self.method.penalties if self.role == "policy" and self.penalties]
 
     def needs(self) -> list[Need]:
-        """What it wants to know at every optimiser step, each once."""
+        """What it reads at every optimiser step, each once."""
         here = [o for o, _ in self.occupants()] + list(self.method.select if self.role == "policy" else ())
         return list(dict.fromkeys(n for o in here for n in o.needs(self.ctx) if n.when == "step"))
 
     def terms(self, batch: Batch) -> list[Term]:
-        """What is counted, before any statistic is known."""
+        """The terms of all occupants, before any statistic is known."""
         out: list[Term] = []
-        clean = {p: self._clean(batch, Stats(), p)[0] for p in {penalty for _, penalty in self.occupants()}}
-        for occupant, penalty in self.occupants():
-            out += [replace(t, mean=self._mean(t.mean)) for t in occupant.terms(self.ctx, clean[penalty])]
+        flags = {dropped for _, dropped in self.occupants()}
+        clean = {dropped: self._clean(batch, Stats(), dropped)[0] for dropped in flags}
+        for number, (occupant, dropped) in enumerate(self.occupants()):
+            declared = occupant.terms(self.ctx, clean[dropped])
+            out += [replace(t, mean=self._mean(t.mean), declared_by=number) for t in declared]
         names = [t.name for t in out]
         if len(set(names)) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
@@ -62,11 +64,11 @@ class Goal:
     def values(self, batch: Batch, stats: Stats, terms: Sequence[Term]) -> list[Tensor]:
         """The values of these terms, in their order."""
         out: list[Tensor] = []
-        left = list(terms)
-        clean = {p: self._clean(batch, stats, p) for p in {penalty for _, penalty in self.occupants()}}
-        for occupant, penalty in self.occupants():
-            found = occupant(self.ctx, *clean[penalty])
-            names = [t.name for t in left[: len(found)]]
+        flags = {dropped for _, dropped in self.occupants()}
+        clean = {dropped: self._clean(batch, stats, dropped) for dropped in flags}
+        for number, (occupant, dropped) in enumerate(self.occupants()):
+            found = occupant(self.ctx, *clean[dropped])
+            names = [t.name for t in terms if t.declared_by == number]
             if set(names) != set(found):
                 strange = next(iter(set(found) ^ set(names)))
                 raise ValueError(
@@ -74,26 +76,22 @@ class Goal:
                     f"{nearest(strange, names)}: what is counted would not be what is maximised. Use the same names."
                 )
             out += [found[name] for name in names]
-            left = left[len(found) :]
         return out
 
-    def counts(self, batch: Batch, terms: Sequence[Term]) -> Counts:
-        return Counts({t.name: t.count(batch) for t in terms})
-
     def fused(self, terms: Sequence[Term]) -> bool:
-        """Whether micro-batches can be added up: no row looks at another sequence, and selection is done."""
+        """Whether micro-batches can be added up: no row depends on another sequence, and selection is done."""
         chain = self.method.select if self.role == "policy" else ()
         current = any(hasattr(o, "tokens") and reads_current(self.ctx, o) for o in chain)
         return not current and all(t.additive and t.at in "NKS" for t in terms)
 
     def selected(self, batch: Batch, stats: Stats) -> Batch:
-        """After the selection of tokens by current statistics, which have no gradient there."""
+        """After the selection of tokens that reads current statistics, without gradient."""
         chain = self.method.select if self.role == "policy" else ()
         fixed = Stats({k: stop(v) for k, v in stats.items()})
         return through_second_door(self.ctx, chain, batch, fixed, current=True)
 
     def whole(self, batch: Batch, stats: Stats) -> "Sum":
-        """J of a whole optimiser step, from its statistics."""
+        """J of a whole optimiser step."""
         batch = self.selected(batch, stats)
         terms = self.terms(batch)
         weights = [t.weights(batch) for t in terms]
@@ -102,7 +100,7 @@ class Goal:
         return out
 
     def slopes(self, batch: Batch, leaves: Mapping[str, Tensor], scale: float = 1.0) -> "tuple[dict[str, Tensor], Sum]":
-        """scale · dJ/dstatistic for each leaf that J depends on, over the whole step."""
+        """scale · dJ/dstatistic over the whole step, for each leaf that J depends on."""
         total = self.whole(batch, Stats(leaves))
         found = torch.autograd.grad(scale * total.value, list(leaves.values()), allow_unused=True)
         reached: list[Tensor | None] = list(found)
@@ -114,17 +112,16 @@ class Goal:
             return f"{mean.removesuffix('max_tokens')}{self.ctx.sampling.max_tokens}"
         return mean
 
-    def _clean(self, batch: Batch, stats: Stats, penalty: bool) -> tuple[Batch, Stats]:
-        """Without what may not be learned from. Another role, and penalties, also look at tokens that selection
-        dropped."""
+    def _clean(self, batch: Batch, stats: Stats, dropped: bool) -> tuple[Batch, Stats]:
+        """Only what may be learned from. Other roles than the policy always read tokens that selection dropped."""
         alive_N = batch.spread(batch.alive_E, "E", "N") & readable_N(self.method, batch)
-        return _clean(batch, stats, alive_N & batch.keep_N if self.role == "policy" and not penalty else alive_N)
+        return _clean(batch, stats, alive_N & batch.keep_N if self.role == "policy" and not dropped else alive_N)
 
 
 class Sum:
-    """J as it is added up, with each term's own mean, without its coefficient, for the log.
+    """J, added up part by part; `totals` are the means of the terms without their coefficients, for the log.
 
-    `value` is J itself where the whole step was given at once.
+    `value` is J itself if the whole step came at once.
     """
 
     def __init__(self, terms: Sequence[Term], weights: Sequence[Tensor]) -> None:
@@ -136,7 +133,7 @@ class Sum:
         return list(zip(self.terms, self.weights, strict=True))
 
     def add_micro(self, values: Sequence[Tensor], micro: Batch, stats: Mapping[str, Tensor]) -> Tensor:
-        """The part of J of a micro-batch, under the weights of the whole step."""
+        """The part of J of a micro-batch, with the weights of the whole step."""
         rows = [micro.columns[f"row_{t.at}"] for t in self.terms]
         terms = [replace(t, coef=t.coef[r]) if isinstance(t.coef, Tensor) and t.coef.dim() else t
                  for t, r in zip(self.terms, rows, strict=True)]  # fmt: skip
@@ -160,12 +157,12 @@ class Sum:
 
 
 def zero_of(stats: Mapping[str, Tensor]) -> Tensor:
-    """0 with a graph: an optimiser step without a row to learn from still has a gradient, of 0."""
+    """0, with a graph: a step without rows to learn from still has a gradient, which is 0."""
     return sum((0.0 * torch.nan_to_num(x).sum() for x in stats.values()), torch.zeros(()))  # type: ignore[return-value]
 
 
 def _clean(batch: Batch, stats: Stats, alive_N: Tensor) -> tuple[Batch, Stats]:
-    """Numbers of dead rows read as 0, so that NaN and infinities there reach neither value nor gradient."""
+    """Numbers of dead rows become 0, so that NaN and infinities there reach neither values nor gradients."""
 
     def zero(x: Tensor) -> Tensor:
         return torch.where(alive_N.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros((), dtype=x.dtype, device=x.device))

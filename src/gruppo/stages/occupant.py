@@ -1,4 +1,4 @@
-"""Occupants: what stands in a room. A small frozen dataclass whose fields are its hyper-parameters."""
+"""Occupants: what a method puts in its rooms. Small frozen dataclasses whose fields are their hyper-parameters."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import field, fields
@@ -22,12 +22,13 @@ def setting(
     witness: Any = None,
     added: bool = False,
 ) -> Any:
-    """A field with what is known about its values. All of it is checked or used in one place, for every occupant.
+    """A field with bounds, which the base class checks for every occupant.
 
-    low, high      the smallest and the largest value; above, below: bounds that are not values themselves
-    witness        a value, or a list of values, of which one must change what the occupant does (the law
-                   `fields_matter`); only where the usual tries (10 %, three times, 0, the other names) do not show it
-    added          the field came after the first release, and its default changes nothing: records that hold the
+    low, high      the smallest and the largest value
+    above, below   the same, exclusive
+    witness        values, at least one of which must change what the occupant does (the law `fields_matter`); needed
+                   only where the law's own tries (a tenth, three times, 0, the other names) change nothing
+    added          the field was added after the first release, and its default changes nothing: records that hold the
                    default keep their hash
     """
     bounds = {"low": low, "above": above, "high": high, "below": below}
@@ -42,7 +43,7 @@ def setting(
 class NoteColumn(str):
     """The column of a note that an occupant reads: `note("heated", among=(0, 1))` is "note_heated_E".
 
-    The laws make such notes up: numbers `among` these, or from 0 to 1.
+    The laws invent values for it: some of `among`, or numbers from 0 to 1.
     """
 
     among: tuple[float, ...] = ()
@@ -57,13 +58,13 @@ def note(name: str, level: Literal["N", "K", "S", "E"] = "E", among: tuple[float
 class Occupant:
     """Base of every occupant. `__call__` is the algorithm and never changes state; `observe` may.
 
-    reads     columns that another occupant makes ("adv_N", or note("exit")), answers ("answer_E"), and sources of
-              tokens besides the policy's that it has a rule for ("expert", "hint"); of an objective, "dropped": tokens
-              that selection dropped
-    writes    columns that it makes, notes included, and sources of tokens besides the policy's
-    requires  what must be there: samples, other occupants, a kind of reward (gruppo.stages.requires)
-    refuses   kinds of occupants that may not stand in the same method
-    ignores   "shift" or "scale" of rewards: what a credit claims to be invariant to (laws)
+    reads     columns that another occupant writes ("adv_N", or note("exit")), answers ("answer_E"), and sources of
+              tokens other than the policy that it handles ("expert", "hint"); an objective that reads "dropped" also
+              sees the tokens that selection dropped
+    writes    columns, including notes, and sources of tokens other than the policy
+    requires  what must hold: a number of samples, other occupants, a kind of reward (gruppo.stages.requires)
+    refuses   kinds of occupants that may not be in the same method
+    ignores   "shift" or "scale" of rewards: what a credit claims to be invariant to (see the laws)
     """
 
     version: ClassVar[int] = 1
@@ -79,11 +80,11 @@ class Occupant:
                 raise ValueError(sentence)
 
     def wrong(self) -> str:
-        """What makes these values impossible together, with the remedy; "" if nothing does."""
+        """Why these values cannot be used together, with the remedy; "" if they can."""
         return ""
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
-        """What it wants to know from a model."""
+        """What it reads from models."""
         return ()
 
     def unfit(self, batch: Batch) -> str:
@@ -100,7 +101,7 @@ def hints_of(cls: type) -> dict[str, Any]:
 
 
 def _wrong_fields(occupant: Any) -> Iterable[str]:
-    """A value that is none of its Literal's, or outside its bounds."""
+    """One sentence for each value that is not in its Literal, or outside its bounds."""
     for f in fields(occupant):
         value, hint = getattr(occupant, f.name), hints_of(type(occupant)).get(f.name)
         if get_origin(hint) is Literal and value not in get_args(hint):
@@ -123,6 +124,6 @@ def _outside(name: str, value: float, bounds: Mapping[str, Any]) -> str:
     )
     if inside:
         return ""
-    said = [f">= {low:g}" if low is not None else f"> {above:g}" if above is not None else ""]
-    said += [f"<= {high:g}" if high is not None else f"< {below:g}" if below is not None else ""]
-    return f"{name}={value} has no meaning here. Use a number {' and '.join(s for s in said if s)}."
+    allowed = [f">= {low:g}" if low is not None else f"> {above:g}" if above is not None else ""]
+    allowed += [f"<= {high:g}" if high is not None else f"< {below:g}" if below is not None else ""]
+    return f"{name}={value} has no meaning here. Use a number {' and '.join(filter(None, allowed))}."

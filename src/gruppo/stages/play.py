@@ -1,7 +1,7 @@
-"""How one episode is played: a prompt that is answered, or an episode that goes on from a position.
+"""How one episode is played: a prompt is answered, or an earlier episode continues from a position.
 
-`ctx.play` is the plain way to make an episode of this task. Here that is one answer. An environment plays several turns
-behind the same call, so methods that branch, hint, retry or reuse run there unchanged.
+Rollouts make episodes with `ctx.play`. Here an episode is one answer. An environment plays several turns behind the
+same call, so methods that branch, hint, retry or reuse work with it unchanged.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -20,9 +20,9 @@ Ids = Any  # int64 array
 
 
 class Play(Protocol):
-    """Plays every start and yields (its number, the episode) in the order in which they end.
+    """Plays every start and yields (its index, the episode) in the order in which they end.
 
-    window  sampled tokens of one episode, at most: one that needs more stays open and can go on as a Fork; 0: no limit
+    window  most tokens to sample for an episode; one that needs more stays open, and can continue as a Fork; 0: no limit
     """
 
     def __call__(
@@ -32,7 +32,7 @@ class Play(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """An episode from its prompt on. `uid` is also the key of its random numbers."""
+    """An episode from its prompt. `uid` is also its random key."""
 
     prompt: Prompt
     uid: int
@@ -43,7 +43,7 @@ class Start:
         return self.prompt.ids
 
     def ended(self, ctx: Context, request: Request, completion: Completion) -> Episode:
-        """The episode in which this completion is the answer."""
+        """The episode with this completion as its answer."""
         return episode_of(
             ctx,
             self.prompt,
@@ -59,9 +59,9 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """An episode of one sequence that goes on from position `at`, after `given` tokens.
+    """An episode of one sequence that continues from position `at`, after the tokens in `given`.
 
-    Under another `uid` than the episode's it is a sibling, and `node` says which decisions the two share.
+    With a `uid` of its own it is a sibling of the episode, and `node` says which decisions the two share.
     """
 
     episode: Episode
@@ -69,31 +69,32 @@ class Fork:
     uid: int
     sampling: Sampling
     given: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
-    source: Source = Source.INJECTED  # of the given tokens: part of the answer, not the policy's
+    source: Source = Source.INJECTED  # of `given`, which is part of the answer but not the policy's
 
     @property
     def prefix(self) -> Ids:
         return np.concatenate([self.episode.sequences[0].ids[: self.at], self.given])
 
     def ended(self, ctx: Context, request: Request, completion: Completion) -> Episode:
-        """The episode up to `at`, what is given, and this completion.
+        """The episode up to `at`, then `given`, then this completion.
 
-        The rewards of the old ending stay behind, and so do its notes but for those of the episode as a whole."""
+        The rewards of the old ending are dropped, and all notes except those at level E.
+        """
         [sequence] = self.episode.sequences
         kept = sequence.upto(self.at)
         if self.uid != self.episode.uid:
             kept = replace(kept, node=nodes_of(self.episode)[: self.at])
-        whole = kept.extended(self.given, self.source).extended(
+        longer = kept.extended(self.given, self.source).extended(
             completion.ids, Source.POLICY, completion.logp, completion.version, request.temperature, completion.allowed
         )
-        start = whole.prompt_len
+        start = longer.prompt_len
         return replace(
             self.episode,
             uid=self.uid,
-            sequences=[whole],
-            turns=[Turn(start=start, stop=len(whole.ids), obs_stop=start)],
+            sequences=[longer],
+            turns=[Turn(start=start, stop=len(longer.ids), obs_stop=start)],
             status=ending(completion),
-            text=ctx.tokenizer.decode(whole.ids[whole.source != Source.ENV]),
+            text=ctx.tokenizer.decode(longer.ids[longer.source != Source.ENV]),
             reward={},
             replaced=frozenset[str](),
             answer="",
@@ -105,12 +106,12 @@ class Fork:
 async def one_answer(
     ctx: Context, starts: Sequence[Start | Fork], window: int = 0
 ) -> AsyncIterator[tuple[int, Episode]]:
-    """Each start is continued once, up to the end of its answer: the play of single-turn tasks."""
+    """One answer to each start: the play of single-turn tasks."""
     wanted = [request_after(ctx, s.prefix, s.uid, s.sampling) for s in starts]
     asked = [replace(r, max_tokens=min(window, r.max_tokens)) for r in wanted] if window else wanted
     async for i, completion in ctx.engine.generate(asked):
         episode = starts[i].ended(ctx, wanted[i], completion)
-        if completion.reason == "length" and len(completion.ids) < wanted[i].max_tokens:
+        if window and completion.reason == "length" and len(completion.ids) < wanted[i].max_tokens:
             episode.status = Status.OPEN
         yield i, episode
 
@@ -120,18 +121,17 @@ def ending(completion: Completion) -> Status:
 
 
 def request_after(ctx: Context, prefix: Ids, key: int, sampling: Sampling) -> Request:
-    """What comes after these ids, with the random numbers of this key."""
+    """A request for what follows these ids, under this random key."""
     return Request(prefix, key=int(key), stop=(ctx.tokenizer.eos,), **vars(sampling))
 
 
 def sampling_for(ctx: Context, ask: Ask) -> Sampling:
-    """The run's sampling, with what the ask says about it."""
-    said = {k: v for k, v in ask.how.items() if k in Sampling.__dataclass_fields__}
-    return replace(ctx.sampling, **said)
+    """The sampling of the run, with the overrides of the ask."""
+    return replace(ctx.sampling, **{k: v for k, v in ask.how.items() if k in Sampling.__dataclass_fields__})
 
 
 def starts_of(ctx: Context, given: Sequence[Prompt | Start | Fork]) -> list[Start | Fork]:
-    """One start for every sample of every prompt; what is a start already stays as it is."""
+    """One start for every sample of every prompt; starts and forks stay as they are."""
     out: list[Start | Fork] = []
     number = 0
     for s in given:
@@ -145,7 +145,7 @@ def starts_of(ctx: Context, given: Sequence[Prompt | Start | Fork]) -> list[Star
 
 
 def episode_uid(ctx: Context, prompt: Prompt, number: int, sample: int) -> int:
-    """The uid of a sample of the prompt with this number in its draw: a function of the seed, the step and the ask."""
+    """The uid of a sample of prompt `number` of a draw: a function of the seed, the step and the ask."""
     ask = prompt.ask
     how = ",".join(f"{k}={ask.how[k]}" for k in sorted(ask.how))
     uid = key_hash(ctx.seed, ctx.step, "episode", ctx.round, prompt.group, ask.key, how, number, sample)
@@ -164,7 +164,7 @@ def episode_of(
     source: Source = Source.POLICY,
     **rest: Any,
 ) -> Episode:
-    """The episode in which a prompt was answered with these ids. It knows its ask, and so its task."""
+    """The episode in which a prompt was answered with these ids. It keeps its ask, and so its task."""
     ask = prompt.ask
     return single_turn(
         uid,
@@ -188,6 +188,7 @@ def episode_of(
 
 
 def prompt_source(prompt: Prompt) -> Any:
+    """The source of each token of the prompt: the environment, or what `given` says."""
     source = np.full(len(prompt.ids), Source.ENV, np.int8)
     for start, stop, name in prompt.given:
         source[start:stop] = Source[name.upper()]
@@ -195,7 +196,7 @@ def prompt_source(prompt: Prompt) -> Any:
 
 
 def nodes_of(episode: Episode) -> Any:
-    """The id of every decision of an episode of one sequence, as packing gives them (`node_N`); -1 for other tokens."""
+    """The id of every decision of an episode of one sequence, as in `node_N` of a batch; -1 for other tokens."""
     [s] = episode.sequences
     decided = as_sampled(s)[1]
     own = key_hash(episode.uid, 0, torch.arange(len(decided)))

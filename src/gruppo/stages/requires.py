@@ -1,4 +1,4 @@
-"""What an occupant requires: decided before the run, or at the first batch before the first update."""
+"""What occupants require, checked before the run, or on the first batch before the first update."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,24 +13,25 @@ if TYPE_CHECKING:
 
 
 class Requirement:
-    """One thing that must hold. A sentence says what is missing, with the remedy; "" if nothing is."""
+    """One thing that must hold. A check returns what is missing, with the remedy; "" if nothing is."""
 
     @property
     def called(self) -> str:
+        """Its name in messages."""
         return ""
 
     def before(self, method: "Method", room: str, kind: str, samples: int) -> str:
-        """Before the run, of the occupant `kind` in `room`."""
+        """Before the run, for the occupant `kind` in `room`."""
         return ""
 
     def at_first_batch(self, batch: Batch) -> str:
-        """Before the first update; without a full stop."""
+        """On the first batch, before the first update; without a full stop."""
         return ""
 
 
 @dataclass(frozen=True)
 class Samples(Requirement):
-    """At least so many samples of a prompt."""
+    """At least `least` samples of a prompt."""
 
     least: int = 2
     why: str = "It compares the samples of one prompt, so a single sample has no advantage."
@@ -46,7 +47,7 @@ class Samples(Requirement):
 
 @dataclass(frozen=True)
 class InRoom(Requirement):
-    """One of these kinds of occupants in a room: two halves of one mechanism. A class derived from a half is one."""
+    """One of these kinds in another room: the other half of one mechanism. Subclasses count."""
 
     room: str
     kinds: tuple[str, ...]
@@ -67,12 +68,12 @@ class InRoom(Requirement):
 
 @dataclass(frozen=True)
 class RecurringTasks(Requirement):
-    """Tasks that come again, because something is remembered of each. A run in which few do is warned, not refused."""
+    """Tasks that recur, because something is remembered about each. A run in which few recur is warned, not refused."""
 
 
 @dataclass(frozen=True)
 class OfBatch(Requirement):
-    """A property of the first batch, by name."""
+    """A property of the first batch."""
 
     name: str
     missing: Callable[[Batch], str]
@@ -89,19 +90,19 @@ def _binary_reward(batch: Batch) -> str:
     values = torch.unique(batch.reward_E[batch.judged_E])
     if len(values) > 2:
         return (
-            f"rewards have {len(values)} different values, and it takes right or wrong. Use a task or a reward with "
-            "two values"
+            f"rewards have {len(values)} different values, but it only knows right and wrong. Use a task or a reward "
+            "with two values"
         )
     if len(values) == 2 and not bool(values[0] <= 0 < values[1]):
         return (
             f"rewards are {float(values[0]):g} and {float(values[1]):g}, but right is above 0 and wrong is not: all "
-            "would be the same. Use a task or a reward of 0 and 1"
+            "answers would count the same. Use a task or a reward of 0 and 1"
         )
     return ""
 
 
 def _pairs(batch: Batch) -> str:
-    """Sampled groups may all be equal at first; recorded answers stay as they are."""
+    """Recorded answers without a pair are refused; sampled groups may all be equal at first."""
     if batch.size("P") or not bool((batch.source_E == Source.EXPERT).all()):
         return ""
     return (
@@ -114,7 +115,7 @@ def _baseline_episodes(batch: Batch) -> str:
     if bool((batch.judged_E & (batch.use_E == Use.BASELINE)).any()):
         return ""
     return (
-        "no episode is one, or none was judged, so every advantage would be 0. Use a rollout that makes them, such as "
+        "there is none, or none was judged, so every advantage would be 0. Use a rollout that draws them, such as "
         "method.rollout=with_greedy"
     )
 

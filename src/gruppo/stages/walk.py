@@ -1,11 +1,11 @@
-"""The walk: the way of the data from the curriculum to a batch with credit, written once.
+"""The walk: the path of the data from the curriculum to a batch with credit.
 
     curriculum ─▶ prompting ─▶ rollout ─▶ reward ─▶ select ─▶ reward ─▶ [pack] ─▶ needs ─▶ credit ─▶ select
                       ▲                              episodes   groups                               tokens
-                      └────────── draw again ───────────┘
+                      └──────────── redraw ─────────────┘
 
-The sources are handed in: tasks, a way to play, a judge, a way to pack and a way to read models. The trainer, step
-zero, the laws and the laboratory walk here, so what is proved is what trains.
+What differs is passed in: the tasks, how an episode is played, the judge, how to pack and how to read models. The
+trainer, step zero, the laws and the laboratory all use this walk, so what is tested is what trains.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from torch import Tensor
 from gruppo.data import Batch, Episode, Note, Status, Use, pack
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.method import Method
+from gruppo.stages.objective import OLD
 from gruppo.stages.play import Fork, Play, Start, one_answer, starts_of
 from gruppo.stages.prompting import prompts_for
 from gruppo.stages.readouts import Need, Stats, need
@@ -28,19 +29,18 @@ from gruppo.stages.reward import add_components
 from gruppo.stages.select import through_first_door, through_second_door
 
 NO_TASK = (
-    "The scorer returned the components {} but none called `task`: what counts as solved is not known, and selection "
-    "looks at it. Return {{'task': …}} among them."
+    "The scorer returned the components {} but none called `task`: it is unknown what counts as solved, and selection "
+    "needs that. Return {{'task': …}} among them."
 )
 Read = Callable[[str, Batch, list[Need]], Mapping[str, Tensor]]
-OLD = need("logp", "old")
 
 
 class Judge(Protocol):
-    """Scores answers: what a task's own scorer says, awaited."""
+    """Scores answers with the scorer of the task."""
 
     @property
     def in_order(self) -> bool:
-        """Whether the order of answers may matter: then they are scored together, in their order."""
+        """Whether the order of the answers may matter: if so, they are scored together, in their order."""
         ...
 
     def score(self, items: Sequence[tuple[Any, str]]) -> Awaitable[Sequence[Any]]: ...
@@ -50,11 +50,11 @@ class Judge(Protocol):
 
 @dataclass
 class Walk:
-    """The rooms of a method with their sources.
+    """The rooms of a method, and what they work with.
 
+    read    (role, batch, needs) -> columns, without gradient; the role "old" is the policy at the start of the step
     tasks   the training set, by index
     judge   scores answers; None: episodes come with their rewards
-    read    (role, batch, needs) -> columns, without gradient; the role "old" is the policy at the start of the step
     packed  (episodes, drawn, views) -> Batch
     play    how an episode is played
     clock   times the parts of a step
@@ -66,21 +66,21 @@ class Walk:
     judge: Judge | None = None
     packed: Callable[..., Batch] = pack
     play: Play = one_answer
-    budget_tokens: int = 0  # sampled tokens of a step, draws again included; 0: no limit
+    budget_tokens: int = 0  # sampled tokens per step, redraws included; 0: no limit
     clock: Callable[[str], AbstractContextManager[Any]] = field(default=lambda name: nullcontext())
 
     def opened(self, ctx: Context, store: Sequence[Episode] = ()) -> Context:
-        """The context with the verbs of the walk, and with what the replay recalls from its store."""
+        """The context with the functions of the walk, and with what the replay recalls from its store."""
         ctx.replay = tuple(self.method.replay.get(ctx, store))
         ctx.play, ctx.reward = partial(self.played, ctx), partial(self.rewarded, ctx)
         ctx.draw, ctx.read = partial(self.drawn, ctx), self.read_episodes
         ctx.fresh = lambda n: self.method.curriculum(replace(ctx, prompts=n, round=ctx.round + 1), self.tasks)
         return ctx
 
-    # from asks to scored episodes
+    # from asks to rewarded episodes
 
     async def collected(self, ctx: Context) -> tuple[list[Episode], list[Episode]]:
-        """Draw, reward, select; draw again what selection asks for. Returns (everything drawn, what was kept)."""
+        """Draw, reward, select, and redraw what selection asks for. Returns (all that was drawn, what was kept)."""
         asks: Sequence[Ask | Prompt] = self.method.curriculum(ctx, self.tasks)
         drawn: list[Episode] = []
         kept: list[Episode] = []
@@ -95,14 +95,14 @@ class Walk:
         return drawn, await self.compared(ctx, kept)
 
     async def drawn(self, ctx: Context, asks: Sequence[Ask | Prompt], rollout: Any = None) -> list[Episode]:
-        """Asks or prompts to rewarded episodes; without a rollout, one play for each sample."""
+        """Rewarded episodes from asks or prompts; without a rollout, one play per sample."""
         prompts: list[Prompt] = []
         for ask in asks:
             prompts += [ask] if isinstance(ask, Prompt) else prompts_for(ctx, self.method.prompting, ask)
         return await self.rewarded(ctx, await (rollout(ctx, prompts) if rollout else ctx.play(prompts)))
 
     async def played(self, ctx: Context, starts: Sequence[Prompt | Start | Fork], window: int = 0) -> list[Episode]:
-        """Episodes of these starts, in their order. They are scored as they end, while others are still played."""
+        """Episodes from these starts, in their order. Each is scored when it ends, while others are still played."""
         each = starts_of(ctx, starts)
         found: dict[int, Episode] = {}
         scoring = Scoring(self)
@@ -111,20 +111,17 @@ class Walk:
                 async for i, episode in self.play(ctx, each, window):
                     found[i] = episode
                     await scoring.add(episode)
-        finally:
-            await scoring.end()
+        except BaseException:
+            await scoring.cancel()
+            raise
         out = [found[i] for i in range(len(each))]
-        await self.scored(out)
+        with self.clock("scoring"):
+            await scoring.end()
+            await self.scored(out)
         return out
 
     async def scored(self, episodes: Sequence[Episode]) -> None:
-        """The task's own score of those that have none yet. A failure is a status, never a reward."""
-        new = [e for e in episodes if e.status.judged and "task" not in e.reward]
-        if new:
-            with self.clock("scoring"):
-                await self.judged(new)
-
-    async def judged(self, episodes: Sequence[Episode]) -> None:
+        """Score those that have no task reward yet. A failure is a status, never a reward."""
         new = [e for e in episodes if e.status.judged and "task" not in e.reward]
         if not new or self.judge is None:
             return
@@ -138,8 +135,9 @@ class Walk:
                 e.status, e.error = Status[verdict.status.upper()], verdict.error
 
     async def rewarded(self, ctx: Context, episodes: Sequence[Episode]) -> list[Episode]:
-        """The task's own score and the components of the reward room. An episode passes here once."""
-        await self.scored(episodes)
+        """Add the task reward, and the components of the reward room. An episode gets these once."""
+        with self.clock("scoring"):
+            await self.scored(episodes)
         new = [e for e in episodes if e.status.judged and not e.rewarded]
         add_components(ctx, self.method.reward, new)
         for e in new:
@@ -147,7 +145,7 @@ class Walk:
         return list(episodes)
 
     async def compared(self, ctx: Context, kept: list[Episode]) -> list[Episode]:
-        """When a step has all its episodes: which answers are the same, then the rewards that compare a group."""
+        """Once a step has all its episodes: which answers are the same, then the rewards that compare a group."""
         if self.judge is not None and any("answer_E" in o.reads for _, o in self.method.occupants()):
             groups: dict[str, list[Episode]] = {}
             for e in kept:
@@ -162,14 +160,14 @@ class Walk:
         return kept
 
     def task_of(self, e: Episode) -> Any:
-        """The task of an episode: that of its ask, or for one of an earlier process the task at its index."""
+        """The task of an episode: that of its ask or, for an episode of an earlier process, the one at its index."""
         if e.ask is not None:
             return e.ask.task
         found = self.tasks[e.index] if 0 <= e.index < len(self.tasks) else None
         if found is None or found.uid != e.task:
             raise ValueError(
                 f"task {e.task!r} of an episode is not in the training set, so it cannot be scored. Put the data back "
-                "as it was; a rollout of your own makes its episodes with ctx.play or stages.play.episode_of."
+                "as it was; in a rollout of your own, make episodes with ctx.play or stages.play.episode_of."
             )
         return found
 
@@ -178,9 +176,9 @@ class Walk:
     def batch_of(
         self, ctx: Context, drawn: Sequence[Episode], kept: Sequence[Episode], lazy: bool = True
     ) -> Batch | None:
-        """What was kept and what the replay adds, packed, with every need that is read once a batch.
+        """What selection kept and what the replay adds, packed, with everything that is read once per batch.
 
-        None if there is nothing to learn from. `lazy` leaves log π_old out where the update reads it for nothing.
+        None if there is nothing to learn from. `lazy` leaves log π_old out where the update gets it for free.
         """
         joined = [recalled(e, self.method.replay.credited) for e in ctx.replay] if self.method.replay.joins else []
         used = [e for e in (*kept, *joined) if e.use != Use.NONE]
@@ -195,11 +193,11 @@ class Walk:
         return self.with_needs(batch, [n for n in wanted if n not in left_out])
 
     def needs(self, ctx: Context) -> list[Need]:
-        """What the rooms want to know. What is remembered is noted with its log π_old, also if no room needs it."""
+        """What the rooms read. Remembered episodes keep their log π_old as a note, so then it is always read."""
         return [n for _, _, n in self.method.needs(ctx)] + ([OLD] if self.method.remembers_episodes else [])
 
     def lazy_old(self, ctx: Context) -> frozenset[Need]:
-        """log π_old needs no forward of its own if one optimiser step a batch is all that reads it."""
+        """log π_old, if it needs no forward pass: a batch is one optimiser step, and only that step reads it."""
         if getattr(self.method.update, "steps", 2) != 1 or self.method.remembers_episodes:
             return frozenset()
         early = [n for room, _, n in self.method.needs(ctx) if room not in ("objective", "penalties")]
@@ -213,8 +211,7 @@ class Walk:
         return batch
 
     def credited(self, ctx: Context, batch: Batch) -> Batch:
-        """After credit and the second door of select. Replayed rows keep what they were learned under, if the replay
-        says so."""
+        """After credit and the second door of select. Replayed rows may keep their stored log π_old and credit."""
         batch = _stored(batch, ("logp_old_N",)) if self.method.replay.proximal == "stored" else batch
         batch = batch.with_columns(**self.method.credit(ctx, batch))
         if self.method.replay.credited == "stored":
@@ -224,7 +221,7 @@ class Walk:
     def read_episodes(
         self, episodes: Sequence[Episode], role: str = "policy", readouts: Sequence[str] = ("logp",)
     ) -> Batch:
-        """ctx.read: a batch of these episodes with readouts of a role's model as columns; before pack or in observe."""
+        """ctx.read: these episodes as a batch, with readouts of a role as columns. For rooms before it, and observe."""
         return self.with_needs(self.packed(episodes), [need(r, role) for r in readouts])
 
     def remembered(
@@ -237,7 +234,7 @@ class Walk:
 
 
 class Scoring:
-    """Scores episodes in the background, some at a time, while others are still played."""
+    """Scores episodes in the background, one task at a time, while others are still played."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
@@ -249,26 +246,32 @@ class Scoring:
             return
         self.waiting.append(episode)
         if self.task is None or self.task.done():
+            await self.end()  # raises what the task raised
             some, self.waiting = self.waiting, []
-            self.task = asyncio.create_task(self.walk.judged(some))
-        await asyncio.sleep(0)  # an engine in this process would not let it begin, or go on
+            self.task = asyncio.create_task(self.walk.scored(some))
+        await asyncio.sleep(0)  # lets the task run: an engine in this process may never wait
 
     async def end(self) -> None:
         if self.task is not None:
             await self.task
 
+    async def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+
 
 def recalled(e: Episode, credited: str) -> Episode:
-    """A remembered episode for this batch: its group is the group of its own step, not one of today.
+    """A remembered episode as it joins a batch: in a group of its own step, not of this one.
 
-    With the credit that was stored it stays out of the statistics of today.
+    With stored credit it stays out of the statistics of this batch.
     """
     use = Use.APART if credited == "stored" and e.use == Use.LEARN else e.use
     return replace(e, replayed=True, group=f"{e.group}@{e.step}", use=use)
 
 
 def _stored(batch: Batch, names: Sequence[str]) -> Batch:
-    """Replayed rows with these columns as they were noted in the step that made them."""
+    """The batch in which replayed rows have these columns as they were in their own step (stored as notes)."""
     stored = {c: batch.columns[f"note_{c}"] for c in names if f"note_{c}" in batch.columns and c in batch.columns}
     past_N = batch.spread(batch.replayed_E, "E", "N")
     return batch.with_columns(
@@ -277,7 +280,7 @@ def _stored(batch: Batch, names: Sequence[str]) -> Batch:
 
 
 def noted(batch: Batch | None, episodes: Sequence[Episode], columns: Sequence[str]) -> list[Episode]:
-    """Episodes for replay, with the log π_old and the credit that they were learned under as notes."""
+    """Episodes for replay: the columns that they were learned with (log π_old and credit) become notes."""
     if batch is None:
         return []
     row = {uid: i for i, uid in enumerate(batch.uid_E.tolist())}

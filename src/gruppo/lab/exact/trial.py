@@ -30,6 +30,9 @@ from gruppo.tasks.judge import Verdict
 from gruppo.train.forward import serve
 
 
+THROWS = 1500  # of a method's own random numbers, at least, over all draws
+
+
 @dataclass(frozen=True)
 class Moments:
     """What a method does over all draws at one policy."""
@@ -295,7 +298,7 @@ class Trial:
             while throw < throws:
                 self.ctx.seed = int(key_hash(self.bench.seed, c, throw, int(again))) % 2**31
                 grad, adv = self._through(c)
-                throws = 1 + int(p * len(chance)) if self.ctx.random else 1
+                throws = 1 + int(p * max(len(chance), THROWS)) if self.ctx.random else 1
                 grads.append(grad)
                 weight.append(p / throws)
                 which.append(c)

@@ -191,7 +191,7 @@ class ExactWorld:
         reward = {"task": float(self.reward_QA[q, a])}
         return single_turn(
             uid, task.uid, task.uid, self.prompt(q), ids, unknown, 0,
-            reward=reward, text=self.answers[a], answer=self.answers[a], step=0,
+            reward=reward, text=self.answers[a], answer=self.answers[a], step=0, index=q,
         )  # fmt: skip
 
     def answer_of(self, text: str) -> int:

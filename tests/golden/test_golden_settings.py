@@ -1,17 +1,28 @@
-"""Edges of the methods that look back: dump, mmr1_vas, hapo_history, pipo, poise. Each number was worked by hand."""
+"""Settings that mean nothing are refused, whoever has them."""
 
 from typing import Any
 
 import pytest
 
+from gruppo.methods.aepo import WithHeated
 from gruppo.methods.drpo_decoupled import Decoupled
 from gruppo.methods.dump import DomainUcb
-from gruppo.methods.igrpo import DraftThenRefine
+from gruppo.methods.igrpo import DraftThenRefine, Refine
 from gruppo.methods.mmr1_vas import VarianceAware
+from gruppo.methods.seele import HintRounds
 from gruppo.methods.spo_single import Tracked
 from gruppo.methods.ssb import Selective
 
-# settings that mean nothing
+
+def test_wrong_settings_are_refused() -> None:
+    for make, said in (
+        (lambda: HintRounds(rounds=0), "rounds=0"),
+        (lambda: HintRounds(target=1.0), "target=1.0"),
+        (lambda: WithHeated(heat=1.0), "heat=1.0"),
+        (lambda: Refine(template="{prompt}"), "no {draft}"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Edges of the methods from a to d: thresholds that are met exactly, batches with nothing in them, and what a term
-counts and reads."""
+"""What is only told is not learned, and terms that read other answers say so: bapo and clip_cov, thresholds by hand."""
 
 import math
 from typing import Any
