@@ -1,6 +1,6 @@
-"""Gruppo: policy optimisation for language models and agents, one page a method.
+"""Gruppo: policy optimisation for language models and agents, one page per method.
 
-The package is light to import: torch is loaded by the rooms that use it.
+Importing the package is cheap: torch is loaded only by the modules that use it.
 """
 
 __version__ = "0.1.0"

@@ -42,6 +42,8 @@ from gruppo.train.loop import train_step
 from gruppo.train.run import Run
 
 TESTS = Path(__file__).parents[1]
+# Their fields show only after steps that were observed, or in rollouts that were sampled: a second or more.
+HEAVY = frozenset({"pipo", "poise", "spo_segment", "spo_single", "t_ppo"})
 SLOW = pytest.mark.slow
 Test = Callable[..., None]
 
@@ -63,7 +65,8 @@ def laws(name: str) -> Test:
     cases = [pytest.param(law, seeds_of(name, law), id=law) for law in kept if law not in ONCE]
     cases += [pytest.param(law, (0,), id=law) for law in kept if law in ONCE and law != "fields_matter"]
     if "fields_matter" in kept:
-        own = [pytest.param("fields_matter", (), id="fields_matter")] if own_places(m) else []
+        heavy = [SLOW] if name in HEAVY else []
+        own = [pytest.param("fields_matter", (), id="fields_matter", marks=heavy)] if own_places(m) else []
         cases += [*own, pytest.param("fields_matter", (0,), id="fields_matter-all", marks=SLOW)]
     cases += [pytest.param(law, range(3), id=f"{law}-broken") for law in m.breaks]
     many = [law for law in kept if law not in ONCE]

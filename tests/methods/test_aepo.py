@@ -119,6 +119,7 @@ def entropy_after(entropy: float, theta: Any) -> float:
     return float(-(q * np.log(q)).sum() + (p * np.log(p)).sum())
 
 
+@pytest.mark.slow
 def test_hot_answers_raise_entropy_and_cold_ones_lower_it() -> None:
     """One turn of the loop: entropy goes to the target of 1, from below and from above."""
     peaked, flat = np.array([4.0, 1.0, 1.0, -1, -1, -1, -1, -1]), np.zeros(8)

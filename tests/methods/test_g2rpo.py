@@ -100,6 +100,7 @@ def test_g2rpo_entropy_band() -> None:
         EntropyBand(entropy_low=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", ["schedules", "micro_batches", "fused_is_two_pass", "nan_mask", "failures", "record"])
 def test_g2rpo_shaping_keeps_the_laws(law: str) -> None:
     """Neither is in the record, so the laws of the registry do not see them."""

@@ -36,6 +36,7 @@ def test_the_best_draft_is_shown(worth: dict[str, float | None], shown: str) -> 
     assert len({e.uid for e in episodes}) == 7 and {e.group for e in episodes} == {"t0"}
 
 
+@pytest.mark.slow
 def test_how_often_a_draft_is_right() -> None:
     """1 − (1 − 0.25)⁴ = 0.6836 of the prompts show a right draft."""
     ctx = bench(

@@ -60,6 +60,7 @@ def test_spo_takes_several_answers_as_evidence_together_and_failures_as_none() -
     assert got[:2] == pytest.approx([3.5 + 2, 3.5 + 1])
 
 
+@pytest.mark.slow
 def test_spo_of_a_policy_that_stands_still_comes_to_expect_the_rate_of_right_answers() -> None:
     memory = Memory()
     for i in range(300):

@@ -4,16 +4,23 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from gruppo import __version__
 
 ALL_SETTINGS = "All settings with their defaults: gruppo train --dry-run, or docs/configuration.md."
 SETTING = re.compile(r"[A-Za-z_][\w.]*(\+|-)?=")
+ELSEWHERE = {  # commands that are not in gruppo.cli.commands
+    "eval": "gruppo.cli.evaluate",
+    "compare": "gruppo.lab.compare.command",
+    "claims": "gruppo.lab.claims.command",
+    "lab": "gruppo.lab.exact.command",
+}
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        prog="gruppo", description="Policy optimisation for language models, one page a method."
+        prog="gruppo", description="Policy optimisation for language models, one page per method."
     )
     top.add_argument("--version", action="version", version=f"gruppo {__version__}")
     sub = top.add_subparsers(
@@ -21,12 +28,12 @@ def parser() -> argparse.ArgumentParser:
     )
     train = sub.add_parser("train", help="train a policy: gruppo train method=dapo task=countdown steps=60")
     _settings(train)
-    train.add_argument("--resume", metavar="RUN", help="go on with a run from its newest checkpoint")
-    train.add_argument("--allow-changes", action="store_true", help="resume although the configuration changed")
-    train.add_argument("--trust-code", action="store_true", help="resume a run that brings its own code")
-    train.add_argument("--dry-run", action="store_true", help="resolve and check everything, train nothing")
+    train.add_argument("--resume", metavar="RUN", help="continue a run from its newest checkpoint")
+    train.add_argument("--allow-changes", action="store_true", help="resume even if the configuration has changed")
+    train.add_argument("--trust-code", action="store_true", help="resume a run that has its own code")
+    train.add_argument("--dry-run", action="store_true", help="resolve and check everything, but do not train")
     evaluate = sub.add_parser("eval", help="evaluate a policy: gruppo eval runs/x/policy task=addition")
-    evaluate.add_argument("policies", nargs="*", help="folders, or names of built-in policies; of several, differences")
+    evaluate.add_argument("policies", nargs="*", help="folders or names of built-in policies; several are compared")
     _settings(evaluate)
     _compare(sub.add_parser("compare", help="methods side by side: gruppo compare grpo rloo --seeds 5"))
     _claims(sub.add_parser("claims", help="papers' claims in miniature: gruppo claims gdpo --show"))
@@ -34,8 +41,8 @@ def parser() -> argparse.ArgumentParser:
     methods = sub.add_parser("methods", help="list, show, diff, check")
     methods.add_argument("what", nargs="?", default="list", help="list | show NAME | diff A B | check NAME")
     methods.add_argument("names", nargs="*", help="methods by name or file: ./mine.py:MINE")
-    methods.add_argument("--json", action="store_true")
-    doctor = sub.add_parser("doctor", help="step zero: what must hold before the first update")
+    _json(methods)
+    doctor = sub.add_parser("doctor", help="step zero: the checks before the first update")
     _settings(doctor)
     return top
 
@@ -44,9 +51,17 @@ def _settings(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "settings", nargs="*", metavar="key=value", help="for example method=dapo method.objective.clip_high=0.3"
     )
+    _config(command)
+
+
+def _config(command: argparse.ArgumentParser) -> None:
     command.epilog = ALL_SETTINGS
-    command.add_argument("--config", metavar="FILE", help="a run file in TOML; settings come after it")
-    command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
+    command.add_argument("--config", metavar="FILE", help="a run file in TOML; settings override it")
+    _json(command)
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _compare(command: argparse.ArgumentParser) -> None:
@@ -54,62 +69,58 @@ def _compare(command: argparse.ArgumentParser) -> None:
         "entrants",
         nargs="+",
         help='methods (grpo, ./mine.py:MINE, "grpo optim.lr=1e-3"), or folders of finished runs; '
-        "key=value among them is for all of them",
+        "key=value outside quotes applies to all of them",
     )
-    command.epilog = ALL_SETTINGS
     command.add_argument("--task", metavar="NAME", help="the same as task=NAME")
-    command.add_argument("--seeds", default="5", help="how many, from seed= on, or a list such as 0,1,2 (default 5)")
-    command.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, a process each (default 1)")
-    command.add_argument("--metric", default="held_out", help="what is compared, at the last step (default held_out)")
-    command.add_argument("--config", metavar="FILE", help="a run file in TOML; settings come after it")
-    command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
+    command.add_argument("--seeds", default="5", help="the number of seeds, or a list such as 0,1,2 (default 5)")
+    command.add_argument("--jobs", type=int, default=1, metavar="N", help="parallel runs, one process each (default 1)")
+    command.add_argument("--metric", default="held_out", help="the metric to compare, at the last step (held_out)")
+    _config(command)
     command.set_defaults(settings=[])
 
 
 def _claims(command: argparse.ArgumentParser) -> None:
-    command.add_argument("names", nargs="*", help="claims to judge; without names, the board as it stands")
-    command.add_argument("--show", action="store_true", help="rule, figures and pilots of the claims; run nothing")
-    command.add_argument("--all", action="store_true", help="judge every claim that has no result yet (make claims)")
-    command.add_argument("--pilot", action="store_true", help="seeds 100 to 104: try the sweep, judge nothing")
-    command.add_argument("--folder", default="claims", metavar="DIR", help="where claims stand (default claims)")
-    command.add_argument("--runs", default="runs/claims", metavar="DIR", help="where runs go (default runs/claims)")
-    command.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time, a process each (default 2)")
+    command.add_argument("names", nargs="*", help="claims to judge; without names, show all results so far")
+    command.add_argument("--show", action="store_true", help="show rule, figures and pilots of the claims; no runs")
+    command.add_argument("--all", action="store_true", help="judge every claim without a result (make claims)")
+    command.add_argument("--pilot", action="store_true", help="try the sweep on seeds 100 to 104; no verdict")
+    command.add_argument("--folder", default="claims", metavar="DIR", help="folder of the claims (default claims)")
+    command.add_argument("--runs", default="runs/claims", metavar="DIR", help="folder of runs (default runs/claims)")
+    command.add_argument("--jobs", type=int, default=2, metavar="N", help="parallel runs, one process each (default 2)")
     command.add_argument(
         "--runs-only",
         type=int,
         default=0,
         metavar="SEEDS",
-        help="make the runs of seeds 0 to SEEDS - 1 and judge nothing: on another machine, whose --runs you bring back",
+        help="make the runs of seeds 0 to SEEDS - 1 without a verdict, to copy their --runs to another machine",
     )
-    command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
+    _json(command)
 
 
 def _lab(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "methods", nargs="*", help='methods: grpo, ./mine.py:MINE, or with settings "grpo method.objective.mean=token"'
     )
-    command.add_argument("--all", action="store_true", help="every method there is")
-    command.add_argument("--samples", type=int, default=4, help="answers to a prompt (default 4)")
-    command.add_argument("--prompts", type=int, default=1, help="prompts of a step (default 1)")
+    command.add_argument("--all", action="store_true", help="all methods")
+    command.add_argument("--samples", type=int, default=4, help="answers per prompt (default 4)")
+    command.add_argument("--prompts", type=int, default=1, help="prompts per step (default 1)")
     command.add_argument("--rates", default="", metavar="P,P,…", help="success rates of the prompts: 0.1,0.3,0.5,0.9")
-    command.add_argument("--answers", metavar="A,A,…", help="answers there are, in small letters; . is the empty one")
-    command.add_argument("--right", metavar="A,A,…", help="the right ones among them")
+    command.add_argument("--answers", metavar="A,A,…", help="possible answers, in small letters; . is the empty answer")
+    command.add_argument("--right", metavar="A,A,…", help="the correct answers among them")
     command.add_argument("--steps", type=int, default=3, help="small steps along the expected gradient (default 3)")
     command.add_argument("--size", type=float, default=0.5, help="length of such a step, in logits (default 0.5)")
     command.add_argument(
-        "--off-policy", type=float, default=0.0, metavar="D", help="drift of the policy that sampled, in logits"
+        "--off-policy", type=float, default=0.0, metavar="D", help="drift of the sampling policy, in logits"
     )
-    command.add_argument(
-        "--critic", default="exact", metavar="exact | zero", help="what a critic knows (default exact)"
-    )
-    command.add_argument("--warm", type=int, default=8, help="steps that memory has seen before (default 8)")
-    command.add_argument("--seed", type=int, default=0, help="of the answers' masses, the drift and the memory")
-    command.add_argument("--plot", metavar="FILE", help="a picture, .png or .svg")
-    command.add_argument("--json", action="store_true", help="print one JSON object for a program to read")
+    command.add_argument("--critic", default="exact", metavar="exact | zero", help="values of the critic (exact)")
+    command.add_argument("--warm", type=int, default=8, help="earlier steps that memory has observed (default 8)")
+    command.add_argument("--seed", type=int, default=0, help="of the answers' probabilities, the drift and the memory")
+    command.add_argument("--plot", metavar="FILE", help="write a figure, .png or .svg")
+    _json(command)
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    """Settings may stand anywhere between the flags, which argparse alone does not allow in a subcommand."""
+    """Settings may be anywhere among the flags, which argparse does not support in a subcommand."""
     settings = [a for a in argv if SETTING.match(a)]
     args = parser().parse_args([a for a in argv if a not in settings])
     if settings and not hasattr(args, "settings"):
@@ -122,17 +133,16 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(sys.argv[1:] if argv is None else list(argv))
-    from gruppo.cli import commands  # torch is loaded only when there is something to do
-
+    module = import_module(ELSEWHERE.get(args.command, "gruppo.cli.commands"))  # torch is not loaded before
     try:
-        return getattr(commands, args.command)(args)
+        return getattr(module, args.command)(args)
     except ValueError as error:
         print(f"gruppo: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         return 0
     except OSError as error:
-        print(f"gruppo: {error}. Nothing more was done; look at that path and try again.", file=sys.stderr)
+        print(f"gruppo: {error}. Nothing more was done; check that path and try again.", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         print(f"gruppo: stopped at once. {stop}".rstrip(), file=sys.stderr)

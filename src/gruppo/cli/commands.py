@@ -1,4 +1,4 @@
-"""What the commands do. Each returns its exit code."""
+"""The commands train, doctor and methods. Each returns its exit code."""
 
 import argparse
 import asyncio
@@ -7,7 +7,7 @@ import json
 import tomllib
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
@@ -17,6 +17,10 @@ from gruppo.stages import ROOMS, Context, Method, Role, difference
 from gruppo.stages.record import record_hash, to_table
 from gruppo.train.config import RunConfig
 from gruppo.train.folder import HERE, RunFolder, finite
+
+if TYPE_CHECKING:
+    from gruppo.train.doctor import Check
+    from gruppo.train.run import Run
 
 
 def configured(args: argparse.Namespace, base: RunConfig | None = None) -> RunConfig:
@@ -37,7 +41,7 @@ def run_file(path: Path, base: RunConfig, trust_code: bool) -> RunConfig:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"--config {path} is no TOML: {error}. Nothing was started; mend that line.") from None
-    if HERE in text:  # of a run with code of its own
+    if HERE in text:  # of a run with its own code
         return RunFolder(path.parent).read_config(trust_code, path.name)
     return overrides.from_toml(table, base)
 
@@ -70,15 +74,10 @@ def train(args: argparse.Namespace) -> int:
 
 
 def dry_run(config: RunConfig, as_json: bool) -> int:
-    """Everything but the training: resolve, build, check, and say what it would cost."""
-    from gruppo.train.doctor import refuse, step_zero
-    from gruppo.train.run import Run
+    """Everything but the training: resolve, build, check, and estimate the cost."""
+    from gruppo.train.doctor import refuse
 
-    run = Run(config)
-    try:
-        checks = asyncio.run(step_zero(run))
-    finally:
-        run.close()
+    run, checks = _step_zero(config)
     refuse(checks)
     tokens = config.prompts * config.samples * run.sampling.max_tokens
     facts = {
@@ -93,44 +92,24 @@ def dry_run(config: RunConfig, as_json: bool) -> int:
         print("".join(f"# {line}\n" for line in refurnished(config.method)), end="")
         print(
             f"# ready: {config.steps} steps of {config.prompts} x {config.samples} answers, at most "
-            f"{tokens} sampled tokens a step"
+            f"{tokens} sampled tokens per step"
         )
     return 0
 
 
-def eval(args: argparse.Namespace) -> int:
-    from gruppo.cli import evaluate
-
-    return evaluate.eval(args)
-
-
-def claims(args: argparse.Namespace) -> int:
-    from gruppo.lab.claims.command import claims
-
-    return claims(args)
-
-
-def compare(args: argparse.Namespace) -> int:
-    from gruppo.lab.compare.command import compare
-
-    return compare(args)
-
-
-def lab(args: argparse.Namespace) -> int:
-    from gruppo.lab.exact.command import lab
-
-    return lab(args)
-
-
-def doctor(args: argparse.Namespace) -> int:
+def _step_zero(config: RunConfig) -> "tuple[Run, list[Check]]":
     from gruppo.train.doctor import step_zero
     from gruppo.train.run import Run
 
-    run = Run(configured(args))
+    run = Run(config)
     try:
-        checks = asyncio.run(step_zero(run))
+        return run, asyncio.run(step_zero(run))
     finally:
         run.close()
+
+
+def doctor(args: argparse.Namespace) -> int:
+    _, checks = _step_zero(configured(args))
     if args.json:
         print_json([dataclasses.asdict(c) for c in checks])
     else:
@@ -155,7 +134,7 @@ CONFIDENCE = {
     "paper": "the paper was read, and no code",
     "notes": "notes on the paper were read, neither the paper itself nor code",
     "abstract": "only the abstract was read",
-    "": "how much was read is not said",
+    "": "the method does not say",
 }
 
 
@@ -217,7 +196,7 @@ def _show(names: list[str], as_json: bool) -> int:
 
 
 def _others(m: Method) -> dict[str, Role]:
-    """Roles that are built for this method, beside the policy."""
+    """The roles that this method uses, other than the policy."""
     used = {role for _, _, n in m.needs(Context()) for role in (n.role, n.against)}
     used |= set(m.objectives)
     return {name: role for name, role in m.cast.items() if name in used and name != "policy"}
@@ -245,13 +224,13 @@ def _check(names: list[str], as_json: bool) -> int:
     results: dict[str, dict[str, str]] = {}
     for name in names or _missing("check", 1):
         laws = results.setdefault(name, {})
-        for law, said in law_by_law(method(name)):
-            laws[law] = said
+        for law, failure in law_by_law(method(name)):
+            laws[law] = failure
             if not as_json:
-                print(f"{'FAIL' if said else 'ok  '} {name}: {law}{'  ' + said if said else ''}", flush=True)
+                print(f"{'FAIL' if failure else 'ok  '} {name}: {law}{'  ' + failure if failure else ''}", flush=True)
     if as_json:
         print(json.dumps(results))
-    return int(any(said for laws in results.values() for said in laws.values()))
+    return int(any(failure for laws in results.values() for failure in laws.values()))
 
 
 def _missing(what: str, count: int) -> list[str]:

@@ -29,8 +29,8 @@ def eval(args: argparse.Namespace) -> int:
     pairs = pairwise({name: e.score_P for name, e in found.items()})
     if args.json:
         tables = [_table(name, tasks.name, sampling, e) for name, e in found.items()]
-        whole = {"policies": tables, "differences": [asdict(p) | {"beyond_noise": p.beyond_noise} for p in pairs]}
-        print_json(whole if len(tables) > 1 else tables[0])
+        report = {"policies": tables, "differences": [asdict(p) | {"beyond_noise": p.beyond_noise} for p in pairs]}
+        print_json(report if len(tables) > 1 else tables[0])
         return 0
     for name, e in found.items():
         print("\n".join(lines(f"{name} on {tasks.name}", sampling, e)))
@@ -39,27 +39,26 @@ def eval(args: argparse.Namespace) -> int:
 
 
 def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Sequence[str]) -> dict[str, Evaluation]:
-    """{policy: what it scores}, all on the same prompts with the same keys."""
+    """{policy: its evaluation}, all on the same prompts with the same random keys."""
     twice = next((p for i, p in enumerate(policies) if p in policies[:i]), None)
     if twice is not None:
         raise ValueError(f"{twice} is there twice: it would be compared with itself. Leave one out.")
     device, dtype = place_of(config)
-    # All are loaded before any is asked: the one that cannot be costs nothing.
+    # All are loaded before the first is evaluated, so that one that cannot be loaded costs no time.
     loaded = {n: (load_policy(n, dtype, device, config.seed), load_tokenizer(n)) for n in policies}
     judge = Judge(tasks.scorer, seconds=config.task.seconds, workers=config.task.workers).start()
     out: dict[str, Evaluation] = {}
     try:
         for name, (policy, tokenizer) in loaded.items():
-            engine = NativeEngine({"policy": policy}, eos=tokenizer.stops, say=_aside)
+            engine = NativeEngine({"policy": policy}, eos=tokenizer.stops, say=_to_stderr)
             e = config.eval
-            asked = evaluate(engine, tokenizer, judge, tasks, sampling, e.prompts, e.samples, e.k)
-            out[name] = asyncio.run(asked)
+            out[name] = asyncio.run(evaluate(engine, tokenizer, judge, tasks, sampling, e.prompts, e.samples, e.k))
     finally:
         judge.close()
     return out
 
 
-def _aside(sentence: str) -> None:
+def _to_stderr(sentence: str) -> None:
     print(sentence, file=sys.stderr)  # stdout may be JSON
 
 
@@ -68,7 +67,7 @@ def _table(policy: str, task: str, sampling: Sampling, e: Evaluation) -> dict[st
 
 
 def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
-    """What a person wants to know first, first."""
+    """The report of one policy, most important first."""
     many = f" × {e.samples} answers" if e.samples > 1 else ""
     out = [f"{title}: accuracy {_shown(e.avg_at[e.samples])} on {e.prompts} held-out prompts{many}, "
            f"T={sampling.temperature:g}"]  # fmt: skip
@@ -78,7 +77,7 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
         out.append(f"  level {level}: {_shown(Interval(of['accuracy'], of['low'], of['high'], of['prompts']))}")
         if e.samples > 1:
             out += _tries("    ", of["pass_at"], of["maj_at"])
-    out.append(f"  length {e.length:.1f} tokens, truncated {e.truncated:.1%}, entropy {e.entropy:.3f} nats a token, "
+    out.append(f"  length {e.length:.1f} tokens, truncated {e.truncated:.1%}, entropy {e.entropy:.3f} nats per token, "
                f"failed {e.failed}")  # fmt: skip
     return out
 

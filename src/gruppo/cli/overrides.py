@@ -1,8 +1,7 @@
-"""`key=value` on the tree of a run: paths are ours, values are pydantic's.
+"""`key=value` settings on the tree of a run: paths are resolved here, values by pydantic.
 
-tyro, jsonargparse and pydantic-settings were tried on the real record (docs/design/configuration.md): none takes a
-room from a named method, edits a chain by name, or keeps the key=value form, so the paths are walked here; pydantic
-turns text into the type of a field and says what is wrong with it.
+tyro, jsonargparse, pydantic-settings and omegaconf were tried (docs/design/configuration.md): none takes a room from a
+named method or edits a chain by name. Pydantic converts text to the type of a field and explains what is wrong with it.
 """
 
 import dataclasses
@@ -32,7 +31,7 @@ Setting = tuple[str, str, Any]  # path, operator, value
 
 
 def apply(config: RunConfig, tokens: Sequence[str]) -> RunConfig:
-    """The run with these settings, whole before part: `method=` comes before `method.credit.eps=`."""
+    """The run with these settings, shorter paths first: `method=` comes before `method.credit.eps=`."""
     return apply_settings(config, [parsed(t) for t in tokens])
 
 
@@ -55,13 +54,13 @@ def from_toml(table: Mapping[str, Any], config: RunConfig) -> RunConfig:
     """A run file: the whole resolved tree, or the settings that differ from the defaults."""
     if "kind" not in table:
         return apply_settings(config, list(_settings(table)))
-    whole = from_table(table)
-    verify(whole)
-    return whole
+    config = from_table(table)
+    verify(config)
+    return config
 
 
 def verify(node: Any, at: str = "") -> None:
-    """Refuses a value that is not of its field's type: a resolved run file may have been edited by hand."""
+    """Refuses a value of the wrong type: a resolved run file may have been edited by hand."""
     if isinstance(node, tuple):
         for o in node:
             verify(o, f"{at}{kind(o)}.")
@@ -85,72 +84,73 @@ def _settings(table: Mapping[str, Any], at: str = "") -> Iterator[Setting]:
             yield ("method" if path == "method.name" else path), "=", value
 
 
-def _put(node: Any, path: list[str], op: str, value: Any, whole: str) -> Any:
-    """The node with one place in it changed."""
-    path = _where_it_stands(node, path, whole) if isinstance(node, Method) else path
+def _put(node: Any, path: list[str], op: str, value: Any, dotted: str) -> Any:
+    """The node with one value in it changed; `dotted` is the full path, for messages."""
+    path = _found_by_kind(node, path, dotted) if isinstance(node, Method) else path
     key, rest = path[0], path[1:]
     if isinstance(node, tuple):
-        return _put_in_chain(node, key, rest, op, value, whole)
+        return _put_in_chain(node, key, rest, op, value, dotted)
     if isinstance(node, Mapping):
-        if not rest:
-            return {
-                **node,
-                key: Role(start=str(value)) if whole.startswith("method.cast.") else _occupant(whole, key, value),
-            }
-        return {**node, key: _put(node[_known(key, node, whole)], rest, op, value, whole)}
+        if rest:
+            new = _put(node[_known(key, node, dotted)], rest, op, value, dotted)
+        elif dotted.startswith("method.cast."):
+            new = Role(start=str(value))
+        else:  # method.objective.critic=value_loss
+            new = _changed_chain(node.get(key, ()), "objective", op, value, dotted)
+        return {**node, key: new}
     names = [f.name for f in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
     if key not in names:
-        raise ValueError(_unknown(key, names, whole, node))
+        raise ValueError(_unknown(key, names, dotted, node))
     before = getattr(node, key)
     if isinstance(before, Mapping) and not isinstance(node, Method):
-        after = _put_in_table(before, rest, op, value, whole)
+        after = _put_in_table(before, rest, op, value, dotted)
     elif rest:
-        after = _put(before, rest, op, value, whole)
+        after = _put(before, rest, op, value, dotted)
     elif isinstance(node, Method) and key in ROOMS:
-        return _refurnish(node, key, op, value, whole)
+        return _refurnish(node, key, op, value, dotted)
     else:
-        after = _leaf(node, key, op, value, whole)
+        after = _leaf(node, key, op, value, dotted)
     return dataclasses.replace(node, **{key: after})  # type: ignore[type-var]
 
 
-def _where_it_stands(m: Method, path: list[str], whole: str) -> list[str]:
-    """The path of an occupant that is named by its kind, where the chain named has none of that kind.
+def _found_by_kind(m: Method, path: list[str], dotted: str) -> list[str]:
+    """The path with the chain that has this kind of occupant, if the chain in the path does not.
 
-    Occupants move: heated_likelihood was a penalty once, and claims that are committed still call it one.
+    Occupants move: heated_likelihood used to be a penalty, and committed claims still address it there.
     """
     room, *rest = path
     if room not in CHAINS or len(rest) < 2:
         return path
-    held = {(r,): getattr(m, r) for r in CHAINS if not isinstance(getattr(m, r), Mapping)}
+    chains = {(r,): getattr(m, r) for r in CHAINS if not isinstance(getattr(m, r), Mapping)}
     if isinstance(m.objective, Mapping):
-        held |= {("objective", role): chain for role, chain in m.objective.items()}
-    found = [at for at, chain in held.items() if rest[0] in map(kind, chain)]
+        chains |= {("objective", role): chain for role, chain in m.objective.items()}
+    found = [at for at, chain in chains.items() if rest[0] in map(kind, chain)]
     if not found or (room,) in found:
         return path
     if len(found) > 1:
         raise ValueError(
-            f"{whole}: there is {rest[0]} in {' and in '.join('.'.join(at) for at in found)}, so nothing was started. "
-            "Name the one that is meant."
+            f"{dotted}: there is {rest[0]} in {' and in '.join('.'.join(at) for at in found)}, so nothing was started. "
+            "Name the one you mean."
         )
     return [*found[0], *rest]
 
 
-def _put_in_table(table: Mapping[str, Any], path: list[str], op: str, value: Any, whole: str) -> dict[str, Any]:
-    """A table of plain values, whose names are not ours: task.args.tolerance=0.01."""
+def _put_in_table(table: Mapping[str, Any], path: list[str], op: str, value: Any, dotted: str) -> dict[str, Any]:
+    """A table of plain values with arbitrary names: task.args.tolerance=0.01."""
     if not path or op != "=" or path[0] == "kind":
         raise ValueError(
-            f"{whole}{op}{value}: {whole} is a table of values, so nothing was started. Set one of them: "
-            f"{whole if not path else whole.rpartition('.')[0]}.NAME=VALUE, with any NAME but kind."
+            f"{dotted}{op}{value}: {dotted} is a table of values, so nothing was started. Set one of them: "
+            f"{dotted if not path else dotted.rpartition('.')[0]}.NAME=VALUE, with any NAME but kind."
         )
     key, rest = path[0], path[1:]
     inner = table.get(key, {})
     if rest:
-        return {**table, key: _put_in_table(inner if isinstance(inner, Mapping) else {}, rest, op, value, whole)}
+        return {**table, key: _put_in_table(inner if isinstance(inner, Mapping) else {}, rest, op, value, dotted)}
     return {**table, key: plain_value(value) if isinstance(value, str) else value}
 
 
 def plain_value(text: str) -> Any:
-    """Numbers, true, false, lists and quoted texts as TOML writes them; anything else is the text itself."""
+    """Numbers, true, false, lists and quoted strings as in TOML; anything else is the text itself."""
     if re.fullmatch(r"true|false|[-+]?[0-9][0-9_]*(\.[0-9]+)?([eE][-+]?[0-9]+)?|\[.*\]|\".*\"", text, re.S):
         with suppress(tomllib.TOMLDecodeError):
             return tomllib.loads(f"v = {text}")["v"]
@@ -158,42 +158,43 @@ def plain_value(text: str) -> Any:
 
 
 def _put_in_chain(
-    chain: tuple[Any, ...], key: str, rest: list[str], op: str, value: Any, whole: str
+    chain: tuple[Any, ...], key: str, rest: list[str], op: str, value: Any, dotted: str
 ) -> tuple[Any, ...]:
     here = {kind(o): i for i, o in enumerate(chain)}
-    if key not in here and not rest:  # method.objective.clip_high=0.3: the first occupant that has such a field
-        owners = [name for name, i in here.items() if key in [f.name for f in dataclasses.fields(chain[i])]]
-        key, rest = (owners[0], [key]) if owners else (key, rest)
-    index = here[_known(key, here, whole)]
+    owner = {f.name: kind(o) for o in reversed(chain) for f in dataclasses.fields(o)}  # the first that has the field
+    if key not in here and not rest:  # method.objective.clip_high=0.3
+        _known(key, here, dotted, also=owner)
+        key, rest = owner[key], [key]
+    index = here[_known(key, here, dotted)]
     if not rest:
         raise ValueError(
-            f"{whole}{op}{value}: {key} is an occupant, so its field is missing. Write {whole}.FIELD=VALUE."
+            f"{dotted}{op}{value}: {key} is an occupant, so its field is missing. Write {dotted}.FIELD=VALUE."
         )
-    return (*chain[:index], _put(chain[index], rest, op, value, whole), *chain[index + 1 :])
+    return (*chain[:index], _put(chain[index], rest, op, value, dotted), *chain[index + 1 :])
 
 
-def _known(key: str, known: Mapping[str, Any], whole: str) -> str:
-    if key not in known:
-        raise ValueError(
-            f"{whole}: there is no {key!r} here{nearest(key, known)}. There is: {', '.join(known) or 'nothing'}."
-        )
+def _known(key: str, known: Mapping[str, Any], dotted: str, also: Sequence[str] | Mapping[str, Any] = ()) -> str:
+    """The key, if it is one of `known` or `also`; the message lists `known`."""
+    if key not in known and key not in also:
+        near = nearest(key, [*known, *also])
+        raise ValueError(f"{dotted}: there is no {key!r} here{near}. There is: {', '.join(known) or 'nothing'}.")
     return key
 
 
-def _unknown(key: str, names: list[str], whole: str, node: Any) -> str:
-    deep: dict[str, str] = {}  # the last part of a path, and the shortest such path
+def _unknown(key: str, names: list[str], dotted: str, node: Any) -> str:
+    deep: dict[str, str] = {}  # the last part of a path -> the shortest such path
     for path in sorted(paths(RunConfig()), key=lambda p: p.count(".")):
         deep.setdefault(path.rpartition(".")[2], path)
     close = [key] if key in deep else [] if nearest(key, names) else get_close_matches(key, deep, n=1, cutoff=0.7)
     hint = f" (did you mean {deep[close[0]]}?)" if close else nearest(key, names)
     return (
-        f"{whole}: {type(node).__name__} has no {key!r}{hint}, so nothing was started. It has: "
+        f"{dotted}: {type(node).__name__} has no {key!r}{hint}, so nothing was started. It has: "
         f"{', '.join(names) or 'no fields'}."
     )
 
 
 def paths(node: Any, at: str = "") -> Iterator[str]:
-    """Every path that can be set."""
+    """All paths that can be set."""
     if dataclasses.is_dataclass(node):
         for f in dataclasses.fields(node):
             yield at + f.name
@@ -206,33 +207,33 @@ def paths(node: Any, at: str = "") -> Iterator[str]:
             yield from paths(v, f"{at}{k}.")
 
 
-def _leaf(node: Any, key: str, op: str, value: Any, whole: str) -> Any:
+def _leaf(node: Any, key: str, op: str, value: Any, dotted: str) -> Any:
     if op != "=":
         raise ValueError(
-            f"{whole}{op}{value}: {whole} is no chain. Write {whole}=VALUE; chains are {', '.join(CHAINS)}."
+            f"{dotted}{op}{value}: {dotted} is no chain. Write {dotted}=VALUE; chains are {', '.join(CHAINS)}."
         )
     before = getattr(node, key)
-    if whole == "method.cast":
+    if dotted == "method.cast":
         raise ValueError(
-            f"{whole}={value}: the cast is one model for each role, so nothing was started. Set a role: "
-            f"method.cast.ROLE=FOLDER; {', '.join(before)} are there. A room that needs a role brings it along."
+            f"{dotted}={value}: the cast is one model for each role, so nothing was started. Set a role: "
+            f"method.cast.ROLE=FOLDER, where ROLE is one of {', '.join(before)}."
         )
     if isinstance(before, Method):
         return method(str(value))
     if isinstance(before, tuple(REFRESH.values())):
-        return REFRESH[_known(str(value), REFRESH, whole)]()
+        return REFRESH[_known(str(value), REFRESH, dotted)]()
     if dataclasses.is_dataclass(before) and not isinstance(before, Schedule):
         if "name" in [f.name for f in dataclasses.fields(before)]:
-            return _put(before, ["name"], "=", value, f"{whole}.name")
+            return _put(before, ["name"], "=", value, f"{dotted}.name")
         raise ValueError(
-            f"{whole}={value}: it has fields of its own. Set one of them, for example "
-            f"{next(paths(before, whole + '.'))}."
+            f"{dotted}={value}: it has fields of its own. Set one of them, for example "
+            f"{next(paths(before, dotted + '.'))}."
         )
-    return coerce(value, _hints(type(node))[key], whole)
+    return coerce(value, _hints(type(node))[key], dotted)
 
 
-def coerce(value: Any, hint: Any, whole: str, strict: bool = False) -> Any:
-    """Text, or a TOML value, as the type of a field."""
+def coerce(value: Any, hint: Any, dotted: str, strict: bool = False) -> Any:
+    """Text, or a TOML value, converted to the type of a field."""
     schedules = hint is not Any and Schedule in (hint, *get_args(hint))
     if isinstance(value, str) and (schedules or hint is Any) and is_schedule(value):
         return Schedule(value)
@@ -243,11 +244,9 @@ def coerce(value: Any, hint: Any, whole: str, strict: bool = False) -> Any:
     try:
         return TypeAdapter(float if schedules else hint).validate_python(value, strict=strict)
     except ValidationError as error:
-        said = error.errors()[0]["msg"]
+        wanted = error.errors()[0]["msg"]
         extra = ", or a schedule such as linear(0.1, 0.0, steps=100)" if schedules else ""
-        raise ValueError(
-            f"{whole}={value}: {said}{extra}. Nothing was started; write {whole}=VALUE with such a value."
-        ) from None
+        raise ValueError(f"{dotted}={value}: {wanted}{extra}. Nothing was started; use such a value.") from None
 
 
 @cache
@@ -258,41 +257,60 @@ def _hints(cls: type) -> dict[str, Any]:
 # rooms
 
 
-def _refurnish(m: Method, room: str, op: str, value: Any, whole: str) -> Method:
+def _refurnish(m: Method, room: str, op: str, value: Any, dotted: str) -> Method:
     if op != "=" and room not in CHAINS:
         raise ValueError(
-            f"{whole}{op}{value}: {room} holds one occupant, no chain. Write {whole}={value}; chains "
+            f"{dotted}{op}{value}: {room} holds one occupant, no chain. Write {dotted}={value}; chains "
             f"are {', '.join(CHAINS)}."
         )
-    chain = getattr(m, room)
-    if op == "-=":
-        _known(str(value), {kind(o): o for o in chain}, whole)
-        return dataclasses.replace(m, **{room: tuple(o for o in chain if kind(o) != value)})
-    if str(value) in ("", "none") and room in CHAINS:
-        return dataclasses.replace(m, **{room: ()})
-    if str(value) in all_methods():
+    if op != "-=" and str(value) in all_methods():
         return _taken(m, room, op, all_methods()[str(value)])
-    new = _occupant(whole, room, value)
-    held = (added(chain, new) if op == "+=" else (new,)) if room in CHAINS else new
-    return dataclasses.replace(m, **{room: held})
+    if room in CHAINS:
+        return dataclasses.replace(m, **{room: _changed_chain(getattr(m, room), room, op, value, dotted)})
+    return dataclasses.replace(m, **{room: _occupant(dotted, room, value)})
+
+
+def _changed_chain(held: Any, room: str, op: str, value: Any, dotted: str) -> Any:
+    """A chain, or {role: chain}, with an occupant added (+=) or removed (-=), or replaced by one occupant or none."""
+    if op == "-=":
+        chains = _by_role(held)
+        _known(str(value), {kind(o): o for chain in chains.values() for o in chain}, dotted)
+        left = {role: tuple(o for o in chain if kind(o) != value) for role, chain in chains.items()}
+        return left if isinstance(held, Mapping) else left["policy"]
+    if str(value) in ("", "none"):
+        return ()
+    new = (_occupant(dotted, room, value),)
+    return _joined(held, new) if op == "+=" else new
+
+
+def _by_role(held: Any) -> Mapping[str, tuple[Any, ...]]:
+    return held if isinstance(held, Mapping) else {"policy": held}
+
+
+def _joined(held: Any, new: Any) -> Any:
+    """Two chains in one; of objectives for several roles, role by role."""
+    if not isinstance(held, Mapping) and not isinstance(new, Mapping):
+        return reduce(added, new, held)
+    mine, theirs = _by_role(held), _by_role(new)
+    return {role: reduce(added, theirs.get(role, ()), mine.get(role, ())) for role in {**mine, **theirs}}
 
 
 def _taken(m: Method, room: str, op: str, other: Method) -> Method:
-    """The room of another method, with the roles it needs, and with the rooms it only makes sense together with.
+    """The room of another method, with the roles it needs and the rooms that it only makes sense together with.
 
-    `+=` adds to chains. A room of one occupant that comes along takes the place of the plain default only.
+    `+=` extends chains. A room of one occupant that comes along may only replace the plain default.
     """
     rooms = other.together if room in other.together else (room,)
     changes: dict[str, Any] = {}
     for r in rooms:
         theirs = getattr(other, r)
         if op == "+=" and r in CHAINS:
-            changes[r] = reduce(added, theirs, getattr(m, r))
+            changes[r] = _joined(getattr(m, r), theirs)
         elif op == "+=" and getattr(m, r) not in (theirs, PLAIN.get(r)):
             raise ValueError(
-                f"method.{room}+={other.name}: it comes with {_names(theirs)} in {r}, which would take the place of "
-                f"{m.name}'s {_names(getattr(m, r))}, so nothing was started. Write method.{room}={other.name} for "
-                f"{other.name}'s {', '.join(rooms)} in place of {m.name}'s, or take it into a method with a plain {r}."
+                f"method.{room}+={other.name}: it comes with {kind(theirs)} in {r}, which would replace {m.name}'s "
+                f"{kind(getattr(m, r))}, so nothing was started. Write method.{room}={other.name} to replace "
+                f"{', '.join(rooms)}, or add it to a method with the default {r}."
             )
         else:
             changes[r] = theirs
@@ -300,14 +318,8 @@ def _taken(m: Method, room: str, op: str, other: Method) -> Method:
     return m.but(**changes, **({"cast": roles} if roles else {}))
 
 
-def _names(held: Any) -> str:
-    """What stands in a room, in words."""
-    several = held.values() if isinstance(held, Mapping) else held if isinstance(held, tuple) else (held,)
-    return ", ".join(map(kind, several)) or "nothing"
-
-
-def _occupant(whole: str, room: str, value: Any) -> Any:
-    """By its snake-case kind, or `./file.py:Class`."""
+def _occupant(dotted: str, room: str, value: Any) -> Any:
+    """An occupant by its kind in snake case, or by `./file.py:Class`."""
     name = str(value)
     known = occupants(room)
     if ":" in name:
@@ -315,24 +327,24 @@ def _occupant(whole: str, room: str, value: Any) -> Any:
         found = found() if isinstance(found, type) else found
         if isinstance(found, Method):
             raise ValueError(
-                f"{whole}={name}: that is a whole method, and {room} is one room of it. Write {whole}={name}.{room}."
+                f"{dotted}={name}: that is a whole method, and {room} is one room of it. Write {dotted}={name}.{room}."
             )
         if not isinstance(found, Occupant):
             raise ValueError(
-                f"{whole}={name}: that is no occupant. Derive a frozen dataclass from gruppo.stages.Occupant."
+                f"{dotted}={name}: that is no occupant. Derive a frozen dataclass from gruppo.stages.Occupant."
             )
         return found
     if name not in known:
         near = nearest(name, [*known, *all_methods()])
         raise ValueError(
-            f"{whole}={name}: room {room} knows no such occupant and no method has that name{near}. "
+            f"{dotted}={name}: room {room} knows no such occupant and no method has that name{near}. "
             f"Occupants: {', '.join(sorted(known))}; or ./file.py:Class."
         )
     return known[name]()
 
 
 def occupants(room: str) -> dict[str, type]:
-    """{kind: class} of the shared occupants of a room, and of those that methods put there."""
+    """{kind: class} of the shared occupants of a room, and of those in the methods."""
     out = {kind(o): type(o) for m in all_methods().values() for r, o in m.occupants() if r == room}
     for cls in subclasses(Occupant):
         if cls.__module__ == f"gruppo.stages.{room}":

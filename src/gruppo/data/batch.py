@@ -111,7 +111,7 @@ class Batch(Columns):
             )
         if _LEVELS.index(low) > _LEVELS.index(high):
             raise ValueError(
-                f"level {high} is below {low}, so a row of {low} has many rows of {high}, not one. "
+                f"level {high} lies below {low}, so a row of {low} has many rows of {high}, not one. "
                 f"Name the lower level first ({' ⊂ '.join(_LEVELS)}); gather goes up, spread goes down."
             )
         name = f"up_{low}{high}"

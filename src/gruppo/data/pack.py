@@ -144,8 +144,8 @@ def _by_sequence(e: Episode) -> list[list[tuple[int, Turn]]]:
     for i, t in enumerate(e.turns):
         if not 0 <= t.sequence < len(turns):
             raise ValueError(
-                f"episode {e.uid}: turn {i} has sequence={t.sequence} of {len(turns)}, so its tokens cannot be found. "
-                "Count sequences from 0."
+                f"episode {e.uid}: turn {i} says sequence={t.sequence}, but there are {len(turns)}, so its tokens "
+                "cannot be found. Count sequences from 0."
             )
         turns[t.sequence].append((i, t))
     for i, mine in enumerate(turns):

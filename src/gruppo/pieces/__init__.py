@@ -1,1 +1,1 @@
-"""Pure functions, 5 to 25 lines each: the maths that methods are made of."""
+"""The maths of the methods: pure functions of 5 to 25 lines."""

@@ -13,7 +13,7 @@ MEANS = ("token", *UNITS, *(f"{u}_sum" for u in UNITS))
 
 @dataclass(frozen=True)
 class Count:
-    """What a mean divides by: rows, units that have rows, groups drawn. Counts of disjoint parts add up."""
+    """The denominators of a mean: rows, units with rows, groups drawn. Counts of disjoint parts add up."""
 
     rows: float = 0.0
     units: float = 0.0
@@ -24,7 +24,7 @@ class Count:
 
 
 def count(batch: Batch, at: Level, over: Tensor, mean: str | float) -> Count:
-    """What `mean` divides by, over the rows of level `at` in `over`. Parts must hold whole units to add up."""
+    """The denominators of `mean` over the rows of level `at` in `over`. They add up over parts of whole units."""
     rows = float(over.sum())
     if isinstance(mean, float | int) or mean == "token":
         return Count(rows)
@@ -36,15 +36,15 @@ def weights(batch: Batch, at: Level, over: Tensor, mean: str | float, of: Count 
     """The weight of each row of level `at`; 0 outside `over`, and all 0 when `over` is empty.
 
     token                    1 / rows
-    sequence, episode, group mean inside each unit, then over the units that have rows
-    drawn_group              the same, divided by all groups drawn, also those that selection removed
-    <unit>_sum               sum inside each unit, then mean over the units that have rows
-    <unit>_sum/64            the same, divided by a constant: the longest answer there can be, whatever its length
+    sequence, episode, group mean inside each unit, then over the units with rows
+    drawn_group              the same, divided by all groups drawn, including those that selection removed
+    <unit>_sum               sum inside each unit, then mean over the units with rows
+    <unit>_sum/64            the same, divided by a constant, usually the maximum length
     a number c               1 / c
 
-    Elsewhere called: token-mean; seq-mean-token-mean (sequence); seq-mean-token-sum (sequence_sum);
-    seq-mean-token-sum-norm (sequence_sum/64, or the number 64 where the caller divides by the answers).
-    `of` is the count of the whole optimiser step where this batch is a part of it.
+    Known elsewhere as token-mean; seq-mean-token-mean (sequence); seq-mean-token-sum (sequence_sum);
+    seq-mean-token-sum-norm (sequence_sum/64, or the number 64 where the caller divides by the number of answers).
+    `of` is the count of the whole optimiser step if this batch is a part of it.
     """
     mask = over.to(batch.columns["weight_N"].dtype)
     if isinstance(mean, float | int):
@@ -76,7 +76,7 @@ def _unit(mean: str) -> Level:
 
 
 def _constant(mean: str) -> tuple[str, float]:
-    """("sequence_sum", 64.0) of "sequence_sum/64"; 1 where nothing is said."""
+    """("sequence_sum", 64.0) of "sequence_sum/64"; the constant is 1 by default."""
     name, slash, text = mean.partition("/")
     if not slash:
         return mean, 1.0
@@ -89,5 +89,5 @@ def _constant(mean: str) -> tuple[str, float]:
 
 
 def weighted_sum(value: Tensor, weight: Tensor) -> Tensor:
-    """Σ weight · value; rows of weight 0 do not enter, whatever their value (0 · NaN is NaN)."""
+    """Σ weight · value; rows of weight 0 are skipped, whatever their value (0 · NaN is NaN)."""
     return torch.where(weight != 0, weight * value, torch.zeros_like(value)).sum()

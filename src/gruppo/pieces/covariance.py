@@ -1,4 +1,4 @@
-"""Which tokens sharpen the policy most: the covariance of advantage and log-probability (arXiv:2505.22617)."""
+"""Covariance of advantage and log-probability: the tokens that reduce entropy most (arXiv:2505.22617)."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ from torch import Tensor
 def token_covariance(adv_N: Tensor, logp_N: Tensor, where: Tensor) -> Tensor:
     """c_t = (A_t − mean A) (log π_t − mean log π), means over the rows in `where`; 0 outside.
 
-    Its mean over the rows is the covariance, to which the fall of the entropy in a policy-gradient step is
-    proportional: likely tokens with a high advantage, and unlikely ones with a low advantage, make the policy surer.
+    Its mean is the covariance, to which the decrease of entropy in a policy-gradient step is proportional: likely
+    tokens with a high advantage, and unlikely ones with a low advantage, reduce the entropy.
     """
     count, zero = where.sum().clamp(min=1), adv_N.new_zeros(())
     a_N, l_N = (torch.where(where, x, zero) for x in (adv_N, logp_N))
@@ -16,12 +16,12 @@ def token_covariance(adv_N: Tensor, logp_N: Tensor, where: Tensor) -> Tensor:
 
 
 def lowest(key_N: Tensor, second_N: Tensor, where: Tensor, count: int) -> Tensor:
-    """The `count` rows of `where` with the smallest keys; of equal ones, by the second key. All, if fewer."""
+    """The `count` rows in `where` with the smallest keys (all, if there are fewer); ties by the second key."""
     order = torch.argsort(torch.where(where, second_N, torch.full_like(second_N, float("inf"))), stable=True)
     order = order[torch.argsort(torch.where(where, key_N, torch.full_like(key_N, float("inf")))[order], stable=True)]
     return where & torch.zeros_like(where).index_fill(0, order[:count], True)
 
 
 def singled_out(share: float, where: Tensor) -> int:
-    """How many a share of the rows is: at least one, but none for a share of 0."""
+    """The number of rows in a share: at least one, but 0 for a share of 0."""
     return max(int(share * int(where.sum())), 1) if share > 0 else 0

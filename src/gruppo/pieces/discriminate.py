@@ -1,5 +1,4 @@
-"""Right answers of a group against wrong ones, and the hinge that keeps such a step near the old policy (DisCO,
-arXiv:2505.12366)."""
+"""Correct against wrong answers of a group, and the hinge that bounds the step's KL (DisCO, arXiv:2505.12366)."""
 
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from gruppo.pieces.stop import stop
 
 
 class Sides(NamedTuple):
-    """Which answers are right, and which wrong, of those that are compared; `both_G`: groups that have both."""
+    """The correct and the wrong answers among those compared; `both_G`: groups that have both."""
 
     right_E: Tensor
     wrong_E: Tensor
@@ -19,17 +18,17 @@ class Sides(NamedTuple):
 
 
 def sides(right_E: Tensor, live_E: Tensor, groups: Key) -> Sides:
-    """The answers in `live_E`, by side."""
+    """The answers in `live_E`, split into correct and wrong."""
     right_E, wrong_E = right_E & live_E, ~right_E & live_E
     return Sides(right_E, wrong_E, gather(right_E, groups, "any") & gather(wrong_E, groups, "any"))
 
 
-def soft_most(score_E: Tensor, wrong_E: Tensor, groups: Key, tau: float) -> Tensor:
-    """τ log mean exp(s_j / τ) over the wrong answers of each group: nearly their largest score for a small τ, their
-    mean for a large one."""
-    return tau * gather(score_E / tau, groups, "logmeanexp", where=wrong_E)
+def soft_most(x_E: Tensor, wrong_E: Tensor, groups: Key, tau: float) -> Tensor:
+    """τ log mean exp(x_j / τ) over the wrong answers of each group: near their maximum for a small τ, near their mean
+    for a large one."""
+    return tau * gather(x_E / tau, groups, "logmeanexp", where=wrong_E)
 
 
 def hinge(drift_N: Tensor, learn_N: Tensor, coef: float, limit: float) -> Tensor:
-    """sg(coef [mean drift − limit]_+): the price of drifting from the old policy, 0 inside the limit."""
+    """sg(coef [mean drift − limit]_+): the penalty weight for drift from the old policy; 0 within the limit."""
     return stop(coef * torch.relu(drift_N.sum() / learn_N.sum().clamp(min=1) - limit))

@@ -1,20 +1,20 @@
-"""How different are the answers of a group? Counted over n-grams of tokens, all groups at once."""
+"""Diversity of the answers of a group, from n-grams of tokens, for all groups at once."""
 
 import torch
 from torch import Tensor
 
 from gruppo.data import Key, gather, key_hash, lag, segment
 
-SMOOTH = 0.1  # instead of 0 matches: method 1 of Chen and Cherry 2014, "Smoothing techniques for sentence-level BLEU"
+SMOOTH = 0.1  # instead of 0 matches; method 1 of Chen and Cherry 2014, "Smoothing techniques for sentence-level BLEU"
 
 
 def self_bleu(token_N: Tensor, part_N: Tensor, groups: Key, most: int = 3) -> Tensor:
-    """Mean BLEU of each row of a group against its other rows (Zhu et al. 2018, arXiv:1802.01886); 0 for one alone.
+    """Mean BLEU of each row of a group against the others (Zhu et al. 2018, arXiv:1802.01886); 0 for a single row.
 
         BLEU = BP · (Π_n p_n)^(1/most),   p_n = matched n-grams / n-grams,   BP = min(1, exp(1 − closest / length))
 
-    Tokens lie in the order of their rows, `part_N` says which. An n-gram is matched as often as it is in that other row
-    that has most of it. As nltk's `sentence_bleu` with even weights and smoothing 1: no single token in common is 0.
+    Tokens are sorted by row, which is `part_N`. The matches of an n-gram are clipped at its largest count in any other
+    row. Equal to nltk's `sentence_bleu` with even weights and smoothing 1: 0 if no token is shared.
     """
     length = torch.bincount(part_N, minlength=len(groups.index)).double()
     matched = [_matched(token_N, part_N, groups, n) for n in range(1, most + 1)]
@@ -25,24 +25,24 @@ def self_bleu(token_N: Tensor, part_N: Tensor, groups: Key, most: int = 3) -> Te
 
 
 def _matched(token_N: Tensor, part_N: Tensor, groups: Key, n: int) -> Tensor:
-    """For each row, how many of its n-grams the others have, each as often as the one that has most of it."""
+    """For each row, its n-grams that other rows have, each counted at most as often as in any one of them."""
     rows = len(groups.index)
-    here = lag(torch.ones_like(part_N, dtype=torch.bool), 1 - n, part_N)  # n tokens of one row begin
+    here = lag(torch.ones_like(part_N, dtype=torch.bool), 1 - n, part_N)  # n tokens of one row begin here
     later = [lag(token_N, -k, part_N)[here] for k in range(n)]
     gram = key_hash(groups.index[part_N[here]], *later)
     assert isinstance(gram, Tensor)
     grams, index = torch.unique(gram, return_inverse=True)
-    cell, count = torch.unique(index * rows + part_N[here], return_counts=True)  # an n-gram in a row
+    cell, count = torch.unique(index * rows + part_N[here], return_counts=True)  # one n-gram in one row
     by, row, count = Key(cell // rows, len(grams)), cell % rows, count.double()
     top = by.spread(gather(count, by, "max"))
-    alone = by.spread(gather((count == top).double(), by, "sum")) == 1
+    single = by.spread(gather((count == top).double(), by, "sum")) == 1
     second = by.spread(gather(count, by, "max", where=count < top))
-    others = torch.where((count == top) & alone, second, top)
+    others = torch.where((count == top) & single, second, top)
     return torch.zeros(rows, dtype=torch.float64).index_add(0, row, torch.minimum(count, others))
 
 
 def _closest(length: Tensor, groups: Key) -> Tensor:
-    """The length of that other row of the group that is closest, the shorter of two; infinite for a row alone."""
+    """The closest length among the other rows of the group, the shorter of two; infinite for a single row."""
     order = torch.argsort(length, stable=True)
     order = order[torch.argsort(groups.index[order], stable=True)]
     x, part = length[order], groups.index[order]

@@ -1,4 +1,4 @@
-"""What one answer above another is worth, to be maximised."""
+"""Objectives of preference pairs, to be maximised."""
 
 import torch
 from torch import Tensor
@@ -12,11 +12,11 @@ def bradley_terry(gap: Tensor, smoothing: float = 0.0) -> Tensor:
 
 
 def hinge(gap: Tensor) -> Tensor:
-    """−max(0, 1 − gap): a pair is satisfied once the gap is 1 (SLiC, arXiv:2305.10425)."""
+    """−max(0, 1 − gap): no gradient once the gap is 1 (SLiC, arXiv:2305.10425)."""
     return -torch.relu(1.0 - gap)
 
 
 def log_odds(logp: Tensor, least: float = 1e-6) -> Tensor:
-    """log p/(1 − p) of log p, which is kept below −`least`: at p = 1 there is no number, and no gradient beyond."""
+    """log p/(1 − p) from log p, which is clamped to at most −`least`: at p = 1 it would be infinite."""
     logp = torch.clamp(logp, max=-least)
     return logp - torch.log(-torch.expm1(logp))

@@ -7,10 +7,10 @@ Probe = dict[str, Tensor]  # mean_F, scale_F, weight_F, intercept
 
 
 def fit(x_XF: Tensor, y_X: Tensor, ridge: float) -> Probe:
-    """The w and b that minimise Σ (y − b − w·z)² + ridge |w|², z = (x − mean) / deviation over n.
+    """The w and b that minimise Σ (y − b − w·z)² + ridge |w|², z = (x − mean) / std, std with n.
 
-    A feature that does not vary has the deviation 1, so it has no weight. In float64; with fewer rows than features by
-    the kernel form, w = Zᵀ (Z Zᵀ + ridge)⁻¹ (y − mean y), which is the same.
+    A constant feature gets std 1, and so weight 0. In float64; with fewer rows than features in the equivalent kernel
+    form w = Zᵀ (Z Zᵀ + ridge)⁻¹ (y − mean y).
     """
     x_XF, y_X = x_XF.double(), y_X.double()
     mean_F, scale_F = x_XF.mean(0), x_XF.std(0, correction=0)

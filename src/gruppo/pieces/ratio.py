@@ -8,12 +8,12 @@ from gruppo.pieces.stop import stop
 
 
 def log_ratio(logp: Tensor, logp_other: Tensor, bound: float = 20.0) -> Tensor:
-    """log π − log π_other, kept inside ±bound so that its exponential stays finite."""
+    """log π − log π_other, clamped to ±bound so that its exponential stays finite."""
     return torch.clamp(logp - logp_other, -bound, bound)
 
 
 def ratio(logp: Tensor, logp_other: Tensor) -> Tensor:
-    """r = π / π_other, token by token."""
+    """r = π / π_other for each token."""
     return torch.exp(log_ratio(logp, logp_other))
 
 
@@ -28,16 +28,16 @@ def product_ratio(logp_N: Tensor, logp_other_N: Tensor, key: Key, where: Tensor 
 
 
 def geometric_by_token(log_N: Tensor, key: Key, where: Tensor | None = None) -> Tensor:
-    """The geometric mean s of each part, s = exp(mean l), on every row: sg(s) · exp(l_t − sg(l_t)).
+    """The geometric mean s = exp(mean l) of each part, on every row: sg(s) · exp(l_t − sg(l_t)).
 
-    The mean over the rows of a part has the value s and the gradient of s, ds/dl_t = s / rows; and a weight of a row
-    is a weight of its own gradient (GSPO-token, arXiv:2507.18071).
+    Its mean over the rows of a part has the value and the gradient of s, ds/dl_t = s / rows; a factor on a row scales
+    only that row's gradient (GSPO-token, arXiv:2507.18071).
     """
     log_S = gather(log_N, key, "mean", where=where)
     return stop(torch.exp(log_S))[key.index] * torch.exp(log_N - stop(log_N))
 
 
 def effective_share(weight: Tensor, where: Tensor) -> Tensor:
-    """(Σ w)² / (n Σ w²) over the rows in `where`: 1 when all weigh the same, 1/n when one outweighs the rest."""
+    """(Σ w)² / (n Σ w²) over the rows in `where`: 1 for equal weights, 1/n if one weight dominates."""
     w = torch.where(where, weight, torch.zeros_like(weight))
     return w.sum() ** 2 / (where.sum() * (w * w).sum()).clamp(min=torch.finfo(w.dtype).tiny)

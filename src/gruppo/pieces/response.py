@@ -1,8 +1,8 @@
-"""How right answers answer to help: the three-parameter logistic curve of item response theory, and its fit.
+"""Success rate as a function of help p: the three-parameter logistic curve of item response theory, and its fit.
 
     f(p) = b + (1 − b) / (1 + e^{−k (p + μ)})
 
-k is the slope, −μ the place of the middle, b what is right without help (the guessing of a test).
+k is the slope, −μ the midpoint, b the success rate without help (the guessing parameter).
 """
 
 from itertools import product
@@ -29,7 +29,7 @@ class Curve(NamedTuple):
         return _curve(np.asarray(p), self.k, self.mu, self.b)
 
     def inverse(self, target: float) -> float:
-        """The p at which f is the target: −μ − ln((1 − b)/(target − b) − 1)/k; −∞ if it is never below."""
+        """The p with f(p) = target: −μ − ln((1 − b)/(target − b) − 1)/k; −∞ if f is always above it."""
         if self.b >= target:
             return -float("inf")
         return -self.mu - float(np.log((1 - self.b) / (target - self.b) - 1)) / self.k
@@ -40,10 +40,10 @@ def _curve(p: Reals, k: Reals | float, mu: Reals | float, b: Reals | float) -> R
 
 
 def fitted(p: Reals, share: Reals, steps: int = 20) -> Curve:
-    """The curve of least squares through shares of right answers at these p: the best of a grid, then damped
-    Gauss-Newton steps inside the bounds.
+    """The least-squares curve through the success rates at these p: the best of a grid, then damped Gauss-Newton
+    steps inside the bounds.
 
-    Few points leave b open, so of curves that fit alike it is the one with the smallest b: (`DOUBT` b)² is added.
+    Few points do not determine b, so (`DOUBT` b)² is added: of curves that fit equally well, the smallest b wins.
     """
 
     def gap(x: Reals) -> Reals:
@@ -53,7 +53,7 @@ def fitted(p: Reals, share: Reals, steps: int = 20) -> Curve:
     wrong = (gap(GRID) ** 2).sum(1)
     best, least, damp = GRID[wrong.argmin()], float(wrong.min()), 1e-3
     for _ in range(steps):
-        slope = (gap(best + NEAR) - gap(best - NEAR)) / 2e-6  # a row for each of the three
+        slope = (gap(best + NEAR) - gap(best - NEAR)) / 2e-6  # one row per parameter
         square = slope @ slope.T
         move = np.linalg.solve(square + damp * np.diag(np.diag(square)) + 1e-12 * np.eye(3), slope @ gap(best))
         trial = np.clip(best - move, LOW, HIGH)
@@ -63,10 +63,10 @@ def fitted(p: Reals, share: Reals, steps: int = 20) -> Curve:
 
 
 def next_rate(points: list[tuple[float, float]], target: float, most: float) -> float:
-    """Where help should give the target, from (help, share of right answers) seen so far; within 0 and `most`.
+    """The help in [0, `most`] that should give the target success rate, from (help, success rate) seen so far.
 
-    With three or more different amounts of help it is where the fitted curve meets the target, and none if the curve
-    never falls to it. Before, the middle of what was too much and what was too little.
+    With three or more different amounts of help, it is where the fitted curve meets the target, or 0 if the curve is
+    always above it. With fewer, the midpoint between too little and too much.
     """
     seen: dict[float, list[float]] = {}
     for p, share in points:

@@ -1,7 +1,7 @@
-"""The stop-gradient, in one place, so that the law suite can hold it fixed.
+"""The stop-gradient, in one function, so that the laws can hold stopped values fixed.
 
-`stop(x)` is `x.detach()`. Finite differences of an objective with stopped parts agree with autograd only when those
-parts stay at the base point; inside `freeze()` the first evaluation records them and later ones replay them.
+`stop(x)` is `x.detach()`. Finite differences of an objective with stopped parts agree with autograd only if those parts
+stay at the base point: inside `freeze()` the first evaluation records them and later ones replay them.
 """
 
 from collections.abc import Generator
@@ -13,19 +13,19 @@ from torch import Tensor
 class _Tape:
     def __init__(self) -> None:
         self.values: list[Tensor] = []
-        self.place = 0
+        self.index = 0
         self.recorded = False
 
     def next(self, x: Tensor) -> Tensor:
         if not self.recorded:
             self.values.append(x.detach().clone())
             return self.values[-1]
-        self.place += 1
-        return self.values[self.place - 1]
+        self.index += 1
+        return self.values[self.index - 1]
 
     def rewind(self) -> None:
-        """End of one evaluation: the next one replays."""
-        self.recorded, self.place = True, 0
+        """Ends one evaluation; the next one replays."""
+        self.recorded, self.index = True, 0
 
 
 _tape: list[_Tape] = []

@@ -14,7 +14,7 @@ def clipped(ratio: Tensor, adv: Tensor, clip_low: float, clip_high: float) -> Te
 def preserving(ratio: Tensor, adv: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """min(r A, C A), C = clip(r, (1 − clip_low) r/sg(r), (1 + clip_high) r/sg(r)) (GPPO, arXiv:2508.07629).
 
-    The value is that of `clipped`. Where that has no gradient, this one has that of its bound, (1 ± clip) A ∇log π.
+    The value is that of `clipped`. Where `clipped` has no gradient, this has that of the bound, (1 ± clip) A ∇log π.
     """
     unit = ratio / stop(ratio)  # 1, with the gradient of log r
     bounded = torch.minimum(torch.maximum(ratio, (1.0 - clip_low) * unit), (1.0 + clip_high) * unit)
@@ -22,7 +22,7 @@ def preserving(ratio: Tensor, adv: Tensor, clip_low: float, clip_high: float) ->
 
 
 def dual_clipped(value: Tensor, adv: Tensor, bound: float) -> Tensor:
-    """max(value, bound · A) where A < 0: bounds the loss of bad tokens with a huge ratio (arXiv:1912.09729)."""
+    """max(value, bound · A) where A < 0: bounds the loss of tokens with a huge ratio (arXiv:1912.09729)."""
     return torch.where(adv < 0, torch.maximum(value, bound * adv), value)
 
 
@@ -34,14 +34,14 @@ def clip_fraction(ratio: Tensor, adv: Tensor, clip_low: float, clip_high: float)
 
 
 def clipped_log(log_ratio: Tensor, adv: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """The clip on the log-ratio l: min(l, clip_high) where A > 0, else max(l, −clip_low) (GMPO, arXiv:2507.20673)."""
+    """Clipping of the log-ratio l: min(l, clip_high) where A > 0, else max(l, −clip_low) (GMPO, arXiv:2507.20673)."""
     return torch.where(adv > 0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low))
 
 
 def soft_gated(ratio: Tensor, adv: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
     """4/τ · σ(τ (r − 1)) · A, τ by the sign of A (SAPO, arXiv:2511.20347).
 
-    Its slope by r is 4σ(1 − σ) A: A at r = 1, and it fades on both sides, the faster the larger τ.
+    Its derivative by r is 4σ(1 − σ) A: A at r = 1, decaying on both sides, faster for a larger τ.
     """
     tau = torch.where(adv > 0, torch.full_like(adv, tau_pos), torch.full_like(adv, tau_neg))
     return 4.0 / tau * torch.sigmoid(tau * (ratio - 1.0)) * adv

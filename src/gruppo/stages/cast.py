@@ -1,4 +1,4 @@
-"""Named models with roles (design 3.1). The models themselves live in gruppo.train.cast."""
+"""Roles: the named models of a method. The models themselves are in gruppo.train.cast."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -29,10 +29,10 @@ class Ema:
 
 @dataclass(frozen=True)
 class Role:
-    """A model beside or in place of the policy.
+    """The policy, or another model of the method.
 
-    start  "policy" or another role: a copy of it as it starts; or the name or folder of a policy; "": to be given with
-           method.cast.ROLE=FOLDER, for a teacher that would teach nothing as a copy of the policy
+    start  "policy" or another role: a copy of its initial weights; or the name or folder of a policy; "": must be given
+           with method.cast.ROLE=FOLDER, for a teacher, which would teach nothing as a copy of the policy
     as_    "full": a language model; "head": a copy of the policy's trunk with a value head
     """
 

@@ -1,4 +1,4 @@
-"""Does a combination make sense? Decided in three grades: before the run, at the first batch, and not at all."""
+"""Does a combination of occupants make sense? Checked before the run, and on the first batch."""
 
 from collections.abc import Iterable, Iterator
 
@@ -15,7 +15,7 @@ from gruppo.stages.requires import Samples
 
 
 def problems(method: Method, ctx: Context, *, samples: int) -> list[str]:
-    """What makes the method impossible before it starts: one sentence each, with room, need and remedy."""
+    """Why the method cannot run, one sentence each, with the room and the remedy; [] if it can."""
     checks = (
         _requirements(method, samples),
         _needs(method, ctx),
@@ -80,7 +80,7 @@ def _absent(method: Method, ctx: Context) -> Iterable[str]:
             if role in method.cast and not method.cast[role].start:
                 yield (
                     f"{method.name}: {kind(o)} in {room} needs {n}, and there is no model for {role!r} yet: a copy of "
-                    f"the policy would teach it nothing. Give a model with the policy's tokenizer: "
+                    "the policy would teach it nothing. Give a model with the policy's tokenizer: "
                     f"method.cast.{role}=FOLDER, such as the runs/NAME/policy of a run, or a name that model= takes."
                 )
 
@@ -89,21 +89,20 @@ def _roles(method: Method, ctx: Context) -> Iterable[str]:
     for role in method.objectives:
         if role not in method.cast or not method.cast[role].train:
             yield (
-                f"{method.name}: objective is for role {role!r}, which is not trained. Add "
-                "Role(train=True) to the cast."
+                f"{method.name}: objective is for role {role!r}, which is not trained. Add Role(train=True) to the "
+                "cast."
             )
     for role in dict.fromkeys(n.role for _, _, n in method.needs(ctx)):
         if role in method.cast and method.cast[role].train and role not in method.objectives:
             yield (
-                f"{method.name}: role {role!r} is needed and is to be trained, but no objective "
-                "trains it: it would stay as it starts. Take the objective of a method along that trains it "
-                "(for a critic method.objective=ppo does), or give it weights "
-                f"of its own: method.cast.{role}.train=false method.cast.{role}.start=FOLDER."
+                f"{method.name}: role {role!r} is needed and is to be trained, but no objective trains it: it would "
+                "stay as it starts. Take the objective of a method that trains it (for a critic method.objective=ppo "
+                f"does), or give it weights of its own: method.cast.{role}.train=false method.cast.{role}.start=FOLDER."
             )
 
 
 def _columns(method: Method) -> Iterable[str]:
-    """What an occupant reads, another must write: columns the credit, notes any room before it."""
+    """What an occupant reads, another must write: the credit its columns, any room notes."""
     notes = {name for _, o in method.occupants() for name in o.writes if name.startswith("note_")}
     for room, o in method.occupants():
         for name in (n for n in o.reads if _is_column(n)):
@@ -142,14 +141,14 @@ def _is_column(name: str) -> bool:
 
 
 def _writers(name: str) -> str:
-    """The occupants that write such a column, by the names that a command line takes; "" where none is known."""
+    """The occupants that write a column, by their names on the command line; "" if none is known."""
     ours = (c for c in subclasses(Occupant) if c.__module__.startswith("gruppo."))
     known = sorted({kind(c) for c in ours if name in c.writes})
     return f" ({', '.join(known)})" if known else ""
 
 
 def subclasses(cls: type[Occupant]) -> Iterator[type[Occupant]]:
-    """All that derive from it, as far as they are loaded."""
+    """All subclasses that are loaded."""
     for sub in cls.__subclasses__():
         yield sub
         yield from subclasses(sub)
@@ -170,12 +169,12 @@ def _refused(method: Method) -> Iterable[str]:
 
 
 def compares(method: Method) -> bool:
-    """Whether it learns from differences of rewards: then equal ones say nothing."""
+    """Whether it learns from differences of rewards, and so nothing from equal ones."""
     return "equal_rewards" not in method.breaks
 
 
 def readable_N(method: Method, batch: Batch) -> Tensor:
-    """Tokens of the policy, and given ones that some occupant has a rule for."""
+    """Tokens of the policy, and those of other sources that some occupant reads."""
     known = {Source[s.upper()] for _, o in method.occupants() for s in o.reads if _is_source(s)} | {Source.POLICY}
     return torch.isin(batch.source_N, torch.tensor(sorted(known), device=batch.device))
 
@@ -186,7 +185,7 @@ def learnable_N(method: Method, batch: Batch) -> Tensor:
 
 
 def check_first_batch(method: Method, batch: Batch) -> list[str]:
-    """Refuses what cannot work on this data; returns warnings for what may."""
+    """Raises if the method cannot learn from this data; returns warnings if it may not."""
     for room, o in method.occupants():
         for requirement in o.requires:
             if said := requirement.at_first_batch(batch):
@@ -195,14 +194,14 @@ def check_first_batch(method: Method, batch: Batch) -> list[str]:
             raise ValueError(f"{method.name}: {kind(o)} in {room} cannot learn from the first batch: {said}.")
     warnings: list[str] = []
     judged = batch.judged_E
-    if not bool((judged | batch.open_E).any()):  # open ones are judged later
+    if not bool((judged | batch.open_E).any()):  # open episodes are judged later
         raise ValueError(
             "no episode of the first batch was judged: there is nothing to learn from. Look at the episodes' errors."
         )
     if not bool(learnable_N(method, batch).any()):
         raise ValueError(
-            "the first batch has no token to learn from: every mask is empty. Look at select and at "
-            "the status of episodes."
+            "the first batch has no token to learn from: every mask is empty. Look at select and at the status of "
+            "episodes."
         )
     rewards = batch.reward_E[judged]
     if compares(method) and len(rewards) and bool((rewards == rewards[0]).all()):

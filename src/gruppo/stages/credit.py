@@ -1,4 +1,4 @@
-"""How much did each token help? Returns named columns; `adv` becomes `adv_N`."""
+"""How much did each token contribute? Returns named columns such as `adv_N`."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,12 +29,12 @@ def to_tokens(batch: Batch, adv_E: Tensor) -> dict[str, Tensor]:
 
 
 def judged_N(batch: Batch) -> Tensor:
-    """Tokens that the policy sampled in episodes that are in statistics, baseline ones included."""
+    """Tokens that the policy sampled, in episodes that are in statistics, baseline episodes included."""
     return (batch.source_N == Source.POLICY) & batch.spread(batch.judged_E, "E", "N")
 
 
 def whitened(batch: Batch, mine: Tensor, x: Tensor) -> dict[str, Tensor]:
-    """Values of these tokens, whitened over them; 0 for others, and for one alone: it has nothing to compare with."""
+    """Values of these tokens, whitened over them. 0 for other tokens, and for a single one: it cannot be compared."""
     every = torch.ones_like(x, dtype=torch.bool)
     adv = advantage.whiten(x, every) if len(x) > 1 else torch.zeros_like(x)
     return {"adv_N": torch.zeros_like(batch.weight_N).index_copy(0, mine, adv)}
@@ -56,7 +56,7 @@ class GroupNormalised(Occupant):
 
 @dataclass(frozen=True)
 class GroupCentred(Occupant):
-    """A_i = R_i − mean of the group, not divided by its deviation (Dr.GRPO, arXiv:2503.20783)."""
+    """A_i = R_i − mean of the group, not divided by its standard deviation (Dr.GRPO, arXiv:2503.20783)."""
 
     writes = ("adv_N",)
     ignores = ("shift",)
@@ -68,7 +68,7 @@ class GroupCentred(Occupant):
 
 @dataclass(frozen=True)
 class LeaveOneOut(Occupant):
-    """A_i = R_i − mean of the other rewards of the group, R_i less kl_coef Σ_t (log π_old − log π_ref)."""
+    """A_i = R_i − mean of the other rewards of the group, after R_i −= kl_coef Σ_t (log π_old − log π_ref)."""
 
     kl_coef: float = setting(0.0, low=0, witness=0.5)
     writes = ("adv_N",)
@@ -89,11 +89,11 @@ class LeaveOneOut(Occupant):
 
 @dataclass(frozen=True)
 class RunningBaseline(Occupant):
-    """A_i = R_i − b, with b ← decay · b + (1 − decay) · mean(R) after each step; at first b is the batch mean."""
+    """A_i = R_i − b, with b ← decay · b + (1 − decay) · mean(R) after each step; b starts as the batch mean."""
 
     decay: float = setting(0.9, low=0, high=1)
     writes = ("adv_N",)
-    ignores = ("shift",)  # while memory is empty; later it follows with the decay
+    ignores = ("shift",)  # while memory is empty; later b follows with the decay
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         judged = batch.judged_E
@@ -116,9 +116,9 @@ class RunningBaseline(Occupant):
 
 @dataclass(frozen=True)
 class Gae(Occupant):
-    """Generalised advantage over the decisions of an episode, whitened; gives `ret_N`, the critic's target.
+    """Generalised advantage estimation over the decisions of an episode, whitened; `ret_N` is the critic's target.
 
-    Token reward: the episode's reward at its last decision, turn rewards at the last decision of their turn, less
+    Token rewards: the episode's reward at its last decision, turn rewards at the last decision of each turn, minus
     kl_coef (log π_old − log π_ref) at each token. An open episode bootstraps from its last value.
     """
 
@@ -139,10 +139,10 @@ class Gae(Occupant):
 def two_gaes(
     batch: Batch, gamma: float, lam: float | Tensor, lam_value: float, kl_coef: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Advantages by `lam` (a number, or one an episode), and the critic's targets by `lam_value`.
+    """Advantages with `lam` (a number, or one per episode), and the critic's targets with `lam_value`.
 
-    Returns (rows of N, advantage, target, known): the policy's decisions in time, given tokens being no steps, and
-    whether the episode of each is judged or open. An open episode goes on from its last value.
+    Returns (rows, advantage, target, known) for the policy's decisions in the order of time; given tokens are not
+    steps. `known`: the episode is judged or open. An open episode bootstraps from its last value.
     """
     mine = batch.time_order("N", where=batch.sampled_N)
     episode, value = batch.episode_N.index_select(0, mine), batch.value_critic_N.index_select(0, mine)
@@ -159,7 +159,7 @@ def two_gaes(
 def whitened_gae(
     batch: Batch, mine: Tensor, adv: Tensor, ret: Tensor, known: Tensor, over: Tensor
 ) -> dict[str, Tensor]:
-    """What `two_gaes` says, as columns: advantages whitened over the rows in `over`, targets where known, else 0."""
+    """The result of `two_gaes` as columns: advantages whitened over `over`, targets where known, else 0."""
     zero = torch.zeros_like(batch.value_critic_N)
     return {
         "adv_N": zero.index_copy(0, mine, advantage.whiten(adv, over)),
@@ -168,20 +168,20 @@ def whitened_gae(
 
 
 def judged_in_time(batch: Batch) -> Tensor:
-    """The rows of `judged_N`, one episode after the other, in time."""
+    """The rows of `judged_N`, episode by episode, in the order of time."""
     rows = batch.time_order("N")
     return rows[judged_N(batch)[rows]]
 
 
 def return_to_go(batch: Batch, mine: Tensor, gamma: float = 1.0, kl_coef: float = 0.0) -> Tensor:
-    """G_t = r_t + gamma G_{t+1} for these decisions in time, r_t their `token_reward`."""
+    """G_t = r_t + gamma G_{t+1} for these decisions in the order of time, with r_t = `token_reward`."""
     return segment.scan(token_reward(batch, mine, kl_coef), gamma, batch.episode_N[mine])
 
 
 def token_reward(batch: Batch, mine: Tensor, kl_coef: float) -> Tensor:
-    """For these decisions in time: rewards of episodes and turns on the last of each, less the KL of every one."""
+    """For these decisions in the order of time: rewards of episodes and turns at the last of each, minus the KL."""
     episode = batch.episode_N.index_select(0, mine)
-    own_EC = torch.where(batch.paid_EC, torch.nan_to_num(batch.reward_EC), 0.0)  # turns' rewards lie on their turns
+    own_EC = torch.where(batch.paid_EC, torch.nan_to_num(batch.reward_EC), 0.0)  # turn rewards go to their turns
     own_E = torch.where(batch.judged_E, own_EC.sum(-1), 0.0)
     reward = advantage.ends(episode) * own_E.index_select(0, episode)
     if bool(batch.reward_K.any()):

@@ -1,4 +1,4 @@
-"""Which tasks next, and how many samples for each?"""
+"""Which tasks come next, and how many samples of each?"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ def _epoch(size: int, seed: int, epoch: int) -> list[int]:
 
 
 def _out_of_turn(ctx: Context, size: int, n: int) -> list[int]:
-    """n different keyed picks; a small set is shuffled whole."""
+    """n distinct random indices; a small set is shuffled instead."""
     drawn = ctx.uniform("again", ctx.round, torch.arange(4 * n)) * size
     picks = list(dict.fromkeys(drawn.long().tolist()))[:n]
     return picks if len(picks) == n else permutation(size, ctx.seed, "again", ctx.step, ctx.round)[:n].tolist()
 
 
 def in_turn(ctx: Context, size: int, n: int) -> list[int]:
-    """The n indices of this step when every task comes once an epoch; a draw again takes some out of turn."""
+    """The n indices of this step if every task comes once per epoch; a redraw takes random ones instead."""
     if ctx.round > 0:
         return _out_of_turn(ctx, size, n)
     first, picks = ctx.step * n, list[int]()
@@ -42,10 +42,10 @@ def in_turn(ctx: Context, size: int, n: int) -> list[int]:
 
 
 def weighted(ctx: Context, weight_T: Tensor, n: int, *key: int | str, replace: bool = False) -> list[int]:
-    """n indices drawn with chances in proportion to their weights; a weight of 0 never, all of 0 as if all were 1.
+    """n indices, drawn in proportion to their weights. If all weights are 0, all count as 1.
 
-    Without replacement by keyed Gumbel noise, the n largest of log w + g (Vieira 2014; Kool et al. 2019,
-    arXiv:1903.06059): less than n come if less have a weight. With replacement by the inverse of the cumulated weights.
+    Without replacement: the n largest of log w + Gumbel noise (Vieira 2014; Kool et al. 2019, arXiv:1903.06059); fewer
+    than n if fewer have a weight above 0. With replacement: by inverting the cumulative weights.
     """
     weight_T = weight_T.double()
     if not bool((torch.isfinite(weight_T) & (weight_T >= 0)).all()):
@@ -67,7 +67,7 @@ def weighted(ctx: Context, weight_T: Tensor, n: int, *key: int | str, replace: b
 
 
 def asked(ctx: Context, tasks: Any, indices: Iterable[int]) -> list[Ask]:
-    """An ask for each index. A task that comes a second time has a group and draws of its own."""
+    """An ask for each index. A task that occurs twice has a second group, with a random key of its own."""
     times: dict[int, int] = {}
     out: list[Ask] = []
     for i in indices:
@@ -80,9 +80,9 @@ def asked(ctx: Context, tasks: Any, indices: Iterable[int]) -> list[Ask]:
 
 @dataclass(frozen=True)
 class Uniform(Occupant):
-    """Every task once an epoch, in an order keyed by the epoch; a draw again takes keyed tasks out of turn.
+    """Every task once per epoch, in an order that is random for each epoch; a redraw takes random tasks.
 
-    The position in the data is a function of the step, so there is nothing to save and nothing to lose.
+    The position in the data is a function of the step, so a checkpoint need not hold it.
     """
 
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:

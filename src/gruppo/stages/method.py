@@ -1,4 +1,4 @@
-"""A method is what it puts in each room: a record, and a difference against another record."""
+"""A method is a record of what it puts in each room, and differs from other records room by room."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -25,12 +25,12 @@ CHAINS = ("prompting", "reward", "select", "objective", "penalties")
 
 @dataclass(frozen=True)
 class Method:
-    """Ten rooms, a cast, and what is said about them. `reward` adds to the task's own scorer.
+    """Ten rooms, a cast of roles, and facts about the method. `reward` adds to the task's own scorer.
 
-    together    rooms that only make sense together: taking one into another method takes all
+    together    rooms that only make sense together: taking one into another method takes all of them
     breaks      laws that the method breaks on purpose, with the reason
     checked     what it was compared with: files of the authors or of another trainer, and where they differ
-    confidence  how sure we are: "code" was read, the "paper", "notes" on it, or its "abstract" only
+    confidence  what it was written from: the authors' "code", the "paper", "notes" on it, or only its "abstract"
     """
 
     name: str
@@ -60,15 +60,15 @@ class Method:
         for room, occupant in self.occupants():
             if not dataclasses.is_dataclass(occupant) or not isinstance(occupant, Occupant):
                 raise ValueError(
-                    f"{self.name}: room {room} holds {occupant!r}, which is no occupant, so the loop cannot call it. "
-                    "Write a @dataclass(frozen=True) class that derives from gruppo.stages.Occupant."
+                    f"{self.name}: room {room} holds {occupant!r}, which is not an occupant, so the loop cannot call "
+                    "it. Write a @dataclass(frozen=True) class that derives from gruppo.stages.Occupant."
                 )
 
     def but(self, **changes: Any) -> "Method":
-        """This method with other furniture.
+        """This method with changes.
 
-        In a chain a bare occupant is added (it replaces one of its own class); a tuple is the whole new chain. A bare
-        objective is the whole chain, too: two objectives are rarely meant, and `(*m.objective, Mine())` says so.
+        A single occupant is added to its chain, where it replaces one of its own class; a tuple replaces the chain. A
+        single objective also replaces the chain: to add one, write `(*m.objective, Mine())`.
         """
         known = {f.name for f in dataclasses.fields(self)}
         for name in changes:
@@ -104,23 +104,23 @@ class Method:
 
     @property
     def remembers_episodes(self) -> bool:
-        """Whether the replay keeps anything: then episodes are noted with their log π_old and credit."""
+        """Whether the replay keeps anything; its episodes then have their log π_old and credit as notes."""
         return not isinstance(self.replay, Forget)
 
     def needs(self, ctx: Context) -> list[tuple[str, Any, Need]]:
-        """(room, occupant, need) for everything that the rooms want to know this step."""
+        """(room, occupant, need) for everything that the rooms read from models in this step."""
         return [(room, o, n) for room, o in self.occupants() for n in o.needs(ctx)]
 
 
 def _chain(held: Any) -> Any:
-    """A bare occupant as a chain of one; of objectives, for each role."""
+    """A single occupant as a chain of one; for objectives by role, each role's chain."""
     if isinstance(held, Mapping):
         return {role: _chain(chain) for role, chain in held.items()}
     return (held,) if isinstance(held, Occupant) else held
 
 
 def added(chain: tuple[Any, ...], occupant: Any) -> tuple[Any, ...]:
-    """The chain with the occupant, in place of one of its own class if there is one."""
+    """The chain with the occupant: in place of one of its own class, else at the end."""
     if any(type(o) is type(occupant) for o in chain):
         return tuple(occupant if type(o) is type(occupant) else o for o in chain)
     return (*chain, occupant)
@@ -137,7 +137,7 @@ class Change:
 
 
 def _legible(x: Any) -> Any:
-    """A text in quotes where one would not see it: empty, or a line break."""
+    """A string in quotes if it is invisible without them: empty, or with a line break."""
     return repr(x) if isinstance(x, str) and (not x.strip() or not x.isprintable()) else x
 
 

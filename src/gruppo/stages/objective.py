@@ -1,4 +1,4 @@
-"""What is maximised? A chain of objectives: each declares its terms, and gives their values by token first."""
+"""What is maximised? A chain of objectives: each declares its terms, then computes their values."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,17 +18,17 @@ OLD = need("logp", "old")
 
 class Objective(Protocol):
     def terms(self, ctx: Context, batch: Batch) -> list[Term]:
-        """Which rows each term is over, how they are averaged and with what coefficient: before statistics."""
+        """The rows of each term, how they are averaged, and the coefficient; before statistics are known."""
         ...
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
-        """The values of these terms, by name."""
+        """The value of each row of these terms, by name."""
         ...
 
 
 @dataclass(frozen=True)
 class PolicyGradient(Occupant):
-    """Σ_t A_t log π(o_t): the score function, one step a batch (Williams 1992).
+    """Σ_t A_t log π(o_t): the likelihood-ratio gradient, for one optimiser step per batch (Williams 1992).
 
     `mean="episode_sum"`: summed over an episode's tokens, then averaged over episodes.
     """
@@ -48,7 +48,7 @@ class PolicyGradient(Occupant):
 
 @dataclass(frozen=True)
 class ClippedSurrogate(Occupant):
-    """min(r A, clip(r, 1 − clip_low, 1 + clip_high) A), r = π/π_old; clip_dual > 0 bounds it by clip_dual · A below."""
+    """min(r A, clip(r, 1 − clip_low, 1 + clip_high) A), r = π/π_old; clip_dual > 0 bounds it below by clip_dual · A."""
 
     clip_low: float = setting(0.2, low=0, witness=0.6)
     clip_high: float = setting(0.2, low=0, witness=0.9)
@@ -75,8 +75,8 @@ class ClippedSurrogate(Occupant):
 
 @dataclass(frozen=True)
 class ValueLoss(Occupant):
-    """−½ max((V − R)², (clip(V, V_old ± clip_value) − R)²) over policy tokens whose return is known: the critic's
-    objective."""
+    """The critic's objective: −½ max((V − R)², (clip(V, V_old ± clip_value) − R)²) over policy tokens with a known
+    return."""
 
     clip_value: float = setting(0.5, low=0, witness=0.05)
     mean: Any = setting("token", added=True)

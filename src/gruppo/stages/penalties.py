@@ -1,4 +1,4 @@
-"""What keeps the policy in bounds? Terms that are added to the objective; they count all policy tokens."""
+"""What keeps the policy in bounds? Terms that are added to the objective, over all policy tokens."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,12 +21,12 @@ IN_FULL = need("kl", against="ref", when="step")
 class ReferenceKL(Occupant):
     """−kl_coef · KL(π ‖ π_ref), with gradient; `estimator` says how it is measured (gruppo.pieces.divergence).
 
-    k1    log π − log π_ref. As a loss its mean gradient is 0: for the log; as a part of the reward it does teach
+    k1    log π − log π_ref. Its mean gradient is 0, so as a penalty it is only logged; in the reward it has an effect
     k2    ½ (log π − log π_ref)²: the gradient of KL(π ‖ π_ref)
     k3    e^d − d − 1, d = log π_ref − log π: the gradient of KL(π_ref ‖ π)
     k1+, k3+  the value of k1 or k3 with the gradient of k2 (verl's "+" form: straight-through)
-    full  the sum over the vocabulary, exactly: no noise, also for tokens that were not sampled; one forward of the
-          reference at every optimiser step instead of once a batch
+    full  the exact sum over the vocabulary, without sampling noise; needs a forward pass of the reference at every
+          optimiser step instead of once per batch
     """
 
     kl_coef: Sched = setting(0.04, low=0, witness=0.5)

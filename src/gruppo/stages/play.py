@@ -22,7 +22,7 @@ Ids = Any  # int64 array
 class Play(Protocol):
     """Plays every start and yields (its index, the episode) in the order in which they end.
 
-    window  most tokens to sample for an episode; one that needs more stays open, and can continue as a Fork; 0: no limit
+    window  most tokens to sample per episode; one that needs more stays open, and can continue as a Fork; 0: no limit
     """
 
     def __call__(

@@ -1,4 +1,4 @@
-"""What does the policy see, and under which context does it learn? A chain: each occupant may rewrite the prompts."""
+"""What does the policy see, and in which context does it learn? A chain: each occupant may rewrite the prompts."""
 
 from dataclasses import dataclass, replace
 from math import floor
@@ -15,22 +15,22 @@ class Prompting(Protocol):
 
 
 def plain(ctx: Context, ask: Ask) -> list[Prompt]:
-    """The task's own prompt, through the model's chat template if it has one. Stands at the start of every chain."""
+    """The task's own prompt, in the chat template of the model if it has one. Every chain starts with it."""
     return [Prompt(ctx.tokenizer.chat(ask.task.messages), ask, ask.group, ask.samples)]
 
 
 def worded(ctx: Context, task: Any, text: str) -> Any:
-    """The ids of the task's dialogue with this text as its last message."""
+    """The ids of the task's dialogue, with this text as the last message."""
     *before, last = task.messages
     return ctx.tokenizer.chat([*before, {**last, "content": text}])
 
 
 def hint_of(ask: Ask) -> str:
-    """The hint that an ask wishes for, "" for none: `how["hint_level"]` counts from 1, the weakest, and one beyond the
-    last is the last; `how["hint"]` is a share of the solution, counted in its steps. Both leave the last step out.
+    """The hint that an ask requests, "" for none.
 
-    Refuses a task that has neither hints nor a solution, also when no hint is wished for: at the first batch, and not
-    in the middle of a run.
+    `how["hint_level"]` counts from 1, the weakest hint, and is capped at the last; `how["hint"]` is a share of the
+    solution, counted in steps. Neither gives the last step. A task with neither hints nor a solution is refused even if
+    no hint is requested, so that this happens at the first batch and not in the middle of a run.
     """
     hints = ask.task.hints
     if not hints and ask.task.solution in ("", ask.task.answer):
@@ -45,10 +45,10 @@ def hint_of(ask: Ask) -> str:
 
 @dataclass(frozen=True)
 class Hint(Occupant):
-    """Begin the answer with the hint that the ask wishes for: tokens of source `hint`, after the prompt.
+    """Begin the answer with the hint that the ask requests: tokens of source `hint`, after the prompt.
 
-    They are judged as a part of the answer. With `learn_without` the tokens that follow are learned under the prompt
-    without the hint (`train_as`): fit for hints that are no part of the answer.
+    They are scored as part of the answer. With `learn_without`, the tokens that follow are learned under the prompt
+    without the hint (`train_as`), for hints that are not part of the answer.
     """
 
     learn_without: bool = False
@@ -71,10 +71,9 @@ class Hint(Occupant):
 
 @dataclass(frozen=True)
 class HintInMessage(Occupant):
-    """Put the hint into the user's message, for models that follow one: `template` has {prompt} and {hint}.
+    """Put the hint into the user's message, for instruction-tuned models: `template` has {prompt} and {hint}.
 
-    No token of it is the policy's or counts as its answer. With `learn_without` the answer is learned under the message
-    without the hint.
+    The hint is not part of the answer. With `learn_without`, the answer is learned under the message without the hint.
     """
 
     template: str = setting("{prompt}\n\nHint: {hint}", witness="{hint}\n{prompt}")
@@ -92,7 +91,7 @@ class HintInMessage(Occupant):
 
 
 def missing_fields(template: str, *names: str) -> str:
-    """Why a template cannot be used that leaves one of its texts out, or asks for another."""
+    """Why a template cannot be used: it leaves a field out, or has an unknown one; "" if it can."""
     try:
         said = template.format(**{n: f"<{n}>" for n in names})
     except (KeyError, IndexError, ValueError) as error:

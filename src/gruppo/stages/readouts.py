@@ -1,7 +1,7 @@
-"""Needs and readouts: what a room wants to know from a model (design 3.2).
+"""Needs and readouts: what a room reads from a model.
 
-A `Need` names a readout, a role, a view and a level. A readout maps one chunk of positions to one number (at most
-eight) each; all readouts of one (role, view) share one forward, and tokens × vocabulary never exists as a whole.
+A `Need` names a readout, a role, a view and a level. A readout maps a chunk of positions to one number each, or a few.
+All readouts of one (role, view) share one forward pass, and the logits of all tokens never exist at once.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from gruppo.data import Ragged
 from gruppo.pieces.divergence import full
 from gruppo.stages.names import nearest
 
-When = Literal["batch", "step"]  # rooms before the batch call ctx.read
+When = Literal["batch", "step"]  # rooms before the batch use ctx.read instead
 
 
 @dataclass(frozen=True)
 class Need:
-    """`Need("logp", role="ref")` prints as `logp@ref` and is served as the column `logp_ref_N`.
+    """`Need("logp", role="ref")` prints as `logp@ref` and becomes the column `logp_ref_N`.
 
-    role  "policy" with when="step" is the model being trained; "old" is the policy at the start of the step
-    when  "batch": once, when the batch is packed; "step": at every optimiser step, with gradient
-    against  a second role, for readouts that compare two distributions: `Need("kl", against="ref", when="step")` is
-             served as `kl_ref_N`. Both heads run on the same chunk; the second role has no gradient
+    role     "policy" with when="step" is the model being trained; "old" is the policy at the start of the step
+    when     "batch": once, when the batch is packed; "step": at every optimiser step, with gradient
+    against  a second role, for readouts that compare two distributions: `Need("kl", against="ref", when="step")`
+             becomes `kl_ref_N`. Both heads run on the same chunk; the second role has no gradient
     """
 
     readout: str
@@ -79,9 +79,9 @@ def need(
 
 @dataclass(frozen=True)
 class Chunk:
-    """A slice of positions: hidden states, scores over the vocabulary (or values), and what was decided there.
+    """A slice of positions: hidden states, outputs of the head (logits, or values), and the tokens that follow.
 
-    `other_CV` are the scores of a second role at the same positions, for readouts that compare two.
+    `other_CV` are the logits of a second role at the same positions, for readouts that compare two.
     """
 
     hidden_CD: Tensor
@@ -93,9 +93,9 @@ class Chunk:
     _made: dict[float | None, Tensor] = field(default_factory=dict[float | None, Tensor], init=False, repr=False)
 
     def log_p(self, T: float | None = None) -> Tensor:
-        """log π(· | s) of the distribution that was sampled: its temperature, and its truncation set if it had one.
+        """log π(· | s) as it was sampled: at its temperature and, if it was truncated, in its truncation set.
 
-        Made once for all readouts of the chunk.
+        Computed once for all readouts of the chunk.
         """
         if T not in self._made:
             self._made[T] = _log_probabilities(self.scores_CV, self, T)
@@ -106,9 +106,9 @@ class Chunk:
 class Readout:
     name: str
     read: Callable[..., Tensor]
-    synthetic: Callable[[torch.Generator, int, torch.dtype], Tensor]  # so that laws can run without a model
+    synthetic: Callable[[torch.Generator, int, torch.dtype], Tensor]  # random values, for laws without a model
     head: Literal["policy", "value"]
-    pair: bool  # compares two roles: a need must name the second
+    pair: bool  # whether it compares two roles
 
 
 READOUTS: dict[str, Readout] = {}
@@ -127,23 +127,23 @@ def readout(
     return register
 
 
-def _log_probabilities(scores_CV: Tensor, chunk: Chunk, T: float | None) -> Tensor:
-    """Log-softmax of these scores at the temperature and in the truncation set of the chunk."""
+def _log_probabilities(logits_CV: Tensor, chunk: Chunk, T: float | None) -> Tensor:
+    """Log-softmax of these logits, at the temperature and in the truncation set of the chunk."""
     heat = chunk.temperature_C if T is None else torch.full_like(chunk.temperature_C, T)
     heat = torch.where(heat > 0, heat, torch.ones_like(heat))
-    scores = scores_CV / heat[:, None]
+    logits = logits_CV / heat[:, None]
     if chunk.allowed is not None:
-        rows = torch.repeat_interleave(torch.arange(len(scores), device=scores.device), chunk.allowed.length)
-        inside = torch.zeros_like(scores, dtype=torch.bool)
+        rows = torch.repeat_interleave(torch.arange(len(logits), device=logits.device), chunk.allowed.length)
+        inside = torch.zeros_like(logits, dtype=torch.bool)
         inside[rows, chunk.allowed.values] = True
         inside |= (chunk.allowed.length == 0)[:, None]
-        scores = scores.masked_fill(~inside, float("-inf"))
-    return torch.log_softmax(scores, -1)
+        logits = logits.masked_fill(~inside, float("-inf"))
+    return torch.log_softmax(logits, -1)
 
 
 @readout("logp", synthetic=lambda g, n, dtype: -2.0 * torch.rand(n, generator=g, dtype=dtype) - 0.05)
 def logp(chunk: Chunk, T: float | None = None) -> Tensor:
-    """log π(token). At the temperature and truncation of the sampler; with T=… at that temperature instead."""
+    """log π(token), at the temperature and truncation of the sampler; with T=…, at that temperature instead."""
     return chunk.log_p(T).gather(1, chunk.token_C[:, None])[:, 0]
 
 
@@ -156,17 +156,14 @@ def entropy(chunk: Chunk, T: float | None = None) -> Tensor:
 
 @readout("kl", synthetic=lambda g, n, dtype: torch.rand(n, generator=g, dtype=dtype) + 0.01, pair=True)
 def kl(chunk: Chunk, T: float | None = None) -> Tensor:
-    """KL(π(· | s) ‖ π_other(· | s)), exactly: the sum over the vocabulary, at the sampler's temperature and truncation.
-
-    The scores of both roles exist for one chunk at a time, so tokens × vocabulary never does.
-    """
+    """KL(π(· | s) ‖ π_other(· | s)): the exact sum over the vocabulary, at the sampler's temperature and truncation."""
     assert chunk.other_CV is not None
     return full(chunk.log_p(T), _log_probabilities(chunk.other_CV, chunk, T))
 
 
 @readout("value", synthetic=lambda g, n, dtype: torch.randn(n, generator=g, dtype=dtype) * 0.5, head="value")
 def value(chunk: Chunk) -> Tensor:
-    """V(s) from a role whose head gives values."""
+    """V(s), from a role with a value head."""
     return chunk.scores_CV[:, 0]
 
 
@@ -181,7 +178,8 @@ def score_norm(chunk: Chunk) -> Tensor:
 def pool(chunk: Chunk, layer: float = -1, depth: float = -1, last: float = 10, prompt: float = 0) -> Tensor:
     """Hidden states of a layer, averaged over the last decisions of each sequence, or of its prompt (at="S").
 
-    depth=0.5 is the layer in the middle, whatever their number; without layer or depth the final states are meant."""
+    depth=0.5 is the middle layer, however many there are; without layer or depth, the final hidden states are read.
+    """
     return chunk.hidden_CD
 
 

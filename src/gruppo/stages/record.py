@@ -1,4 +1,4 @@
-"""Records as plain tables: TOML round trip and hash. Nothing is ever unpickled."""
+"""Methods as plain tables: TOML round trip and hash. Nothing is ever unpickled."""
 
 import dataclasses
 import hashlib
@@ -14,19 +14,19 @@ from gruppo.stages.names import nearest
 from gruppo.stages.schedule import Schedule, is_schedule
 from gruppo.tasks.imports import load_object
 
-TALK = ("doc", "paper", "base", "checked", "confidence")  # what is said about a method; not part of what it does
+TALK = ("doc", "paper", "base", "checked", "confidence")  # facts about a method, not part of what it does
 
 
 def to_table(x: Any, *, brief: bool = False) -> Any:
     """An occupant, role or method as nested tables of TOML values, tagged with `kind = "module:Class@version"`.
 
-    `brief` leaves out fields that were added later and have the value that changes nothing (stages.occupant.added).
+    `brief` leaves out fields that were added later and have their default (`setting(..., added=True)`).
     """
     if isinstance(x, Schedule):
         return x.text
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
-        told = [f for f in dataclasses.fields(x) if not (brief and _changes_nothing(f, getattr(x, f.name)))]
-        fields = {f.name: to_table(getattr(x, f.name), brief=brief) for f in told}
+        shown = [f for f in dataclasses.fields(x) if not (brief and _changes_nothing(f, getattr(x, f.name)))]
+        fields = {f.name: to_table(getattr(x, f.name), brief=brief) for f in shown}
         return {"kind": tag(type(x)), **{k: v for k, v in fields.items() if v is not None}}
     if isinstance(x, Mapping):
         return {str(k): to_table(v, brief=brief) for k, v in x.items()}
@@ -35,8 +35,8 @@ def to_table(x: Any, *, brief: bool = False) -> Any:
     if isinstance(x, bool | int | float | str):
         return x
     raise ValueError(
-        f"{x!r} cannot be written to a run file, so the run could not be repeated. Fields hold numbers, texts, lists, "
-        "tables, occupants and schedules."
+        f"{x!r} cannot be written to a run file, so the run could not be repeated. Fields hold numbers, strings, "
+        "lists, tables, occupants and schedules."
     )
 
 
@@ -45,7 +45,7 @@ def _changes_nothing(f: dataclasses.Field[Any], value: Any) -> bool:
 
 
 def tag(cls: type) -> str:
-    """`module:Class@version`; the class of a user's file is named by the file."""
+    """`module:Class@version`; for a class in a user's file, the path of the file instead of the module."""
     where = cls.__module__
     if where.startswith("gruppo_user_"):
         where = str(sys.modules[where].__file__)
@@ -83,7 +83,7 @@ def _class(text: str) -> type:
     path, version = re.fullmatch(r"(.*?)(?:@(\d+))?", text, re.S).groups()  # type: ignore[union-attr]
     cls: Any = load_object(path)
     if not dataclasses.is_dataclass(cls) or not isinstance(cls, type):
-        raise ValueError(f"kind {path} is no dataclass, so the record cannot be rebuilt from it.")
+        raise ValueError(f"kind {path} is not a dataclass, so the record cannot be rebuilt from it.")
     now = tag(cls).rpartition("@")[2]
     if version and version != now:
         raise ValueError(
@@ -94,14 +94,14 @@ def _class(text: str) -> type:
 
 
 def _bare(objective: Any) -> Any:
-    """A chain of one as its occupant, as records wrote objectives before they were chains."""
+    """A chain of one as a single occupant, as records held objectives before they were chains."""
     if isinstance(objective, Mapping) and "kind" not in objective:
         return {role: _bare(chain) for role, chain in objective.items()}
     return objective[0] if isinstance(objective, list) and len(objective) == 1 else objective
 
 
 def record_hash(method: Method) -> str:
-    """Changes with anything a method does, not with what is said about it."""
+    """Depends on everything that a method does, not on the facts about it."""
     table = to_table(method, brief=True)
     for name in TALK:
         table.pop(name, None)

@@ -1,7 +1,7 @@
-"""Learning from answers that are given: a rollout that reads them, a selection of good ones, and their likelihood.
+"""Learning from recorded answers: a rollout that reads them, a selection of good ones, and their likelihood.
 
-Answers of a file are written by an `expert`, not by the policy, and the masks go by who wrote a token. `answer_N` are
-the tokens that these occupants learn: the policy's own and the experts'.
+The author of a recorded answer is an `expert`, not the policy, and masks depend on the author of a token. `answer_N`
+are the tokens that these occupants learn: those of the policy and of experts.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ from gruppo.tasks.recorded import NO_ANSWER, Answer, demonstration, recorded
 
 
 def answer_N(batch: Batch) -> Tensor:
-    """Tokens that the policy or an expert wrote, in episodes to learn from, that selection kept."""
+    """Tokens written by the policy or an expert, in episodes to learn from, that selection kept."""
     wrote_N = (batch.source_N == Source.POLICY) | (batch.source_N == Source.EXPERT)
     return wrote_N & batch.spread(batch.learn_E, "E", "N") & batch.keep_N
 
 
 @dataclass(frozen=True)
 class Recorded(Occupant):
-    """The answers that stand in the tasks, without an engine: at most `samples` a prompt, from both ends.
+    """The recorded answers of the tasks, without sampling: at most `samples` per prompt, the best and the worst.
 
-    Each ends in eos, as a sampled one does; one longer than `max_tokens` is cut there and is `truncated`. An answer
-    that has a reward keeps it; the others are judged by the scorer.
+    Each ends in eos, like a sampled answer; one longer than `max_tokens` is cut, with status `truncated`. An answer
+    with a recorded reward keeps it; the scorer scores the others.
     """
 
     writes = ("expert",)
@@ -61,22 +61,24 @@ class Recorded(Occupant):
 
 
 def expert(ctx: Context, prompt: Prompt, number: int, use: Use) -> Episode:
-    """The best recorded answer of the prompt's task, as one more sample of the prompt with this number; the scorer
-    judges it. `Task.solution` is not taken: it holds the steps too, which most scorers do not take as an answer."""
+    """The best recorded answer to a prompt, as one more sample of prompt `number`; the scorer scores it.
+
+    `Task.solution` is not used: it also holds the steps, which most scorers do not accept as an answer.
+    """
     uid = episode_uid(ctx, prompt, number, prompt.samples)  # samples are numbered from 0
     return replace(Recorded().episode(ctx, prompt, uid, Answer(demonstration(prompt.ask.task))), use=use)
 
 
 def expert_N(batch: Batch) -> Tensor:
-    """Tokens of experts' own episodes that are to be learned and were kept; not those given inside other answers."""
+    """Tokens of experts in their own episodes, to learn from and kept; not those given inside other answers."""
     wrote_E = batch.learn_E & (batch.source_E == Source.EXPERT)
     return (batch.source_N == Source.EXPERT) & batch.spread(wrote_E, "E", "N") & batch.keep_N
 
 
 @dataclass(frozen=True)
 class RightExperts(Occupant):
-    """Drop experts' answers whose task reward is below `threshold`: what is recorded may be wrong, and a wrong one
-    would be imitated, or be pushed down as if it had been sampled."""
+    """Drop answers of experts with a task reward below `threshold`: recorded answers may be wrong, and would be
+    imitated, or pushed down as if they had been sampled."""
 
     threshold: float = setting(1.0, witness=2.0)
 
@@ -88,7 +90,7 @@ class RightExperts(Occupant):
 
 
 def from_both_ends(answers: Sequence[Answer], most: int) -> list[Answer]:
-    """All, as they come; of more than `most` the best, the worst, the second best and so on."""
+    """All of them in their order or, if there are more than `most`, the best, the worst, the second best and so on."""
     if len(answers) <= most:
         return list(answers)
     ranked = sorted(answers, key=lambda a: -a.reward if isfinite(a.reward) else 0.0)
@@ -97,18 +99,18 @@ def from_both_ends(answers: Sequence[Answer], most: int) -> list[Answer]:
 
 @dataclass(frozen=True)
 class Accepted(Occupant):
-    """Keep answers with a reward of at least `threshold`, each text once a group, at most the `most` best (0: all)."""
+    """Keep answers with a reward of at least `threshold`: each text once per group, the `most` best ones (0: all)."""
 
     threshold: float = setting(1.0, witness=2.0)
     most: int = setting(0, low=0)
 
     def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
-        asleep = [e.use not in (Use.LEARN, Use.APART) for e in episodes]
-        good = [i for i, e in enumerate(episodes) if not asleep[i] and e.status.judged and e.total >= self.threshold]
+        unused = [e.use not in (Use.LEARN, Use.APART) for e in episodes]
+        good = [i for i, e in enumerate(episodes) if not unused[i] and e.status.judged and e.total >= self.threshold]
         if self.most:
             noise = ctx.uniform("accepted", torch.tensor([e.uid for e in episodes])).tolist()
             good.sort(key=lambda i: (-episodes[i].total, noise[i]))
-        keep, seen = asleep, dict[str, set[Any]]()
+        keep, seen = unused, dict[str, set[Any]]()
         for i in good:
             mine = seen.setdefault(episodes[i].group, set())
             words = tuple(s.ids[s.prompt_len :].tobytes() for s in episodes[i].sequences)
@@ -120,7 +122,7 @@ class Accepted(Occupant):
 
 @dataclass(frozen=True)
 class Alike(Occupant):
-    """No credit: all tokens that selection kept count alike."""
+    """No credit: all tokens that selection kept count the same."""
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         return {}
@@ -128,7 +130,7 @@ class Alike(Occupant):
 
 @dataclass(frozen=True)
 class Likelihood(Occupant):
-    """mean_t log π(o_t) over the answers' tokens, whoever wrote them."""
+    """mean_t log π(o_t) over the tokens of answers, of the policy and of experts."""
 
     mean: Any = "token"
     reads = ("expert",)

@@ -1,8 +1,8 @@
-"""Learning from pairs: who is compared with whom, and the pieces that preference objectives share.
+"""Learning from pairs: which answers are compared, and what preference objectives share.
 
-An objective of preferences has `implicit_E(batch, stats)`, the reward of an answer that its policy implies. Training
-compares these inside pairs; so does the accuracy on held-out pairs (`train/winrate.py`). Two episodes of a pair may
-lie in different micro-batches, so its terms are not additive: the learner gives them the whole optimiser step.
+A preference objective has `implicit_E(batch, stats)`, the implicit reward of each answer. Training compares these in
+pairs, and so does the accuracy on held-out pairs (`train/winrate.py`). The two episodes of a pair may be in different
+micro-batches, so the terms are not additive, and the learner evaluates them on the whole optimiser step.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from gruppo.stages.terms import Term, Values
 
 @dataclass(frozen=True)
 class PairUp(Occupant):
-    """Pairs of answers to one prompt, the higher reward first, if it is higher by more than `min_gap`.
+    """Pairs of answers to one prompt, the better one first, if their rewards differ by more than `min_gap`.
 
-    The `most` widest gaps of a group (0: all pairs); among equal ones a keyed draw decides. So a recorded chosen and
-    rejected answer are a pair, and of a sampled group the best is put against the worst.
+    The `most` widest gaps of a group (0: all pairs), ties broken at random. So a recorded chosen and a rejected answer
+    form a pair, and in a sampled group the best answer is compared with the worst.
     """
 
     most: int = setting(1, low=0, witness=0)
@@ -39,22 +39,22 @@ class PairUp(Occupant):
 
 
 def summed(batch: Batch, x_N: Tensor) -> Tensor:
-    """Σ_t of an answer's tokens; 0 for an answer without tokens."""
+    """Σ_t x_t over an answer's tokens; 0 for an answer without tokens."""
     return batch.gather(batch.weight_N * x_N, "N", "E", "sum", where=answer_N(batch))
 
 
 def averaged(batch: Batch, x_N: Tensor) -> Tensor:
-    """1/|y| Σ_t of an answer's tokens; 0 for an answer without tokens."""
+    """1/|y| Σ_t x_t over an answer's tokens; 0 for an answer without tokens."""
     return batch.gather(batch.weight_N * x_N, "N", "E", "mean", where=answer_N(batch))
 
 
 def answered_E(batch: Batch) -> Tensor:
-    """Episodes with a token to learn: an answer without one is no answer, and its pairs leave the count."""
+    """Episodes with a token to learn; pairs with an empty answer are not counted."""
     return batch.gather(answer_N(batch), "N", "E", "any")
 
 
 def pair_terms(live_P: Tensor, mean: str | float = "token", coef: float = 1.0) -> list[Term]:
-    """The preference of pairs and, for the log, the gap of their implicit rewards and the share in the right order."""
+    """The preference term and, for the log, the gap between implicit rewards and the share in the right order."""
     return [
         Term("preference", live_P, mean, coef, at="P", additive=False),
         Term("margin", live_P, coef=0.0, at="P", additive=False),

@@ -1,4 +1,4 @@
-"""What is remembered? Annotated episodes that come back into later batches, or that other rooms look at."""
+"""What is remembered? Episodes that join later batches, or that other rooms look at."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ Credited = Literal["stored", "now"]
 
 
 class Replay(Protocol):
-    """`get` recalls episodes at the start of a step: every room finds them in `ctx.replay`."""
+    """`get` recalls episodes at the start of a step, for every room in `ctx.replay`; `put` stores those of the step."""
 
-    joins: bool  # whether they also join the batch and are learned from
-    proximal: Proximal  # which log π_old is meant for a replayed row
-    credited: Credited  # its credit as it was, and no part in statistics of today; or anew, as a group of its own
+    joins: bool  # whether recalled episodes join the batch, to be learned from
+    proximal: Proximal  # log π_old of a replayed row: as stored, or of this step
+    credited: Credited  # credit of a replayed row: as stored, outside all statistics; or of this step, in its own group
 
     def put(self, ctx: Context, store: list[Episode], episodes: Sequence[Episode]) -> list[Episode]: ...
 
@@ -41,7 +41,7 @@ class Forget(Occupant):
 
 @dataclass(frozen=True)
 class Recent(Occupant):
-    """The last `capacity` judged episodes, at most `max_age` steps old; a keyed `take` of them joins each batch."""
+    """The last `capacity` judged episodes, at most `max_age` steps old; `take` random ones join each batch."""
 
     capacity: int = setting(256, low=1, witness=1)
     take: int = setting(32, low=0, witness=1)
@@ -59,7 +59,7 @@ class Recent(Occupant):
 
 
 def as_learned(ctx: Context, episodes: Sequence[Episode]) -> Batch:
-    """Remembered episodes as a batch, with the log π_old and the credit that they were learned under."""
+    """Remembered episodes as a batch, with the log π_old and the credit that they were learned with."""
     batch = ctx.read(episodes, readouts=())
     notes = {n.removeprefix("note_"): x for n, x in batch.columns.items() if n.startswith("note_") and n.endswith("_N")}
     return batch.with_columns(**notes)

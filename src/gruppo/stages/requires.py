@@ -90,13 +90,13 @@ def _binary_reward(batch: Batch) -> str:
     values = torch.unique(batch.reward_E[batch.judged_E])
     if len(values) > 2:
         return (
-            f"rewards have {len(values)} different values, but it only knows right and wrong. Use a task or a reward "
-            "with two values"
+            f"rewards have {len(values)} different values, and it takes right or wrong. Use a task or a reward with "
+            "two values"
         )
     if len(values) == 2 and not bool(values[0] <= 0 < values[1]):
         return (
             f"rewards are {float(values[0]):g} and {float(values[1]):g}, but right is above 0 and wrong is not: all "
-            "answers would count the same. Use a task or a reward of 0 and 1"
+            "would be the same. Use a task or a reward of 0 and 1"
         )
     return ""
 
@@ -115,7 +115,7 @@ def _baseline_episodes(batch: Batch) -> str:
     if bool((batch.judged_E & (batch.use_E == Use.BASELINE)).any()):
         return ""
     return (
-        "there is none, or none was judged, so every advantage would be 0. Use a rollout that draws them, such as "
+        "no episode is one, or none was judged, so every advantage would be 0. Use a rollout that makes them, such as "
         "method.rollout=with_greedy"
     )
 

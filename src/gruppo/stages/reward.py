@@ -1,4 +1,4 @@
-"""What is each episode worth? A chain of components beside the task's own scorer, which is always `task`."""
+"""What is each episode worth? A chain of reward components, in addition to `task`, which the task's scorer gives."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,11 @@ from gruppo.stages.occupant import Occupant, setting
 
 
 class Reward(Protocol):
-    """One that compares the answers of a group has `of_groups = True`: it comes when a step has all its episodes.
-    `replaces` names components that are recorded, but paid no more."""
+    """{component: one value per episode}.
+
+    One that compares the answers of a group has `of_groups = True`: it is called when a step has all its episodes.
+    Components in `replaces` are still recorded, but no longer part of the total.
+    """
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]: ...
 
@@ -24,8 +27,8 @@ class Reward(Protocol):
 class OverlongShaping(Occupant):
     """Component `overlong`: 0 for short answers, falling to −1 at the token budget (DAPO).
 
-    `budget_tokens=0` takes the run's max_tokens, and `buffer_tokens=0` a fifth of the budget: the paper's 20480 and
-    4096 have that proportion.
+    `budget_tokens=0` means the run's max_tokens, and `buffer_tokens=0` a fifth of the budget, the proportion of the
+    paper's 20480 and 4096.
     """
 
     budget_tokens: int = setting(0, low=0, witness=4)
@@ -39,7 +42,7 @@ class OverlongShaping(Occupant):
 
 
 def codes(names: Sequence[Any]) -> NDArray[np.int64]:
-    """Different names as different numbers, from 0."""
+    """A number for each distinct name, from 0."""
     number = {name: i for i, name in enumerate(dict.fromkeys(names))}
     return np.array([number[name] for name in names], np.int64)
 
@@ -47,13 +50,13 @@ def codes(names: Sequence[Any]) -> NDArray[np.int64]:
 def add_components(
     ctx: Context, chain: Sequence[Occupant], episodes: Sequence[Episode], of_groups: bool = False
 ) -> None:
-    """Merge the components of the chain into judged episodes. A name that is there already is an error.
+    """Add the components of the chain to judged episodes. A name that is there already is an error.
 
-    With `of_groups` those that compare the answers of a group, over the episodes that are in statistics; without it
-    all others.
+    With `of_groups`, only the components that compare the answers of a group, for episodes that are in statistics;
+    without it, all others.
     """
     judged = [e for e in episodes if e.status.judged and not (of_groups and e.use in (Use.NONE, Use.APART))]
-    if not judged:  # a step in which everything failed: no occupant need think of it
+    if not judged:  # everything failed; occupants need not handle that
         return
     for occupant in (o for o in chain if getattr(o, "of_groups", False) == of_groups):
         for name, values in occupant(ctx, judged).items():  # type: ignore[operator]
@@ -69,14 +72,14 @@ def add_components(
 
 
 def _write(e: Episode, name: str, value: Any) -> None:
-    """A number goes to the episode, one number a turn to its turns. NaN: not judged, and neither is the sum."""
+    """A number goes to the episode, one number per turn to its turns. NaN: not judged, and so is the total."""
     if np.ndim(value) and len(value) != len(e.turns):
         raise ValueError(
             f"reward component {name!r} has {len(value)} values for the {len(e.turns)} turns of an episode: they would "
             "go to the wrong turns. Return one number for the episode, or one for each turn."
         )
-    places = [(t.reward, v) for t, v in zip(e.turns, value, strict=True)] if np.ndim(value) else [(e.reward, value)]
-    for table, v in places:
+    each = [(t.reward, v) for t, v in zip(e.turns, value, strict=True)] if np.ndim(value) else [(e.reward, value)]
+    for table, v in each:
         if name in table:
             raise ValueError(
                 f"reward component {name!r} is written by two occupants: one would be lost. Rename one of them."

@@ -1,4 +1,4 @@
-"""How are episodes made? A coroutine: it may wait for an engine, an environment or a reward."""
+"""How are episodes made? A rollout is a coroutine: it may wait for an engine, an environment or a reward."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ class Rollout(Protocol):
 
 
 def asks_of(prompts: Sequence[Prompt]) -> list[Ask]:
-    """The asks of these prompts, each once: for a rollout that draws by `ctx.draw`."""
+    """The asks of these prompts, each once, for a rollout that uses `ctx.draw`."""
     return list({id(p.ask): p.ask for p in prompts}.values())
 
 
 def again(ask: Ask, key: str, samples: int, how: Mapping[str, Any], notes: Mapping[str, float] | None = None) -> Ask:
-    """The ask once more under a random key of its own, with additions to `how` and to its notes."""
+    """The ask again, under a random key of its own, with additions to `how` and to its notes."""
     return replace(
         ask, samples=samples, key=f"{ask.key} {key}", how={**ask.how, **how}, notes={**ask.notes, **(notes or {})}
     )
@@ -30,8 +30,8 @@ def again(ask: Ask, key: str, samples: int, how: Mapping[str, Any], notes: Mappi
 
 @dataclass(frozen=True)
 class Group(Occupant):
-    """`samples` episodes of every prompt: the plain default. An answer is one turn, or with `steps` one turn for each
-    piece that ends in this text."""
+    """`samples` episodes of every prompt: the plain default. An answer is one turn; if `steps` is set, it is split
+    into turns that each end in this text."""
 
     steps: str = setting("", witness=["0", "a", "e", "t", "+"], added=True)
 
@@ -48,9 +48,9 @@ class Group(Occupant):
 
 
 def step_ends(ctx: Context, ids: Any, separator: str) -> list[int]:
-    """Where the steps of an answer end: after the token in which a separator ends; it may begin in an earlier one.
+    """Where the steps of an answer end: after the token in which a separator ends (it may begin in an earlier token).
 
-    The token that ends the answer is no step of its own.
+    The token that ends the answer is not a step of its own.
     """
     pieces = {i: ctx.tokenizer.decode([i]) for i in np.unique(ids).tolist()}
     text = "".join(pieces[i] for i in ids.tolist())

@@ -1,4 +1,4 @@
-"""What is worth learning from? Two doors: episodes before statistics (and draw again), tokens after credit."""
+"""What is worth learning from? Two doors: episodes before the batch (with redraws), tokens after credit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,25 +15,27 @@ from gruppo.stages.occupant import Occupant, setting
 from gruppo.stages.readouts import Need, Stats, need
 from gruppo.stages.requires import Samples
 
-Weighed = Literal["token", "sequence", "geometric"]  # what an importance weight is the ratio of
+Weighed = Literal["token", "sequence", "geometric"]  # the unit of an importance weight
 
 
 class SelectEpisodes(Protocol):
+    """(keep for each episode, asks or prompts to draw in addition)."""
+
     def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]: ...
 
 
 class SelectTokens(Protocol):
-    """One that needs statistics of the model being trained (`when="step"`) runs at every optimiser step."""
+    """(keep, weight) of each token. One that needs current statistics (`when="step"`) runs at every optimiser step."""
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
 class RedrawEqualGroups(Occupant):
-    """Drop groups whose task reward is the same for all, and draw other tasks in their place (DAPO).
+    """Drop groups in which all task rewards are equal, and draw other tasks instead (DAPO).
 
-    Judged on the component `task`, not on the shaped sum; episodes that are in no statistic have no voice and go with
-    their group. After `max_rounds` it learns from what there is.
+    Only the component `task` counts, not the shaped sum. Episodes that are in no statistics do not count, and share the
+    fate of their group. After `max_rounds` redraws it learns from what there is.
     """
 
     max_rounds: int = setting(3, low=0)
@@ -54,8 +56,8 @@ class RedrawEqualGroups(Occupant):
 class TopEntropy(Occupant):
     """Learn only from the share of the batch's tokens with the highest entropy under the old policy.
 
-    The bar is the entropy of the last of ceil(share · tokens); tokens that are exactly there all pass.
-    counted  what is dropped stays in the denominators (TRL); else it leaves them (arXiv:2506.01939, equation 6)
+    ceil(share · tokens) tokens pass, and all that tie with the last of them.
+    counted  dropped tokens stay in the denominators (TRL); else they do not (arXiv:2506.01939, equation 6)
     """
 
     version = 2  # 1 rounded the number of tokens down
@@ -71,32 +73,31 @@ class TopEntropy(Occupant):
         if not len(mine):
             return every_N, torch.ones_like(entropy_N)
         bar = torch.topk(mine, share_of(self.share, len(mine))).values[-1]
-        top_N = (entropy_N >= bar) | ~batch.policy_N  # it is a choice among the policy's tokens
+        top_N = (entropy_N >= bar) | ~batch.policy_N  # only tokens of the policy are dropped
         return (every_N, top_N.to(entropy_N.dtype)) if self.counted else (top_N, torch.ones_like(entropy_N))
 
 
 def share_of(share: float, n: int) -> int:
-    """ceil(share · n), at least 1; 0.29 · 100 is 29, whatever is rounded."""
+    """ceil(share · n), at least 1; safe against rounding (0.29 · 100 is 29)."""
     return min(max(ceil(share * n - 1e-9), 1), n)
 
 
 @dataclass(frozen=True)
 class MaskTruncated(Occupant):
-    """Answers that ran out of tokens stay in the statistics, and are not learned from (DAPO's overlong filtering)."""
+    """Answers that ran out of tokens stay in the statistics but are not learned from (DAPO's overlong filtering)."""
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
-        whole_E = batch.status_E != Status.TRUNCATED
-        return batch.spread(whole_E, "E", "N"), torch.ones_like(batch.weight_N)
+        complete_E = batch.status_E != Status.TRUNCATED
+        return batch.spread(complete_E, "E", "N"), torch.ones_like(batch.weight_N)
 
 
 @dataclass(frozen=True)
 class TruncatedImportance(Occupant):
     """Weight tokens by min(w, cap), w = π_old / π_gen: corrects a sampler whose numerics differ (TIS, Yao et al. 2025).
 
-    level  token: a weight a token; sequence: the product over a sequence, for all of its tokens; geometric: the
-           geometric mean
+    level  token: one weight per token; sequence: the product over the sequence; geometric: the geometric mean over it
     self_normalised  then divide by the mean weight of the batch's policy tokens
-    No gradient flows through w. Where the sampler's log-probability is not known, w = 1.
+    No gradient flows through w. Where the sampler's log-probability is unknown, w = 1.
     """
 
     cap: float = setting(2.0, above=0, witness=0.5)
@@ -116,11 +117,11 @@ class TruncatedImportance(Occupant):
 
 @dataclass(frozen=True)
 class SamplerGate(Occupant):
-    """Drop tokens, or whole sequences, whose w = π_old / π_gen leaves [gate_low, gate_high] (Liu et al. 2025).
+    """Drop tokens or sequences with w = π_old / π_gen outside [gate_low, gate_high] (Liu et al. 2025).
 
-    With TruncatedImportance(cap=gate_high) beside it this is masked importance sampling: w inside, nothing outside.
-    level    token, sequence or geometric, as there; the geometric gate is a narrow one, such as 0.999 to 1.001
-    counted  what is dropped stays in the denominators (TRL); else it leaves them (verl)
+    Together with TruncatedImportance(cap=gate_high) this is masked importance sampling: w inside, 0 outside.
+    level    token, sequence or geometric, as there; a geometric gate is narrow, such as 0.999 to 1.001
+    counted  dropped tokens stay in the denominators (TRL); else they do not (verl)
     """
 
     gate_low: float = setting(0.5, low=0, witness=1.2)
@@ -145,29 +146,29 @@ class SamplerGate(Occupant):
 
 
 def sampler_ratio(batch: Batch, level: str) -> Tensor:
-    """w = π_old / π_gen of each token the policy sampled, of its whole sequence, or the geometric mean of that.
+    """w = π_old / π_gen of each sampled token, of its sequence, or the geometric mean over its sequence.
 
-    A sequence's ratio is made of all of its sampled tokens, also of those that selection dropped: it is a property of
-    what was drawn. 1 for tokens that were not sampled, or under another prompt than they are learned under.
+    The ratio of a sequence includes the sampled tokens that selection dropped: it is a property of what was drawn. It
+    is 1 for tokens that were not sampled, or not under the prompt that they are learned under.
     """
     old_N, gen_N, sampled_N = batch.logp_old_N, batch.logp_gen_N, batch.on_policy_N
     known_N = sampled_N & torch.isfinite(old_N - gen_N)
     if level == "token":
         return torch.where(known_N, ratio(old_N, gen_N), torch.ones_like(old_N))
-    whole = product_ratio if level == "sequence" else sequence_ratio
+    ratio_of = product_ratio if level == "sequence" else sequence_ratio
     key = batch.level("N", "S")
-    return torch.where(sampled_N, key.spread(whole(old_N, gen_N, key, known_N)), torch.ones_like(old_N))
+    return torch.where(sampled_N, key.spread(ratio_of(old_N, gen_N, key, known_N)), torch.ones_like(old_N))
 
 
 def reads_current(ctx: Context, occupant: Any) -> bool:
-    """Whether it selects by statistics of the model being trained."""
+    """Whether it reads current statistics of the model being trained."""
     return any(n.when == "step" for n in occupant.needs(ctx))
 
 
 def through_first_door(
     ctx: Context, chain: Sequence[Any], episodes: list[Episode]
 ) -> tuple[list[Episode], list[Ask | Prompt]]:
-    """keep = and; the asks of all occupants are drawn again."""
+    """Episodes that all occupants keep, and the asks of all of them."""
     again: list[Ask | Prompt] = []
     for occupant in chain:
         if hasattr(occupant, "episodes"):
@@ -178,7 +179,7 @@ def through_first_door(
 
 
 def through_second_door(ctx: Context, chain: Sequence[Any], batch: Batch, stats: Stats, *, current: bool) -> Batch:
-    """keep = and, weight = product."""
+    """Tokens that all occupants keep; weights are multiplied."""
     for occupant in chain:
         if hasattr(occupant, "tokens") and reads_current(ctx, occupant) is current:
             keep, weight = occupant.tokens(ctx, batch, stats)

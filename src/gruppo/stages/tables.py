@@ -1,4 +1,4 @@
-"""Tables in memory: numbers by key, such as one row a task. Looked up for a whole batch at once."""
+"""Tables in memory: numbers by key, for example one row per task, looked up for a batch at once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,21 +9,21 @@ from torch import Tensor
 
 from gruppo.data import Key
 
-KEY = "key"  # the name under which a table on disk has its keys
+KEY = "key"  # the name of the column of keys in memory
 
 
 def by_key(key_E: Tensor) -> tuple[Tensor, Key]:
-    """The different keys of some rows, and the rows by them: gather by it, then put."""
+    """The distinct keys of some rows, and the grouping of the rows by key: gather by it, then put."""
     keys, index = torch.unique(key_E, return_inverse=True)
     return keys, Key(index, len(keys))
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows by an int64 key, in the order of the keys; columns of float64, NaN where a row was never told.
+    """Rows sorted by an int64 key; columns of float64, NaN where a row has no value.
 
-    A table is never changed: `put` makes another one. In memory it is a plain dict of tensors (`plain`), so that a
-    checkpoint holds it exactly.
+    A table is never changed: `put` returns a new one. In memory it is a plain dict of tensors (`plain`), which a
+    checkpoint holds exactly.
     """
 
     key_T: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
@@ -31,13 +31,13 @@ class Table:
 
     @classmethod
     def of(cls, memory: Mapping[str, Any], name: str) -> "Table":
-        """The table of that name; an empty one if nobody has written it yet."""
+        """The table of that name; empty if it has not been written yet."""
         held = memory.get(name)
         return cls() if held is None else cls(held[KEY], {k: held[k] for k in held if k != KEY})
 
     @property
     def plain(self) -> dict[str, Tensor]:
-        """What to write into memory."""
+        """The dict to write to memory."""
         return {KEY: self.key_T, **self.columns}
 
     def __len__(self) -> int:
@@ -50,19 +50,19 @@ class Table:
         return self.key_T[self._row(keys)].to(keys.device) == keys
 
     def look(self, keys: Tensor, column: str, default: float = float("nan")) -> Tensor:
-        """The column at each key, on the device of the keys; `default` where nothing was told."""
+        """The column at each key, on the device of the keys; `default` where there is no value."""
         if column not in self.columns or not len(self):
             return torch.full((len(keys),), default, dtype=torch.float64, device=keys.device)
         found = self.columns[column][self._row(keys)].to(keys.device)
         return torch.where(self.known(keys) & ~found.isnan(), found, default)
 
     def put(self, keys: Tensor, **columns: Tensor) -> "Table":
-        """These rows with new values in these columns; what is not named stays as it is."""
+        """The table with new values in these columns at these keys; everything else stays as it is."""
         keys = keys.cpu()
         if len(torch.unique(keys)) != len(keys):
             raise ValueError(
-                "a table was given two rows of one key: one of them would be lost. Join them first: by_key "
-                "says which rows belong together."
+                "a table was given two rows of one key: one of them would be lost. Join them first: by_key groups "
+                "the rows by key."
             )
         key_T = torch.unique(torch.cat([self.key_T, keys]))  # sorted
         at = torch.searchsorted(key_T, keys)

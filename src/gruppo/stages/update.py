@@ -1,4 +1,4 @@
-"""How is the step taken? `learner` has six verbs: step, grad, apply, snapshot, restore, copy."""
+"""How is the step taken? The learner offers step, grad, apply, snapshot, restore and copy."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,14 +14,14 @@ class Update(Protocol):
 
 @dataclass(frozen=True)
 class Passes(Occupant):
-    """`epochs` passes over the batch, each cut into `minibatches` of whole groups; one optimiser step a minibatch."""
+    """`epochs` passes over the batch, each in `minibatches` of whole groups; one optimiser step per minibatch."""
 
     epochs: int = setting(1, low=1, witness=2)
     minibatches: int = setting(1, low=1, witness=[2, 3])
 
     @property
     def steps(self) -> int:
-        """Optimiser steps a batch; with one, logp_old is logp itself and costs nothing."""
+        """Optimiser steps per batch; with one, log π_old is log π itself and costs nothing."""
         return self.epochs * self.minibatches
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:

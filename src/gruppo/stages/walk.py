@@ -111,12 +111,11 @@ class Walk:
                 async for i, episode in self.play(ctx, each, window):
                     found[i] = episode
                     await scoring.add(episode)
-        except BaseException:
-            await scoring.cancel()
-            raise
+        finally:
+            with self.clock("scoring"):
+                await scoring.end()
         out = [found[i] for i in range(len(each))]
         with self.clock("scoring"):
-            await scoring.end()
             await self.scored(out)
         return out
 
@@ -167,7 +166,7 @@ class Walk:
         if found is None or found.uid != e.task:
             raise ValueError(
                 f"task {e.task!r} of an episode is not in the training set, so it cannot be scored. Put the data back "
-                "as it was; in a rollout of your own, make episodes with ctx.play or stages.play.episode_of."
+                "as it was; a rollout of your own makes its episodes with ctx.play or stages.play.episode_of."
             )
         return found
 
@@ -254,11 +253,6 @@ class Scoring:
     async def end(self) -> None:
         if self.task is not None:
             await self.task
-
-    async def cancel(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.gather(self.task, return_exceptions=True)
 
 
 def recalled(e: Episode, credited: str) -> Episode:

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process: the next step wants just as much."""
+"""Keep freed memory in the process: the next step needs as much again."""
 
 import ctypes
 
@@ -9,8 +9,8 @@ LARGEST_BLOCK = 32 << 20  # the most that glibc accepts
 def keep_freed_memory() -> bool:
     """Tell glibc to keep blocks of up to 32 MB for reuse. False where there is no glibc.
 
-    By default it hands them back at every free, and every fresh page is a fault: a step that makes and drops arrays of
-    a few MB spends up to a third of its time there (benchmarks/LOG.md). The peak of memory is the same.
+    By default glibc returns them at every free, and each new page is a page fault: a step that makes and drops arrays
+    of a few MB spends up to a third of its time there (benchmarks/LOG.md). Peak memory stays the same.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""The models behind the roles. A role is built only when something trains it, needs it or samples from it."""
+"""The models of the roles. A role is built only if something trains it, reads it or copies from it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ def _build(name: str, role: Role, models: Mapping[str, Any], tokenizer: Any) -> 
         if isinstance(trunk, Unadapted):
             if still:
                 return trunk
-            trunk = trunk.policy  # its adapter says nothing yet, so a copy of it starts the same
+            trunk = trunk.policy  # its adapter is 0 at the start, so a copy of the policy is the same
         elif still and has_adapter(trunk):
             return Unadapted(trunk)  # the adapter starts at 0: without it this is the policy as it started
     else:
@@ -38,9 +38,8 @@ def _build(name: str, role: Role, models: Mapping[str, Any], tokenizer: Any) -> 
         _refuse_other_words(name, role.start, tokenizer)
         if trunk.vocab != policy.vocab:
             raise ValueError(
-                f"role {name!r} from {role.start!r} has a vocabulary of {trunk.vocab}, the policy "
-                f"{policy.vocab}: their "
-                "log-probabilities cannot be compared. Use a model with the policy's tokenizer."
+                f"role {name!r} from {role.start!r} has a vocabulary of {trunk.vocab}, the policy {policy.vocab}: "
+                "their log-probabilities cannot be compared. Use a model with the policy's tokenizer."
             )
     return clone(Critic(trunk) if role.as_ == "head" else trunk, train=role.train)
 
@@ -54,7 +53,7 @@ def _refuse_other_words(name: str, start: str, tokenizer: Any) -> None:
 
 
 def refresh(method: Method, models: Mapping[str, Any], step: int) -> None:
-    """After the update of `step`: copy or average the roles that follow another."""
+    """After the update of `step`: copy or average the roles that follow another role."""
     for name, role in method.cast.items():
         rule = role.refresh
         if name not in models:

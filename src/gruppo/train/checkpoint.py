@@ -1,4 +1,4 @@
-"""Atomic checkpoints: a folder appears whole or not at all. safetensors, JSON and Arrow; never pickle."""
+"""Atomic checkpoints: a folder appears complete or not at all. safetensors, JSON and Arrow; never pickle."""
 
 import json
 import os
@@ -21,7 +21,7 @@ FORMAT = 1
 
 @dataclass
 class State:
-    """What a run must remember: everything else is a function of the configuration and the step."""
+    """The state of a run. Everything else is a function of the configuration and the step."""
 
     step: int  # steps done
     weights: dict[str, dict[str, Tensor]]
@@ -32,13 +32,13 @@ class State:
 
 
 def save_checkpoint(folder: Path, state: State, keep: int = 2) -> Path:
-    """Write `step-000020` beside the older ones, then drop all but `keep`. One that is there already stands."""
+    """Write `step-000020`, then remove all but the newest `keep`. One that is already there is left as it is."""
     target, draft = folder / f"step-{state.step:06d}", folder / f".draft-{os.getpid()}"
     if (target / "state.json").is_file():
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(".draft-*"):  # of a run that was killed while it wrote
+        for left in folder.glob(".draft-*"):  # left by a run that was killed while writing
             shutil.rmtree(left, ignore_errors=True)
         draft.mkdir()
         _write(draft, state)
@@ -49,9 +49,8 @@ def save_checkpoint(folder: Path, state: State, keep: int = 2) -> Path:
         last = latest_checkpoint(folder)
         kept = f"the last whole one is {last.name}" if last else "there is no earlier one"
         raise ValueError(
-            f"checkpoint of step {state.step} could not be written "
-            f"({getattr(error, 'strerror', None) or error}); {kept}. "
-            f"Free some space in {folder}."
+            f"checkpoint of step {state.step} could not be written ({getattr(error, 'strerror', None) or error}); "
+            f"{kept}. Free some space in {folder}."
         ) from error
     for old in sorted(folder.glob("step-*"), key=step_of)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
@@ -59,7 +58,7 @@ def save_checkpoint(folder: Path, state: State, keep: int = 2) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """Steps done, from the name of a checkpoint."""
+    """The steps done, from the name of a checkpoint."""
     return int(path.name.split("-")[1])
 
 
@@ -89,9 +88,9 @@ def _sync(path: Path) -> None:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint: drafts of a killed run do not count."""
-    whole = [p for p in folder.glob("step-*") if (p / "state.json").is_file()]
-    return max(whole, key=step_of, default=None)
+    """The newest complete checkpoint; drafts of a killed run do not count."""
+    complete = [p for p in folder.glob("step-*") if (p / "state.json").is_file()]
+    return max(complete, key=step_of, default=None)
 
 
 def load_checkpoint(path: Path) -> State:
@@ -146,7 +145,7 @@ def unpack_memory(x: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Adam's state by parameter number; hyper-parameters come from the configuration."""
+    """The state of the optimiser by parameter number; its settings come from the configuration."""
     params = optimiser.param_groups[0]["params"]
     return {
         f"{i}.{k}": torch.as_tensor(v).detach().cpu().contiguous().clone()

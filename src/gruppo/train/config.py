@@ -1,4 +1,4 @@
-"""One tree of typed, frozen dataclasses: what a run is. Saved with every run, and repeats it."""
+"""The configuration of a run: one tree of typed, frozen dataclasses, saved with every run to repeat it."""
 
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -20,22 +20,22 @@ LOWEST: dict[str, float] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The policy to begin with."""
+    """The initial policy."""
 
-    name: str = "tiny"  # tiny, smollm2, a Hugging Face folder, or a name of its hub
+    name: str = "tiny"  # tiny, smollm2, a Hugging Face folder, or a name on its hub
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"  # of weights and gradients; bfloat16 needs a GPU
     device: str = "auto"  # auto: cuda if there is one, else cpu
-    checkpointing: bool = False  # compute the blocks again in the backward pass: less memory, more time
+    checkpointing: bool = False  # recompute the blocks in the backward pass: less memory, more time
     lora: Lora = Lora()
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Held-out evaluation: `prompts` problems, `samples` answers each, always under the same keys."""
+    """Held-out evaluation: `prompts` problems, `samples` answers each, always with the same random keys."""
 
     every: int = 10  # steps; 0: only before and after
     prompts: int = 500  # held-out problems
-    samples: int = 1  # answers a problem
+    samples: int = 1  # answers per problem
     k: tuple[int, ...] = ()  # of pass@k and maj@k, for example 1,4,16; empty: 1 and samples
     temperature: float = 1.0  # 0: greedy
 
@@ -55,18 +55,18 @@ class RunConfig:
     method: Method = field(default_factory=lambda: method("grpo"))
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
-    sampling: Sampling = Sampling(max_tokens=0)  # max_tokens=0: the task's own
+    sampling: Sampling = Sampling(max_tokens=0)  # max_tokens=0: as the task says
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     save: SaveConfig = SaveConfig()
-    steps: int = 60  # walks of the data; each is one batch of episodes
-    prompts: int = 64  # tasks a step
-    samples: int = 8  # answers a task
+    steps: int = 60  # training steps, each with one batch of episodes
+    prompts: int = 64  # tasks per step
+    samples: int = 8  # answers per task
     seed: int = 0  # of everything that is drawn
-    budget_tokens: int = 0  # sampled tokens a step, draws again included; 0: no limit
+    budget_tokens: int = 0  # sampled tokens per step, redraws included; 0: no limit
     max_failures: float = 0.5  # share of episodes that may fail in a step before the run stops
-    accept: tuple[str, ...] = ()  # checks of step zero that may fail, by name; recorded with the run
-    threads: int = 0  # 0: as torch finds it
+    accept: tuple[str, ...] = ()  # names of the checks of step zero that may fail; saved with the run
+    threads: int = 0  # 0: torch's default
 
     def __post_init__(self) -> None:
         for path, low in LOWEST.items():
@@ -74,4 +74,4 @@ class RunConfig:
             if not isinstance(value, Schedule) and not (isinstance(value, int | float) and value >= low):
                 raise ValueError(f"{path}={value}: a run cannot be made with it. Use a number, {path} >= {low:g}.")
         if not 0 <= self.max_failures <= 1:
-            raise ValueError(f"max_failures={self.max_failures} is no share of episodes. Use a number from 0 to 1.")
+            raise ValueError(f"max_failures={self.max_failures} is not a share of episodes. Use a number from 0 to 1.")

@@ -1,5 +1,6 @@
-"""Step zero: what must hold before the first update. `gruppo doctor` shows it, every run starts with it."""
+"""Step zero: what must hold before the first update. Every run starts with it; `gruppo doctor` shows it."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +12,11 @@ from gruppo.stages.check import learnable_N
 from gruppo.stages.names import nearest
 from gruppo.train.run import Run
 
-# |log π_old − log π_gen| that rounding explains, by the dtype of the weights.
+# Differences that rounding explains, by the dtype of the weights.
 GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}
-FAINT = (
-    1e-3  # a gradient shorter than this is judged as if it had this length: parts that cancel leave 1e-7 of rounding
-)
-STORED = 1e-5  # episodes hold log-probabilities and temperatures in float32, also when the weights are float64
+# A shorter gradient is treated as if it had this norm: where parts cancel, what is left is rounding.
+FAINT = 1e-3
+STORED = 1e-5  # episodes hold log-probabilities and temperatures in float32, even if the weights are float64
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Check:
 
 
 async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
-    """Draw a few groups, and look at them as the trainer would. Changes nothing."""
+    """Draw a few groups, and check them as the trainer would see them. Changes nothing."""
     ctx = run.context(0)
     ctx.prompts = min(prompts, run.config.prompts)
     run.learner.begin(ctx)
@@ -72,20 +72,15 @@ def refuse(checks: list[Check]) -> None:
 
 def _ratio(run: Run, batch: Batch) -> Check:
     now = run.learner.read("policy", batch, [need("logp", when="step")], grad=True)["logp_N"]
-    worst = float((torch.exp(now - batch.logp_old_N) - 1).abs().max())
-    return Check(
-        "ratio",
-        worst <= GAP[run.dtype],
-        worst,
-        GAP[run.dtype],
-        "Before an update π/π_old must be 1: dropout or batch-dependent numerics?",
-    )
+    worst, limit = float((torch.exp(now - batch.logp_old_N) - 1).abs().max()), GAP[run.dtype]
+    says = "Before an update π/π_old must be 1: dropout or batch-dependent numerics?"
+    return Check("ratio", worst <= limit, worst, limit, says)
 
 
 def _gap(run: Run, batch: Batch) -> Check:
     here = batch.on_policy_N & torch.isfinite(batch.logp_gen_N) & batch.newest_N
     gap = (batch.logp_old_N - batch.logp_gen_N)[here].abs()
-    # With 8 bits a rare token is off by tenths whatever one does; what is wrong everywhere still shows in the mean.
+    # In bfloat16 a rare token is always off by tenths; a real error still shows in the mean.
     rough = run.dtype == torch.bfloat16
     worst = float(gap.mean() if rough else gap.max()) if len(gap) else 0.0
     limit = max(GAP[run.dtype], STORED)
@@ -96,19 +91,13 @@ def _reference(run: Run, batch: Batch) -> Check:
     if "ref" not in run.models or run.version > 0:
         return Check("reference_kl", True, 0.0, 0.0, "No reference in this method.")
     ref = run.learner.read("ref", batch, [need("logp", "ref")])["logp_ref_N"]
-    worst = float((ref - batch.logp_old_N).abs().max())
-    same = run.method.cast["ref"].start == "policy"
-    return Check(
-        "reference_kl",
-        not same or worst <= GAP[run.dtype],
-        worst,
-        GAP[run.dtype],
-        "The reference is a copy of the policy, yet differs.",
-    )
+    worst, limit = float((ref - batch.logp_old_N).abs().max()), GAP[run.dtype]
+    ok = run.method.cast["ref"].start != "policy" or worst <= limit
+    return Check("reference_kl", ok, worst, limit, "The reference is a copy of the policy, yet differs.")
 
 
 def _tokens(run: Run, episodes: list[Episode]) -> Check:
-    """bos once and first in what is given (one that is sampled is the policy's affair); ids decode to the text."""
+    """bos occurs once, first (the policy itself may sample more of them), and the ids decode to the text."""
     bad, bos = 0, run.tokenizer.bos
     for e in episodes:
         s = e.sequences[0]
@@ -124,21 +113,15 @@ def _coverage(run: Run, batch: Batch) -> Check:
 
 
 def _judged(episodes: list[Episode]) -> Check:
-    """Of those that have ended: an open episode is judged in a later step."""
+    """Of the episodes that have ended: open ones are judged in a later step."""
     ended = [e for e in episodes if e.status != Status.OPEN]
     share = sum(e.status.judged for e in ended) / len(ended) if ended else 1.0
-    errors = [e.error for e in episodes if e.error]
-    return Check(
-        "judged",
-        share > 0.5,
-        share,
-        0.5,
-        f"Share of ended episodes with a reward. {errors[0] if errors else ''}".strip(),
-    )
+    error = next((e.error for e in episodes if e.error), "")
+    return Check("judged", share > 0.5, share, 0.5, f"Share of ended episodes with a reward. {error}".strip())
 
 
 def _dead(batch: Batch) -> Check:
-    """Reported, never refused: some methods learn from equal groups, and redraws may help."""
+    """Only reported: some methods learn from groups of equal rewards, and redraws may help."""
     groups = batch.level("E", "G")
     spread = batch.gather(batch.reward_E, "E", groups, "std", where=batch.judged_E)
     share = float((spread == 0).float().mean())
@@ -146,16 +129,13 @@ def _dead(batch: Batch) -> Check:
 
 
 def _gradient(run: Run, ctx: Any, batch: Batch) -> Check:
-    """The gradient of one optimiser step is finite and does not depend on the cut into micro-batches."""
+    """The gradient of an optimiser step is finite, and does not depend on the cut into micro-batches."""
     batch = run.walk.credited(ctx, batch)
     rows = torch.arange(batch.size("S"), device=batch.device)
     pieces = 2 * -(-len(batch.inputs.ids_M) // run.learner.micro_tokens)  # more and smaller ones
     interleaved = [rows[i::pieces] for i in range(min(pieces, len(rows)))]
     seen = [run.learner.gradient("policy", batch, cut=cut) for cut in (None, interleaved)]
-    norm = float(seen[0].norm())
+    norm, limit = float(seen[0].norm()), GAP[run.dtype]
     off = float((seen[0] - seen[1]).norm()) / max(norm, FAINT)
-    limit = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}[run.dtype]
-    ok = off <= limit and norm == norm and norm != float("inf")
-    return Check(
-        "micro_batches", ok, off, limit, "Relative difference of the gradient between two cuts into micro-batches."
-    )
+    says = "Relative difference of the gradient between two cuts into micro-batches."
+    return Check("micro_batches", off <= limit and math.isfinite(norm), off, limit, says)

@@ -1,4 +1,4 @@
-"""Estimates and intervals, pure functions: what a mean and a try of k answers are worth.
+"""Estimates and intervals, as pure functions: means, pass@k and maj@k.
 
 Intervals are two-sided at `level`. The unit is what was drawn independently: a prompt (with all its answers) in an
 evaluation, a seed in a comparison. Several answers to one prompt are one unit, so they never make an interval narrower
@@ -31,7 +31,7 @@ def t_cdf(t: float, df: float) -> float:
 
 @lru_cache(maxsize=1024)
 def t_quantile(p: float, df: float) -> float:
-    """The t with P(T <= t) = p, by bisection: the function has no flat place and no second root."""
+    """The t with P(T <= t) = p, by bisection."""
     if not 0 < p < 1 or df <= 0:
         raise ValueError(f"p={p}, df={df}: there is no such quantile. Use 0 < p < 1 and df > 0.")
     if p < 0.5:
@@ -51,7 +51,7 @@ def t_quantile(p: float, df: float) -> float:
 @dataclass(frozen=True)
 class Interval:
     mean: float
-    low: float  # NaN where one unit says nothing about the spread
+    low: float  # NaN for a single unit
     high: float
     n: int  # independent units
 
@@ -60,7 +60,7 @@ class Interval:
 
 
 def mean_interval(values: ArrayLike, level: float = 0.95) -> Interval:
-    """Student's t: mean ± t_{n-1} · s / √n. `values` has one number a unit, such as one a seed; NaN is left out."""
+    """Student's t: mean ± t_{n-1} · s / √n. `values` has one number per unit, such as a seed; NaN is left out."""
     x = _known(values)
     half = t_quantile((1 + level) / 2, len(x) - 1) * standard_error(x) if len(x) > 1 else math.nan
     mean = float(x.mean())
@@ -72,10 +72,9 @@ def share_interval(values: ArrayLike, level: float = 0.95) -> Interval:
 
         (p + t²/2m ± t √(p(1-p)/m + t²/4m²)) / (1 + t²/m),   m = p(1-p) / (s²/n),   t = t_{n-1}
 
-    m is the number of independent yes-no answers that would have the spread really seen (Korn and Graubard 1998), so
-    answers to one prompt count as much as they differ between prompts. Unlike mean ± t·s/√n it stays in [0, 1] and is
-    not empty when all answers are right; Brown, Cai and DasGupta (2001) measure the difference. Without any spread
-    each unit counts as one answer.
+    m is the effective number of independent yes-no answers, given the observed spread (Korn and Graubard 1998). Unlike
+    mean ± t·s/√n the interval stays in [0, 1], and is not empty when all answers are right; Brown, Cai and DasGupta
+    (2001) measure the difference. Without any spread, each unit counts as one answer.
     """
     x = _known(values)
     p = float(x.mean())
@@ -116,8 +115,8 @@ def pass_at_k(score_PS: ArrayLike, k: int) -> Reals:
 
         Σ_i s_(i) C(i-1, k-1) / C(n, k),   s_(1) <= … <= s_(n);   for scores 0 and 1:  1 - C(n-c, k) / C(n, k)
 
-    that is the mean over all sets of k of the n answers. NaN is an answer that was not judged; a prompt with fewer
-    than k judged answers has NaN.
+    the mean over all sets of k of the n answers. A score of NaN means not judged; a prompt with fewer than k judged
+    answers has NaN.
     """
     sorted_PS = np.sort(np.asarray(score_PS, np.float64), axis=1)  # NaN comes last
     n_P = (~np.isnan(sorted_PS)).sum(1)
@@ -128,7 +127,7 @@ def pass_at_k(score_PS: ArrayLike, k: int) -> Reals:
 
 @lru_cache(maxsize=4096)
 def _best_of(n: int, k: int, width: int) -> tuple[float, ...]:
-    """The chance of each place in the order to be the best of k drawn from n."""
+    """The probability that each rank is the best of k drawn from n."""
     if n < k:
         return (math.nan,) * width
     sets = math.comb(n, k)
@@ -136,11 +135,11 @@ def _best_of(n: int, k: int, width: int) -> tuple[float, ...]:
 
 
 def maj_at_k(score_PS: ArrayLike, answer_PS: ArrayLike, k: int) -> Reals:
-    """For each prompt the expected score of the answer that most of k of its answers give.
+    """For each prompt the expected score of the majority answer of k of its answers.
 
-    The exact mean over all sets of k of the n answers; among answers that are equally frequent each wins with equal
-    chance. `answer_PS` holds numbers: equal answers of a prompt have equal ones. Equal answers that were scored
-    differently count with their mean. NaN scores as in `pass_at_k`.
+    The exact mean over all sets of k of the n answers; ties are broken with equal probability. `answer_PS` holds a
+    number for each distinct answer to a prompt. Equal answers with different scores count with their mean. NaN scores
+    as in `pass_at_k`.
     """
     scores, answers = np.asarray(score_PS, np.float64), np.asarray(answer_PS)
     return np.array([_majority(s[~np.isnan(s)], a[~np.isnan(s)], k) for s, a in zip(scores, answers, strict=True)])
@@ -157,13 +156,13 @@ def _majority(score_S: Reals, answer_S: Ints, k: int) -> float:
 
 @lru_cache(maxsize=65536)
 def win_chances(sizes: tuple[int, ...], k: int) -> tuple[float, ...]:
-    """The chance of each answer to win a vote of k, drawn without replacement; answer i is there `sizes[i]` times.
+    """The probability that each answer wins a vote of k, drawn without replacement; answer i occurs `sizes[i]` times.
 
-    It wins with j votes if every other answer has at most j, and then with chance 1/(t+1) if t others have j too:
+    It wins with j votes if every other answer has at most j, with probability 1/(t+1) if t others also have j:
 
         P(i) = Σ_j C(m_i, j) Σ_t W_j(k - j, t) / (t + 1) / C(n, k)
 
-    with W_j(r, t) the ways to draw r from the others, at most j of each, exactly t of them with j.
+    where W_j(r, t) is the number of ways to draw r from the others, at most j of each, exactly t of them with j.
     """
     if k == sum(sizes):
         first = max(sizes)
@@ -178,7 +177,7 @@ def win_chances(sizes: tuple[int, ...], k: int) -> tuple[float, ...]:
 
 
 def _shared_ways(others: Sequence[int], rest: int, top: int) -> float:
-    """Σ_t W_top(rest, t) / (t + 1), by adding one answer after the other to a table over (drawn, with `top`)."""
+    """Σ_t W_top(rest, t) / (t + 1), by adding the answers one by one to a table over (drawn, with `top`)."""
     ways = np.zeros((rest + 1, rest // top + 1))
     ways[0, 0] = 1.0
     step = np.subtract.outer(np.arange(rest + 1), np.arange(rest + 1))  # from b drawn to a drawn

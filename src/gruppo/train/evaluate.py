@@ -1,7 +1,7 @@
-"""Held-out evaluation: answers always under the same keys, so that two policies see the same random numbers.
+"""Held-out evaluation, always with the same random keys, so that two policies see the same random numbers.
 
-Answer 0 of a prompt has the same key whatever `samples` is: more answers add to the first, and change none.
-Intervals are at 95 %, and a prompt with all its answers is one unit (`statistics.share_interval` says why).
+The key of an answer does not depend on `samples`: more answers are added to the first ones and change none of them.
+Intervals are at 95 %, and a prompt with all its answers is one unit (see `estimates.share_interval`).
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from gruppo.stages.play import Play, Start, one_answer
 from gruppo.stages.prompting import plain
 from gruppo.train.estimates import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
 
-MOST = 1000  # answers a prompt; beyond it the number of sets of k is no float any more
+MOST = 1000  # answers per prompt; beyond that, the number of sets of k answers overflows a float
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    accuracy: float  # mean task score of the judged answers: of a prompt's, then of the prompts
+    accuracy: float  # task score, averaged over the judged answers of a prompt, then over prompts
     error: float  # standard error of it, over prompts
     low: float  # of its interval
     high: float
     prompts: int
-    samples: int  # answers a prompt
-    failed: int  # answers that could not be judged; they are in no score
+    samples: int  # answers per prompt
+    failed: int  # answers that could not be judged; they do not count
     length: float  # sampled tokens of an answer, truncated ones included
     truncated: float  # share of answers that ran out of tokens
     entropy: float  # nats: minus the mean log-probability of the sampled tokens
@@ -43,7 +43,7 @@ class Evaluation:
         return {k: _plain(v) for k, v in vars(self).items() if k not in ("episodes", "score_P")}
 
     def logged(self) -> dict[str, float]:
-        """For the metrics of a run: accuracy, length, and what several answers a prompt were asked for."""
+        """For the metrics of a run: accuracy and length and, with several answers per prompt, pass@k and maj@k."""
         several = {"pass": self.pass_at, "maj": self.maj_at} if self.samples > 1 else {}
         named = {f"held_out/{name}@{k}": i.mean for name, at in several.items() for k, i in at.items()}
         return {"held_out": self.accuracy, "held_out/length": self.length, **named}
@@ -56,7 +56,7 @@ def _plain(x: Any) -> Any:
 
 
 def wanted_k(samples: int, k: Sequence[int], temperature: float = 1.0) -> tuple[int, ...]:
-    """The k of pass@k and maj@k, ascending; none given: 1 and `samples`. Refuses what cannot be estimated."""
+    """The k of pass@k and maj@k, ascending; by default 1 and `samples`. Refuses what cannot be estimated."""
     if samples > MOST:
         raise ValueError(f"eval.samples={samples}: votes are counted exactly, for {MOST} answers at most. Use fewer.")
     if samples > 1 and temperature == 0:
@@ -84,7 +84,7 @@ async def evaluate(
     k: Sequence[int] = (),
     play: Play = one_answer,
 ) -> Evaluation:
-    """`samples` answers to each of the first `prompts` held-out problems, judged and summed up."""
+    """`samples` answers to each of the first `prompts` held-out problems, scored and averaged."""
     ks = wanted_k(samples, k, sampling.temperature)
     chosen = [tasks.held_out[i] for i in range(min(prompts, len(tasks.held_out)))]
     if not chosen:
@@ -110,7 +110,7 @@ async def answers(
     samples: int,
     play: Play = one_answer,
 ) -> list[Episode]:
-    """`samples` answers to each task, those of one task together, each under a key of its own; not judged."""
+    """`samples` answers to each task, grouped by task, each with its own random key; not scored."""
     ctx = Context(engine=engine, tokenizer=tokenizer, sampling=sampling, samples=samples)
     asked = _repeated([plain(ctx, Ask(task, samples))[0] for task in tasks], samples)
     keys = [int(key_hash("eval", t.uid, *([s] if s else []))) for t in tasks for s in range(samples)]
@@ -124,7 +124,7 @@ def _repeated(items: Sequence[Any], times: int) -> list[Any]:
 
 
 async def _read_answers(judge: Any, tasks: Sequence[Any], episodes: Sequence[Episode], samples: int) -> None:
-    """What each episode votes for; answers to a prompt that mean the same vote alike."""
+    """The answer that each episode votes for; equivalent answers to a prompt are equal."""
     groups = [[(t, e.text) for e in episodes[i * samples : (i + 1) * samples]] for i, t in enumerate(tasks)]
     said = [answer for group in await judge.answers(groups) for answer in group]
     for e, answer in zip(episodes, said, strict=True):
@@ -162,7 +162,7 @@ def _summed_up(tasks: Sequence[Any], episodes: list[Episode], score_PS: Reals, k
 
 
 def _intervals(value_PK: dict[int, Reals], where: Any = slice(None)) -> dict[int, Interval]:
-    """A k that no prompt had enough judged answers for is left out."""
+    """Leaves out each k for which no prompt has enough judged answers."""
     return {k: score_interval(v_P[where]) for k, v_P in value_PK.items() if not np.isnan(v_P[where]).all()}
 
 
@@ -179,6 +179,6 @@ def _of_level(where: Any, score_P: Reals, pass_PK: dict[int, Reals], maj_PK: dic
 
 
 def _entropy(episodes: Sequence[Episode]) -> float:
-    """Minus the mean log-probability of sampled tokens: what `entropy` is in the metrics of a run."""
+    """Minus the mean log-probability of the sampled tokens, like the metric `entropy` of a run."""
     logp = np.concatenate([s.logp[s.source == Source.POLICY] for e in episodes for s in e.sequences])
     return -float(logp.mean(dtype=np.float64)) if len(logp) else float("nan")

@@ -40,14 +40,14 @@ class RunFolder:
     # configuration and the user's code
 
     def write_config(self, config: RunConfig) -> None:
-        """config.toml, environment.json, and a copy of every file of the user's that the method is made of."""
+        """config.toml, environment.json, and a copy of every file of the user that the method uses."""
         self.path.mkdir(parents=True, exist_ok=True)
         table, code = to_table(config), dict[str, str]()
         text = tomli_w.dumps(_with_own_code(table, code))
         hashes = self._stored_code()
         for source, name in code.items():
             stored = self["code"] / name
-            if Path(source) != stored.resolve():  # else: a run that goes on from its own copy
+            if Path(source) != stored.resolve():  # else: a resumed run that uses its own copy
                 stored.parent.mkdir(exist_ok=True)
                 shutil.copyfile(source, stored)
                 hashes[name] = {"sha256": _sha(stored), "from": source}
@@ -56,7 +56,7 @@ class RunFolder:
         self["environment.json"].write_text(json.dumps(environment() | {"code": hashes}, indent=1))
 
     def read_config(self, trust_code: bool = False, name: str = "config.toml") -> RunConfig:
-        """The resolved configuration. Stored code runs only if it is what stands at its origin, or if told."""
+        """The configuration. Stored code is run only if it equals the file that it was copied from, or if trusted."""
         path = self[name]
         if not path.is_file():
             raise ValueError(
@@ -68,14 +68,11 @@ class RunFolder:
         try:
             table = tomllib.loads(text.replace(HERE, f"{self.path.resolve().as_posix()}/"))
         except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{path} is no TOML any more: {error}. Mend that line and try again.") from None
+            raise ValueError(f"{path} is not valid TOML: {error}. Mend that line and try again.") from None
         return from_table(table)
 
     def changes_to(self, config: RunConfig) -> list[str]:
-        """What differs between this run and a configuration, one line each; the user's code by its content.
-
-        Nothing of that code is run.
-        """
+        """What differs between this run and a configuration, one line each; the user's code is compared, not run."""
         code: dict[str, str] = {}
         wanted = _with_own_code(to_table(config), code)
         changes = table_changes(tomllib.loads(self["config.toml"].read_text()), wanted)
@@ -89,11 +86,10 @@ class RunFolder:
         known = self._stored_code()
         for name in names:
             origin = Path(known[name]["from"] if name in known else self.path).resolve()
-            inside = origin.is_relative_to(self.path.resolve())  # that says nothing about where it came from
+            inside = origin.is_relative_to(self.path.resolve())  # then the origin is not known
             if inside or not origin.is_file() or _sha(origin) != _sha(self["code"] / name):
                 raise ValueError(
-                    f"the run brings its own code, code/{name}, and {name} where it came from "
-                    "is gone or has changed: "
+                    f"the run brings its own code, code/{name}, and {name} where it came from is gone or has changed: "
                     "running it would run code that you may not have seen. Read it, then add --trust-code."
                 )
 
@@ -113,7 +109,7 @@ class RunFolder:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def cut_metrics(self, step: int) -> None:
-        """Rows after a checkpoint belong to steps that will be done again. A half-written last row goes too."""
+        """Remove rows after a checkpoint, since these steps are done again, and a half-written last row."""
         path = self["metrics.jsonl"]
         rows = path.read_text().splitlines(keepends=True) if path.exists() else []
         kept = [r for r in rows if r.endswith("\n") and json.loads(r)["step"] <= step]
@@ -122,7 +118,7 @@ class RunFolder:
         os.replace(draft, path)
 
     def write_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
-        from gruppo.data.store import save_episodes  # pyarrow is slow to import, and a machine may have none
+        from gruppo.data.store import save_episodes  # slow to import, and optional
 
         self["episodes"].mkdir(exist_ok=True)
         save_episodes(self["episodes"] / f"step-{step:06d}.arrow", episodes)
@@ -167,7 +163,7 @@ class RunFolder:
 
 
 def _with_own_code(table: Any, code: dict[str, str]) -> Any:
-    """Kinds of a user's file point into the run folder; `code` collects the files."""
+    """The table with kinds of a user's file pointing into the run folder; `code` collects the files."""
     if isinstance(table, list):
         return [_with_own_code(v, code) for v in table]
     if not isinstance(table, Mapping):
@@ -181,13 +177,13 @@ def _with_own_code(table: Any, code: dict[str, str]) -> Any:
 
 
 def _free_name(path: Path, taken: set[str]) -> str:
-    """The file's own name; a second file of that name gets a number."""
+    """The name of the file; a second file of that name gets a number."""
     names = (path.name, *(f"{path.stem}_{i}{path.suffix}" for i in range(2, 100)))
     return next(n for n in names if n not in taken)
 
 
 def finite(x: Any) -> Any:
-    """For JSON, which has no NaN and no infinity: they become null."""
+    """For JSON, which has neither NaN nor infinity: they become null."""
     if isinstance(x, Mapping):
         return {k: finite(v) for k, v in x.items()}
     if isinstance(x, list | tuple):
@@ -200,7 +196,7 @@ def _sha(path: Path) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What the run ran on: versions, threads, machine kind, commit of the code."""
+    """Versions, threads, machine and the commit of the code."""
     return {
         "gruppo": gruppo.__version__,
         "commit": _commit(),

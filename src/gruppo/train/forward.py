@@ -1,4 +1,4 @@
-"""One forward for all readouts of a (role, view); the head runs in chunks and is recomputed in backward."""
+"""One forward pass for all readouts of a (role, view); the head runs in chunks, recomputed in the backward pass."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,14 +11,14 @@ from torch.utils.checkpoint import checkpoint
 from gruppo.data import Batch, Inputs, Key, gather, scan
 from gruppo.stages.readouts import READOUTS, Chunk, Need
 
-# Scores held at once: 32 MB in float32, which a CPU's cache likes; on a GPU 1 GB, else its kernels are too small.
+# Logits held at once: 32 MB in float32 on a CPU, near the size of its cache; 1 GB on a GPU, to fill its kernels.
 CHUNK_NUMBERS = {"cpu": 1 << 23, "cuda": 1 << 28}
 
 
 class States(NamedTuple):
-    """Hidden states of the rows that a model computed, and where each position of M finds its own.
+    """The hidden states that a model computed, and the row of each position; positions with the same past share one.
 
-    Positions with the same past share a row. `index_select`, not indexing: its backward adds in a fixed order.
+    `index_select`, not indexing: its backward pass adds in a fixed order.
     """
 
     hidden_XD: Tensor
@@ -31,7 +31,7 @@ class States(NamedTuple):
 
 
 def states_of(model: Any, inputs: Inputs, layers: tuple[int, ...] = ()) -> States:
-    """One forward: every prefix that sequences share is computed once."""
+    """One forward pass; prefixes that sequences share are computed once."""
     tree, row_M = inputs.tree()
     hidden_XD, by_layer = model(tree, layers)
     return States(hidden_XD, by_layer, row_M)
@@ -40,7 +40,7 @@ def states_of(model: Any, inputs: Inputs, layers: tuple[int, ...] = ()) -> State
 def serve(
     model: Any, batch: Batch, needs: Sequence[Need], *, grad: bool = False, cast: Mapping[str, Any] | None = None
 ) -> dict[str, Tensor]:
-    """Read every need of one model from the batch: {column: values}. `cast` holds the roles that needs are against."""
+    """All needs of one model: {column: values}. `cast` holds the roles that needs are compared against."""
     out: dict[str, Tensor] = {}
     for view in dict.fromkeys(n.view for n in needs):
         if view not in batch.views:
@@ -60,8 +60,7 @@ def serve(
 
 
 def layer_of(model: Any, n: Need) -> int:
-    """The layer that a need names: `layer`, or `depth` from 0 (the embedding) to 1 (the last block); -1: none, the
-    final states."""
+    """The layer of a need: `layer`, or `depth` from 0 (the embedding) to 1 (the last block); -1: the final states."""
     params = dict(n.params)
     if "depth" not in params:
         return int(params.get("layer", -1))
@@ -72,7 +71,7 @@ def layer_of(model: Any, n: Need) -> int:
 
 @torch.no_grad()
 def _other(model: Any, inputs: Inputs) -> Callable[[Tensor], Tensor]:
-    """The scores of a second role at given positions, one chunk at a time, without gradient."""
+    """The logits of a second role at given positions, one chunk at a time, without gradient."""
     states = states_of(model, inputs)
     return torch.no_grad()(lambda position_C: model.head(states.at(position_C)))
 
@@ -87,7 +86,7 @@ def serve_into(
     cast: Mapping[str, Any] | None = None,
     grad: bool = False,
 ) -> None:
-    """`serve` of a micro-batch, values only, written into the columns of the whole batch if its rows count."""
+    """`serve` for a micro-batch, without a graph; if it counts, written into the columns of the whole batch."""
     part = serve(model, micro, needs, grad=grad, cast=cast)
     for n in needs:
         x = part[n.column].detach()
@@ -98,25 +97,24 @@ def serve_into(
 
 
 def rows_of(micro: Batch, n: Need) -> Tensor:
-    """The rows of the whole batch that a need of a micro-batch is read at."""
+    """The rows of the whole batch that a need of a micro-batch belongs to."""
     row_M = micro.views[n.view].row_M
     return row_M if n.at == "M" and row_M is not None else micro.columns[f"row_{n.at}"]
 
 
 def _positions(batch: Batch, inputs: Inputs, at: str) -> tuple[Tensor, Tensor]:
-    """(input position to read, decision row or -1): the state before a decision is the position before it."""
+    """(input position, decision or -1) of each row: a decision is predicted from the position before it."""
     rows = torch.arange(batch.size("N"), device=batch.device)
     if at == "M":
         every = torch.arange(len(inputs.ids_M), device=batch.device)
         return every, torch.full_like(every, -1)
     if at == "K":  # before the first decision of the turn
-        first = gather(rows.double(), batch.level("N", "K"), "min", fill=0.0).long()
-        rows = first
+        rows = gather(rows.double(), batch.level("N", "K"), "min", fill=0.0).long()
     before = inputs.parent_M[inputs.at_N[rows]]
     if bool((before < 0).any()):
         raise ValueError(
-            "a decision stands at the very start of its sequence: no state to predict it from. Begin "
-            "sequences with <bos>."
+            "a decision stands at the very start of its sequence: no state to predict it from. Begin sequences with "
+            "<bos>."
         )
     return before, rows
 
@@ -130,7 +128,7 @@ def _read(
     grad: bool,
     others: Mapping[str, Callable[[Tensor], Tensor | None]],
 ) -> list[Tensor]:
-    """The needs of one level: the head runs once a chunk for all of them."""
+    """The needs of one level; the head runs once per chunk for all of them."""
     at = needs[0].at
     position, row = _positions(batch, inputs, at)
     token = torch.where(row >= 0, batch.token_N[row.clamp(min=0)], torch.zeros_like(row))
@@ -140,11 +138,11 @@ def _read(
         allowed = None
         if batch.allowed is not None and at == "N":
             allowed = batch.allowed.take(torch.arange(a, b, device=batch.device))
-        scores_CV = model.head(hidden_CD)
-        whole = Chunk(hidden_CD, scores_CV, token[a:b], heat[a:b].to(scores_CV.dtype), allowed)
-        beside = {r: replace(whole, other_CV=scores(position[a:b])) for r, scores in others.items()}
-        whole = next(iter(beside.values()), whole)  # so that one log-softmax serves all
-        return tuple(READOUTS[n.readout].read(beside.get(n.against, whole), **dict(n.params)) for n in needs)
+        out_CV = model.head(hidden_CD)
+        own = Chunk(hidden_CD, out_CV, token[a:b], heat[a:b].to(out_CV.dtype), allowed)
+        compared = {r: replace(own, other_CV=logits(position[a:b])) for r, logits in others.items()}
+        own = next(iter(compared.values()), own)  # so that they share one log-softmax
+        return tuple(READOUTS[n.readout].read(compared.get(n.against, own), **dict(n.params)) for n in needs)
 
     size = max(1, CHUNK_NUMBERS.get(batch.device.type, 1 << 23) // max(int(model.vocab), 1))
     if len(position) <= size:
@@ -158,7 +156,7 @@ def _read(
 
 
 def _pool(batch: Batch, inputs: Inputs, n: Need, states: States, layer: int) -> Tensor:
-    """The mean of the last decisions of each sequence; with prompt=1 of the last positions before its first one."""
+    """The mean over the last decisions of each sequence; with prompt=1, over the last positions before the first."""
     params = dict(n.params)
     hidden_MD = states.at(torch.arange(len(inputs.ids_M), device=batch.device), layer)
     sequences = Key(inputs.seq_M, batch.size("S"))

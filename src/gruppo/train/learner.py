@@ -1,12 +1,13 @@
-"""The learner: from a batch to a gradient to a step, exactly the same for any cut into micro-batches.
+"""The learner: from a batch to a gradient and an optimiser step, the same for any cut into micro-batches.
 
-Additive terms run in one fused pass: weights are counted over the whole optimiser step, then each micro-batch adds
-its rows. Objectives that couple rows take two: a forward without gradient gives the statistics as leaves, autograd
-gives dJ/dstatistic over the whole step, and the micro-batches back-propagate Σ slope · statistic. Several ranks share
-out the micro-batches of either way, and add statistics and gradients.
+Additive terms take one fused pass: weights are counted over the whole optimiser step, then each micro-batch adds its
+rows. Objectives that couple rows take two passes: a forward pass without gradient gives the statistics, autograd gives
+dJ/dstatistic over the whole step, and the micro-batches back-propagate Σ slope · statistic. Several ranks share the
+micro-batches in both cases, and add up statistics and gradients.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,24 +28,25 @@ from gruppo.train.timing import Clock
 
 T = TypeVar("T")
 Cut = Sequence[Tensor] | None
+Parts = Sequence[tuple[Tensor, bool]]  # the sequences of each micro-batch of this rank, and whether they count
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW and its surroundings."""
+    """Settings of the optimiser."""
 
     lr: Sched = 1e-4  # a number or a schedule
     beta1: float = 0.9  # AdamW's
     beta2: float = 0.95  # AdamW's
     weight_decay: float = 0.0  # AdamW's
-    clip_norm: float = 1.0  # largest norm of a gradient
-    micro_tokens: int = 16384  # input tokens of one forward and backward; what is shared counts once
-    share_prefixes: bool = True  # compute what sequences begin with alike once, where that is faster
+    clip_norm: float = 1.0  # largest norm of the gradient
+    micro_tokens: int = 16384  # input tokens per micro-batch; shared prefixes count once
+    share_prefixes: bool = True  # compute shared prefixes of sequences once, where that is faster
 
 
 @dataclass
 class Tally:
-    """Sums and counts of what the optimiser steps of one batch did; the logger divides (pitfall 29)."""
+    """Sums and counts of metrics over the optimiser steps of one batch."""
 
     sums: dict[str, float] = field(default_factory=dict[str, float])
     counts: dict[str, float] = field(default_factory=dict[str, float])
@@ -58,25 +60,15 @@ class Tally:
             self.add(name, value, other.counts[name])
 
     def most(self, name: str, value: float) -> None:
-        """The largest value so far, which has no mean."""
+        """Keep the largest value instead of a mean."""
         self.sums[name], self.counts[name] = max(self.sums.get(name, 0.0), value), 1.0
 
     def means(self) -> dict[str, float]:
         return {k: v / self.counts[k] if self.counts[k] else 0.0 for k, v in self.sums.items()}
 
 
-class Micros:
-    """(micro-batch, whether its rows count), cut when they are needed: only one of them takes memory."""
-
-    def __init__(self, batch: Batch, parts: Sequence[tuple[Tensor, bool]]) -> None:
-        self.batch, self.parts = batch, parts
-
-    def __iter__(self) -> Iterator[tuple[Batch, bool]]:
-        return ((self.batch.micro(rows_S), counts) for rows_S, counts in self.parts)
-
-
 class Learner:
-    """Trains the roles of a method. `ranks` are the processes that learn together."""
+    """Trains the roles of a method, on one or several ranks."""
 
     def __init__(
         self,
@@ -88,7 +80,7 @@ class Learner:
     ) -> None:
         self.method, self.models, self.config, self.say = method, models, config, say
         self.ranks = ranks or Ranks()
-        self.micro_tokens = config.micro_tokens  # less once memory has run out
+        self.micro_tokens = config.micro_tokens  # smaller after running out of memory
         self.trained = [r for r in method.objectives if method.cast[r].train]
         self.optimisers = {r: self._optimiser(models[r]) for r in self.trained}
         self.ctx = Context()
@@ -103,13 +95,13 @@ class Learner:
         return adam(params, lr=1.0, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True)
 
     def begin(self, ctx: Context) -> None:
-        """Start of a batch: the context of its schedules, and an empty tally."""
+        """Start a batch: set the context for schedules, and clear the tally."""
         self.ctx, self.tally = ctx, Tally()
 
-    # the six verbs
+    # what updates may call
 
     def step(self, role: str, batch: Batch, coef: float = 1.0, lr: float | None = None, penalties: bool = True) -> None:
-        """One optimiser step of a role on a batch; without `penalties`, of the objective alone."""
+        """One optimiser step of a role on a batch; `penalties=False` leaves the penalties out."""
         self.grad(role, batch, coef, penalties=penalties)
         self.apply(role, lr)
 
@@ -124,11 +116,11 @@ class Learner:
         two_pass: bool = False,
         report: bool = True,
     ) -> None:
-        """Leave −coef · dJ in the .grad of the role's parameters.
+        """Write −coef · dJ to the .grad of the role's parameters.
 
         cut       the sequences of each micro-batch, instead of a cut by `micro_tokens`
-        two_pass  take the way of objectives that couple rows, also where one fused pass would do
-        report    count the terms in the metrics of the step
+        two_pass  take two passes even if one fused pass would do
+        report    log the terms as metrics of the step
         """
         goal = Goal(self.method, self.ctx, role, penalties)
         made = self._within_memory(batch, lambda: self._grad(goal, batch, coef, cut, two_pass))
@@ -137,7 +129,7 @@ class Learner:
             self.tally.merge(made)
 
     def gradient(self, role: str, batch: Batch, **options: Any) -> Tensor:
-        """What `grad` leaves, as one vector. Nothing is reported, and no gradient is left."""
+        """The result of `grad` as one vector; .grad is cleared, and nothing is logged."""
         self.grad(role, batch, report=False, **options)
         params = self._params(role)
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params])
@@ -145,26 +137,24 @@ class Learner:
         return flat
 
     def read(self, role: str, batch: Batch, needs: Sequence[Need], grad: bool = False) -> dict[str, Tensor]:
-        """What a role says about a batch, as values; `old` is the policy at the start of the step."""
+        """What a role says about a batch, without a graph; `old` is the policy at the start of the step."""
         model = self.models["policy" if role == "old" else role]
-        return self._within_memory(
-            batch, lambda: self._statistics(model, batch, needs, self._micros(batch, None), grad)
-        )
+        return self._within_memory(batch, lambda: self._statistics(model, batch, needs, self._parts(batch, None), grad))
 
     def apply(self, role: str, lr: float | None = None) -> None:
-        """Clip and step. A gradient that is not finite is dropped and counted; three in a row end the run."""
+        """Clip and step. A gradient that is not finite is skipped and counted; three in a row end the run."""
         with self.clock("optimiser"):
             optimiser = self.optimisers[role]
             norm = float(torch.nn.utils.clip_grad_norm_(self._params(role), self.config.clip_norm))
             self.tally.add(f"grad_norm_{role}" if role != "policy" else "grad_norm", norm)
             self._count_bad(role, norm)
-            if norm == norm and norm != float("inf"):
+            if math.isfinite(norm):
                 optimiser.param_groups[0]["lr"] = self.lr(role) if lr is None else lr
                 self._step(optimiser)
             optimiser.zero_grad(set_to_none=True)
 
     def snapshot(self, role: str) -> dict[str, Any]:
-        """Weights and optimiser of a role, to come back to."""
+        """A copy of the weights and the optimiser state of a role, for `restore`."""
         optim = self.moments(role) if role in self.optimisers else None
         return {"weights": _copy(learned_state(self.models[role])), "optim": _copy(optim)}
 
@@ -185,7 +175,7 @@ class Learner:
         return self.ctx.at(own if own else self.config.lr)
 
     def moments(self, role: str) -> list[dict[str, Tensor]]:
-        """Adam's first and second moments, parameter by parameter."""
+        """The optimiser's state of each parameter."""
         return [dict(self.optimisers[role].state[p]) for p in self._params(role)]
 
     def _params(self, role: str) -> list[Any]:
@@ -196,28 +186,28 @@ class Learner:
     def _grad(self, goal: Goal, batch: Batch, coef: float, cut: Cut, two_pass: bool) -> Tally:
         self.optimisers[goal.role].zero_grad(set_to_none=True)
         terms = goal.terms(batch)
-        micros, made = self._micros(batch, cut), Tally()
+        parts, made = self._parts(batch, cut), Tally()
         if goal.fused(terms) and not two_pass:
             total = Sum(terms, [t.weights(batch) for t in terms])
-            self._fused(goal, micros, total, coef, made)
+            self._fused(goal, batch, parts, total, coef, made)
         else:
-            total = self._two_passes(goal, batch, micros, coef, made)
-        for term, weight in zip(total.terms, total.weights, strict=True):
-            # Objectives are averaged over optimiser steps, shares (terms with coefficient 0) over their rows.
+            total = self._two_passes(goal, batch, parts, coef, made)
+        for term, weight in total.pairs():
+            # Terms are averaged over optimiser steps; those that are only logged, over their rows.
             count = float((weight > 0).sum()) if term.logged_only else 1.0
             made.add(term.name, float(total.totals[term.name]) * count, count)
         return made
 
-    def _micros(self, batch: Batch, cut: Cut) -> Micros:
-        """The micro-batches of this rank."""
+    def _parts(self, batch: Batch, cut: Cut) -> Parts:
         size = self.ranks.size
         shares = micro_rows(batch, self.micro_tokens, size) if cut is None else [cut[i::size] for i in range(size)]
         filler = torch.zeros(min(batch.size("S"), 1), dtype=torch.int64, device=batch.device)
-        return Micros(batch, self.ranks.mine(shares, filler))
+        return self.ranks.mine(shares, filler)
 
-    def _fused(self, goal: Goal, micros: Micros, total: Sum, coef: float, made: Tally) -> None:
+    def _fused(self, goal: Goal, batch: Batch, parts: Parts, total: Sum, coef: float, made: Tally) -> None:
         needs = goal.needs()
-        for micro, counts in micros:
+        for rows_S, counts in parts:
+            micro = batch.micro(rows_S)
             with self.clock("forward"):
                 stats = Stats(serve(self.models[goal.role], micro, needs, grad=True, cast=self.models))
             if not counts:
@@ -231,19 +221,19 @@ class Learner:
         self.ranks.added(total.totals.values())
         self.ranks.added_tally(made.sums, made.counts, "sampler_gap")
 
-    def _two_passes(self, goal: Goal, batch: Batch, micros: Micros, coef: float, made: Tally) -> Sum:
+    def _two_passes(self, goal: Goal, batch: Batch, parts: Parts, coef: float, made: Tally) -> Sum:
         model, needs = self.models[goal.role], goal.needs()
         with self.clock("forward"):
-            leaves = self._statistics(model, batch, needs, micros)
+            leaves = self._statistics(model, batch, needs, parts)
         leaves = {k: v.requires_grad_() for k, v in leaves.items()}
-        batch = self._with_old(goal, batch, Stats(leaves), made)
-        slopes, total = goal.slopes(batch, leaves, -coef)
+        slopes, total = goal.slopes(self._with_old(goal, batch, Stats(leaves), made), leaves, -coef)
         steep = [n for n in needs if n.column in slopes] or needs[:1]  # what has no slope is not read again
-        for micro, counts in micros:
+        for rows_S, counts in parts:
+            micro = batch.micro(rows_S)
             with self.clock("forward"):
                 now = serve(model, micro, steep, grad=True, cast=self.models)
             value = zero_of(now)
-            for n in steep:  # a gradient of 0 is one, too
+            for n in steep:
                 slope = slopes.get(n.column)
                 if slope is not None and counts:
                     value = value + (slope[rows_of(micro, n)] * now[n.column]).sum()
@@ -252,20 +242,20 @@ class Learner:
         return total
 
     def _statistics(
-        self, model: Any, batch: Batch, needs: Sequence[Need], micros: Micros, grad: bool = False
+        self, model: Any, batch: Batch, needs: Sequence[Need], parts: Parts, grad: bool = False
     ) -> dict[str, Tensor]:
-        """What a model says of every row, as values: each rank reads its own rows, and all of them have all.
+        """The needs at every row, without a graph: each rank reads its own rows, and all ranks get all of them.
 
-        `grad` computes them as training does.
+        `grad` computes them in the same way as training does.
         """
         out: dict[str, Tensor] = {}
-        for micro, counts in micros:
-            serve_into(out, model, batch, micro, needs, counts, self.models, grad)
+        for rows_S, counts in parts:
+            serve_into(out, model, batch, batch.micro(rows_S), needs, counts, self.models, grad)
         self.ranks.added(out.values())
         return out
 
     def _with_old(self, goal: Goal, batch: Batch, stats: Stats, made: Tally) -> Batch:
-        """The lazy log π_old: with one optimiser step a batch it is log π itself, and costs no forward."""
+        """Add log π_old if it was left out: with one optimiser step per batch it is log π itself."""
         if goal.role != "policy" or "logp_old_N" in batch.columns or "logp_N" not in stats:
             return batch
         logp_old_N = stats.logp_N.detach()
@@ -284,7 +274,7 @@ class Learner:
             ) from None
 
     def _within_memory(self, batch: Batch, attempt: Callable[[], T]) -> T:
-        """Once more with smaller micro-batches when memory runs out: the result is the same for any cut."""
+        """Try again with smaller micro-batches if memory runs out; the result is the same for any cut."""
         while True:
             try:
                 return attempt()
@@ -300,6 +290,11 @@ class Learner:
         for optimiser in self.optimisers.values():
             optimiser.zero_grad(set_to_none=True)
         free_memory()
+        if self.ranks.size > 1:  # the other ranks have cut the batch as before
+            raise ValueError(
+                f"out of memory on one of {self.ranks.size} ranks with optim.micro_tokens={self.micro_tokens}: all "
+                f"ranks must cut a batch in the same way. Start with optim.micro_tokens={max(now // 2, longest)}."
+            )
         if now <= longest:
             raise ValueError(
                 f"out of memory with one sequence of {longest} tokens at a time: smaller micro-batches cannot help. "
@@ -313,22 +308,21 @@ class Learner:
         )
 
     def _count_bad(self, role: str, norm: float) -> None:
-        if norm == norm and norm != float("inf"):
+        if math.isfinite(norm):
             self.bad_steps[role] = 0
             return
         self.bad_steps[role] += 1
         first = "bad_gradients" not in self.tally.sums
-        self.tally.add("bad_gradients", 1.0, count=float(first))  # how many, so no mean
+        self.tally.add("bad_gradients", 1.0, count=float(first))  # a number, not a mean
         if self.bad_steps[role] >= 3:
             raise ValueError(
-                f"gradient norm of {role} is {norm} for the third step in a row: the weights would be "
-                "lost. Lower optim.lr "
-                "or the coefficients, and look at the last episodes; the last checkpoint is untouched."
+                f"gradient norm of {role} is {norm} for the third step in a row: the weights would be lost. Lower "
+                "optim.lr or the coefficients, and look at the last episodes; the last checkpoint is untouched."
             )
 
 
 def sampler_gap(tally: Tally, batch: Batch, logp_old_N: Tensor) -> None:
-    """|log π_old − log π_gen| where the same thing was computed twice: by the sampler and by the trainer."""
+    """|log π_old − log π_gen| of tokens that were sampled from this policy: sampler and trainer should agree."""
     known = batch.on_policy_N & torch.isfinite(batch.logp_gen_N)
     here = known & batch.newest_N & ~batch.spread(batch.replayed_E, "E", "N")
     gap = (logp_old_N - batch.logp_gen_N)[here].abs()

@@ -1,4 +1,4 @@
-"""The loop: one function that takes a step. Asynchrony is another source of episodes with the same loop."""
+"""The loop: one function that takes one training step."""
 
 import time
 from inspect import isawaitable
@@ -12,7 +12,7 @@ from gruppo.train.run import Run
 
 
 async def train_step(run: Run, step: int) -> StepRecord:
-    """One walk of the data through the ten rooms."""
+    """One pass through the ten rooms."""
     method, walk, learner, start = run.method, run.walk, run.learner, time.perf_counter()
     ctx = run.context(step)  # replay.get
     learner.begin(ctx)
@@ -21,10 +21,10 @@ async def train_step(run: Run, step: int) -> StepRecord:
     drawn, kept = await walk.collected(ctx)  # curriculum, prompting, rollout, reward, select.episodes, group rewards
     facts = episode_metrics(drawn) | {"rounds": ctx.round + 1.0, "sampled": float(run.engine.sampled - before)}
     run.stop_if_failing(facts["failed"], drawn)
-    run.note_dead(facts["dead_groups"])
+    run.warn_if_dead(facts["dead_groups"])
 
-    batch = walk.batch_of(ctx, drawn, kept)  # pack, and the needs of the batch
-    run.note_empty(batch is None)
+    batch = walk.batch_of(ctx, drawn, kept)  # pack, and what is read once per batch
+    run.warn_if_empty(batch is None)
     if batch is not None:
         if "logp_old_N" in batch.columns:
             sampler_gap(learner.tally, batch, batch.logp_old_N)

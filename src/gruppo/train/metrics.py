@@ -1,4 +1,4 @@
-"""Every logged number, defined once: unit, healthy range, meaning. A test rejects strangers."""
+"""Every logged number, defined once: unit, healthy range, meaning. A test rejects metrics that are not listed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,113 +9,133 @@ from gruppo.pieces.ratio import effective_share
 
 METRICS: dict[str, tuple[str, str, str]] = {
     "step": ("steps", "", "steps done"),
-    "reward": ("", "rises", "mean total reward of the judged episodes of the step, baseline ones left out"),
-    "accuracy": ("share", "rises", "mean of the task's own component over all judged episodes drawn, before selection"),
+    "reward": ("", "rises", "mean total reward of the judged episodes of the step, without baseline episodes"),
+    "accuracy": ("share", "rises", "mean score of the task over all judged episodes drawn, before selection"),
     "reward/*": ("", "", "mean of one reward component"),
-    "held_out": ("share", "rises", "mean task score on the held-out prompts, sampled at eval.temperature"),
-    "held_out/length": ("tokens", "", "mean tokens of an answer to a held-out prompt, truncated ones too"),
-    "held_out/*": ("share", "rises", "pass@k and maj@k on the held-out prompts, where eval.samples > 1"),
+    "held_out": ("share", "rises", "mean score of the task on the held-out prompts, sampled at eval.temperature"),
+    "held_out/length": ("tokens", "", "mean length of answers to held-out prompts, including truncated ones"),
+    "held_out/*": ("share", "rises", "pass@k and maj@k on the held-out prompts, if eval.samples > 1"),
     "win_rate": (
         "share",
         "above 0.5",
-        "held-out answers against those of the policy at the start, by the task's score; equal ones count one half",
+        "held-out answers with a higher score than those of the initial policy; equal scores count one half",
     ),
     "held_out/preferred": (
         "share",
         "rises",
-        "held-out pairs of recorded answers that the objective's implicit reward puts in the right order",
+        "held-out pairs of recorded answers that the objective's implicit reward ranks correctly",
     ),
-    "length": ("tokens", "steady", "mean tokens of an answer, sampled or recorded, truncated ones too; open ones not"),
+    "length": (
+        "tokens",
+        "steady",
+        "mean length of answers, sampled or recorded, including truncated but not open ones",
+    ),
     "entropy": (
         "nats",
         "falls slowly, not to 0",
-        "minus mean log π_gen of sampled tokens: the sampler's entropy, estimated",
+        "minus the mean log π_gen of sampled tokens: an estimate of the sampler's entropy",
     ),
     "truncated": ("share", "near 0", "episodes that ran out of tokens"),
-    "open": ("share", "", "answers that are not finished and go on in the next step; they have no reward yet"),
+    "open": ("share", "", "unfinished answers that continue in the next step; they have no reward yet"),
     "failed": ("share", "0", "episodes that were not judged: the scorer or environment raised, hung or was cancelled"),
-    "timed_out": ("share", "0", "episodes whose scorer or environment hung and was killed; a part of `failed`"),
+    "timed_out": ("share", "0", "episodes whose scorer or environment hung and was killed; part of `failed`"),
     "dead_groups": (
         "share",
         "below 0.9",
-        "drawn groups with equal rewards, all components together: they say nothing to most methods",
+        "drawn groups with equal total rewards, from which most methods learn nothing",
     ),
     "groups": ("groups", "", "groups that were learned from"),
-    "drawn_groups": ("groups", "", "groups drawn, also those that selection removed"),
-    "pairs": ("pairs", "", "pairs of answers that are compared"),
-    "rounds": ("rounds", "", "draws of the step, the first included"),
-    "tokens": ("tokens", "", "tokens of the step's answers; of a run on recorded answers, those read"),
+    "drawn_groups": ("groups", "", "groups drawn, including those that selection removed"),
+    "pairs": ("pairs", "", "preference pairs"),
+    "rounds": ("rounds", "", "rounds of sampling in the step, including the first"),
+    "tokens": ("tokens", "", "tokens of the answers of the step, sampled or recorded"),
     "sampled": (
         "tokens",
         "",
-        "tokens that the sampler drew in the step, each once: drafts, probes and what selection dropped included",
+        "tokens sampled in the step, each counted once, including drafts, probes and what selection dropped",
     ),
-    "longest": ("tokens", "", "most tokens of one answer that this step drew: the decoding that it had to wait for"),
+    "longest": ("tokens", "", "most tokens sampled for one answer in this step, which the step had to wait for"),
     "adv_std": ("", "", "standard deviation of the advantage over learned tokens"),
-    "adv_live": ("share", "above 0.3", "learned tokens whose advantage is not 0: those that say something"),
+    "adv_live": ("share", "above 0.3", "learned tokens whose advantage is not 0"),
     "kept": ("share", "", "policy tokens that selection kept"),
-    "effective": ("share", "above 0.5", "(Σ w)² / (n Σ w²) of the weights of selection: 1 when all weigh the same"),
+    "effective": ("share", "above 0.5", "(Σ w)² / (n Σ w²) of the weights from selection: 1 if all are equal"),
     "grad_norm": ("", "steady", "gradient norm of the policy before clipping, mean over optimiser steps"),
     "grad_norm_*": ("", "steady", "the same for another trained role"),
     "grad_variance": (
         "",
         "",
-        "variance of the step's gradient before clipping, from parts of its groups; only if lab.variance measures it",
+        "variance of the step's gradient before clipping, from parts of its groups; only with gruppo.lab.variance",
     ),
-    "grad_noise": ("share", "below 1", "the same over the squared norm of that gradient; 1: nothing but noise"),
-    "bad_gradients": ("steps", "0", "optimiser steps dropped because the gradient was not finite"),
+    "grad_noise": (
+        "share",
+        "below 1",
+        "grad_variance over the squared norm of that gradient; 1 means nothing but noise",
+    ),
+    "bad_gradients": ("steps", "0", "optimiser steps skipped because the gradient was not finite"),
     "lr": ("", "", "learning rate of the policy"),
-    "policy": ("", "", "objective of the policy, as optimised, before coefficients; mean over optimiser steps"),
-    "clip_fraction": ("share", "below 0.3", "tokens whose gradient the clip removed"),
-    "local_share": ("share", "", "COPO: mean weight of the comparison inside the group against that between groups"),
+    "policy": ("", "", "objective of the policy, as maximised, before coefficients; mean over optimiser steps"),
+    "clip_fraction": ("share", "below 0.3", "tokens whose gradient is clipped to 0"),
+    "local_share": ("share", "", "COPO: mean weight of the comparison inside groups; the rest is that between groups"),
     "weight_clipped": ("share", "below 0.3", "CISPO: tokens whose importance weight was clipped; they keep a gradient"),
-    "gradient_bounded": ("share", "below 0.3", "GPPO: tokens beyond the clip, which keep the gradient of their bound"),
-    "bound_low": ("", "0.6 to 0.9", "BAPO: smallest ratio inside the clip, as the search found it"),
-    "bound_high": ("", "1.2 to 3", "BAPO: largest ratio inside the clip, as the search found it"),
-    "singled_out": ("share", "", "Clip-Cov, KL-Cov: tokens left out, or held, for their covariance"),
-    "match": ("", "rises towards 0", "DMPO: minus the squared distance of the policy's shares from the target"),
+    "gradient_bounded": (
+        "share",
+        "below 0.3",
+        "GPPO: tokens outside the clip range, which keep the gradient of the bound",
+    ),
+    "bound_low": ("", "0.6 to 0.9", "BAPO: lower clip bound of the ratio found by the search"),
+    "bound_high": ("", "1.2 to 3", "BAPO: upper clip bound of the ratio found by the search"),
+    "singled_out": ("share", "", "Clip-Cov, KL-Cov: tokens singled out by their covariance"),
+    "match": (
+        "",
+        "rises towards 0",
+        "DMPO: minus the squared distance of the policy's distribution over the group from the target",
+    ),
     "regression": ("", "rises towards 0", "Reg-GRPO: minus the squared error of the normalised log-ratio"),
-    "imitation": ("nats", "towards 0", "VAPO: mean log π of the tokens of right answers: the term as maximised"),
-    "kl_ref": ("nats", "", "minus the KL to the reference by the penalty's estimator: the term as maximised"),
-    "kl_teacher": ("nats", "towards 0", "KDRL: minus the KL to the teacher by its estimator: the term as maximised"),
-    "heated": ("nats", "", "AEPO: log π of answers drawn at another temperature, over all answers: as maximised"),
+    "imitation": ("nats", "towards 0", "VAPO: mean log π of the tokens of correct answers: the term as maximised"),
+    "kl_ref": ("nats", "", "minus the KL to the reference, by the penalty's estimator: the term as maximised"),
+    "kl_teacher": ("nats", "towards 0", "KDRL: minus the KL to the teacher, by its estimator: the term as maximised"),
+    "heated": ("nats", "", "AEPO: log π of answers sampled at another temperature, over all answers: as maximised"),
     "hint": ("nats", "rises towards 0", "SEELE: log π of an answer's hint, over all answers: the term as maximised"),
-    "expert": ("nats", "towards 0", "CHORD: weighed log π of the experts' tokens: the term as maximised"),
-    "hold": ("nats", "near 0", "LLDS: minus the fall of likelihood of answers that are not bad: the term as maximised"),
+    "expert": ("nats", "towards 0", "CHORD: weighted log π of expert tokens: the term as maximised"),
+    "hold": (
+        "nats",
+        "near 0",
+        "LLDS: minus the decrease of likelihood of answers that are not bad: the term as maximised",
+    ),
     "entropy_band": ("nats", "0", "G²RPO: minus the distance of the mean entropy from its band"),
     "entropy_bonus": ("nats", "", "entropy of the policy, with gradient: the term as maximised"),
-    "value": ("", "towards 0", "critic's objective: minus half the squared error"),
-    "likelihood": ("nats", "rises towards 0", "mean log π of the tokens of given or accepted answers"),
-    "preference": ("", "rises", "objective of the pairs, as maximised, before its coefficient"),
-    "margin": ("", "rises", "implicit reward of the better answers above that of the worse ones"),
-    "preferred": ("share", "rises", "pairs whose implicit rewards are in the right order; equal ones count one half"),
-    "utility": ("", "rises towards 0", "KTO: utility of the labelled answers, less its best value"),
-    "reference_point": ("nats", "small", "KTO: the point of reference, an estimate of the KL to the reference"),
-    "separate": ("", "rises", "DisCO, DRPO: score of right answers above wrong ones"),
-    "trust": ("", "near 0", "DisCO, DRPO: penalty of the trust region"),
+    "value": ("", "towards 0", "objective of the critic: minus half the squared error"),
+    "likelihood": ("nats", "rises towards 0", "mean log π of the tokens of recorded or accepted answers"),
+    "preference": ("", "rises", "objective of the preference pairs, as maximised, before its coefficient"),
+    "margin": ("", "rises", "implicit reward of the better answers minus that of the worse ones"),
+    "preferred": ("share", "rises", "pairs that the implicit reward ranks correctly; equal ones count one half"),
+    "utility": ("", "rises towards 0", "KTO: utility of the labelled answers, minus its maximum"),
+    "reference_point": ("nats", "small", "KTO: the reference point, an estimate of the KL to the reference"),
+    "separate": ("", "rises", "DisCO, DRPO: mean log π of correct answers minus the soft maximum of wrong ones"),
+    "trust": ("", "near 0", "DisCO, DRPO: minus the penalty of the trust region"),
     "sampler_gap": (
         "nats",
         "below 1e-3",
-        "mean |log π_old - log π_gen|: the sampler and the trainer compute the same thing",
+        "mean |log π_old - log π_gen|: how far the sampler and the trainer disagree",
     ),
-    "sampler_gap_max": ("nats", "below 1e-2", "the largest such gap of the step"),
+    "sampler_gap_max": ("nats", "below 1e-2", "the largest such difference in the step"),
     "version": ("", "", "version of the weights after the step"),
-    "seconds": ("s", "", "the step, evaluation not included"),
-    "seconds/*": ("s", "", "part of the step: sampling, scoring, forward, backward, optimiser, and the rest"),
+    "seconds": ("s", "", "the step, without evaluation"),
+    "seconds/*": ("s", "", "parts of the step: sampling, scoring, forward, backward, optimiser, and the rest"),
     "tokens_per_second": ("1/s", "", "tokens of the step per second of the step"),
 }
 
 
 def known(name: str) -> bool:
-    """Whether a metric is in the table; a method's own terms are logged under the names of their Terms."""
+    """Whether a metric is in the table. Terms are logged under their own names."""
     return name in METRICS or any(k.endswith("*") and name.startswith(k[:-1]) for k in METRICS)
 
 
 def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
-    """Metrics of everything that was drawn, before selection."""
+    """Metrics of all episodes drawn, before selection."""
     drawn = [e for e in drawn if e.use in (Use.LEARN, Use.BASELINE)]
-    drawn = [e for e in drawn if e.source == Source.POLICY] or drawn  # nothing sampled: what was recorded
-    mine = [e for e in drawn if e.use == Use.LEARN]  # a greedy baseline says nothing of what is sampled
+    drawn = [e for e in drawn if e.source == Source.POLICY] or drawn  # recorded ones if none were sampled
+    mine = [e for e in drawn if e.use == Use.LEARN]  # greedy baselines are not samples
     judged = [e for e in mine if e.status.judged]
     out = {
         "failed": _mean([not e.status.judged and e.status != Status.OPEN for e in drawn]),
@@ -145,14 +165,14 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
 
 
 def _longest(drawn: Sequence[Episode]) -> dict[str, float]:
-    """An answer that goes on from an earlier step has tokens of older weights, too: they were waited for then."""
+    """Tokens of older weights, in an answer continued from an earlier step, do not count for this step."""
     newest = max((int(s.version.max(initial=-1)) for e in drawn for s in e.sequences), default=-1)
     counts = [sum(int((s.version == newest).sum()) for s in e.sequences) for e in drawn] if newest >= 0 else []
     return {"longest": float(max(counts))} if counts else {}
 
 
 def _tokens(e: Episode) -> int:
-    """Tokens that the author of the episode wrote."""
+    """Tokens with the source of the episode."""
     return int(sum((s.source == e.source).sum() for s in e.sequences))
 
 
@@ -172,13 +192,13 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
 
 
 def time_metrics(parts: Mapping[str, float], total: float) -> dict[str, float]:
-    """Parts of a step, and the rest: what the framework itself costs."""
+    """The parts of a step, and the rest: the overhead of the framework."""
     named = {f"seconds/{k}": v for k, v in parts.items()}
     return {**named, "seconds": total, "seconds/rest": total - sum(parts.values())}
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:
-    """NaN is what was not judged: it is left out."""
+    """The mean without NaN, which marks what was not judged."""
     known = np.asarray(values, np.float64)
     known = known[~np.isnan(known)]
     return float(known.mean()) if len(known) else float("nan")

@@ -1,4 +1,4 @@
-"""AdamW for weights of less than float32."""
+"""AdamW for weights with less precision than float32."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.optim.adamw import adamw
 class MasterAdamW(torch.optim.Optimizer):
     """AdamW on float32 copies of the weights, which are rounded from them after each step.
 
-    bfloat16 keeps 8 bits: a step of less than 1/512 of a weight would be rounded away, and most steps of RL are.
+    bfloat16 has 8 significant bits: an update of less than 1/512 of a weight would be lost, and most in RL are smaller.
     """
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float, fused: bool) -> None:

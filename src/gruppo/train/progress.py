@@ -1,4 +1,4 @@
-"""Progress that a person can see: a live table on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live table on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ SHOWN = ("reward", "accuracy", "held_out", "length", "entropy", "dead_groups", "
 
 
 class Display:
-    """`update` after every step; `say` for a sentence. Use as a context manager."""
+    """`update` after every step; `say` for a message. Use it as a context manager."""
 
     def __init__(self, title: str, steps: int, start: int = 0, quiet: bool = False) -> None:
         self.console = Console(stderr=False, highlight=False)

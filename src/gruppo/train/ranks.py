@@ -1,8 +1,8 @@
-"""Several processes that learn one step together.
+"""Several processes that take one optimiser step together.
 
-Every rank holds the whole batch and forwards its own share of the sequences. Statistics and gradients are added over
+Every rank holds the whole batch and forwards its own share of the sequences. Statistics and gradients are summed over
 the ranks, so every rank computes the same slopes, takes the same step and keeps the same weights. Denominators are
-counted over the batch, so nothing depends on the number of ranks.
+counted over the whole batch, so nothing depends on the number of ranks.
 """
 
 import os
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """One process alone, or one of several under `torchrun`."""
+    """A single process, or one of several under `torchrun`."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
@@ -25,20 +25,20 @@ class Ranks:
     def mine(self, shares: Sequence[Sequence[T]], filler: T) -> list[tuple[T, bool]]:
         """The parts of this rank's share, and whether each counts.
 
-        All ranks have the same number of parts: wrappers that talk to each other in every forward would wait for ever
-        for a rank that has no more. Where there is none left, the filler is computed and not counted.
+        All ranks get the same number of parts, because wrappers that communicate in every forward pass would wait
+        forever for a rank that has finished. Missing parts are replaced by the filler, which does not count.
         """
         here = [(part, True) for part in shares[self.rank]]
         return here + [(filler, False)] * (max(map(len, shares)) - len(here))
 
     def added(self, tensors: Iterable[Tensor]) -> None:
-        """Add these tensors over all ranks, in place."""
+        """Sum each tensor over all ranks, in place."""
         if self.size > 1:
             for x in tensors:
                 dist.all_reduce(x)
 
     def added_tally(self, sums: dict[str, float], counts: dict[str, float], name: str) -> None:
-        """Add what each rank has counted of a metric; of NAME_max, the largest counts."""
+        """Sum a metric over all ranks; NAME_max becomes the largest value."""
         if self.size == 1:
             return
         both = torch.tensor([sums.get(name, 0.0), counts.get(name, 0.0)], dtype=torch.float64)
@@ -51,10 +51,12 @@ class Ranks:
 
 
 def ranks() -> Ranks:
-    """This process among those that `torchrun` has started; alone without it."""
+    """This process among those that `torchrun` has started. To be called before a model is put on a GPU."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Ranks()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     return Ranks(dist.get_rank(), size)

@@ -1,4 +1,4 @@
-"""Everything that a run holds while it goes: models, engine, judge, learner, memory, clock."""
+"""Everything that a run holds: models, engine, judge, learner, memory, clock."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,18 +33,19 @@ class Run:
         keep_freed_memory()
         if config.threads:
             torch.set_num_threads(config.threads)
+        together = ranks()  # before a model is put on a GPU
         self.device, self.dtype = place_of(config)
         self.share = WORTH if config.optim.share_prefixes else math.inf
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         self.tasks = tasks_of(config)
-        for note in self.tasks.notes:
-            self.say(note)
+        for sentence in self.tasks.notes:
+            self.say(sentence)
         longest = config.sampling.max_tokens or self.tasks.max_tokens
         self.sampling = replace(config.sampling, max_tokens=longest)
         self.memory = Memory()
         self.replay: list[Episode] = []
         self.version, self.checked = 0, False
-        self.between_steps = True  # else an optimiser step was taken that memory and replay do not know of yet
+        self.between_steps = True  # False: weights have changed, and memory and replay not yet
         self.dead_steps, self.empty_steps = 0, 0
         check(self.method, self.bare_context(0), samples=config.samples)
         m = config.model
@@ -56,7 +57,7 @@ class Run:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
         self.judge = Judge(self.tasks.scorer, seconds=config.task.seconds, workers=config.task.workers).start()
-        self.learner = Learner(self.method, self.models, config.optim, self.warn, ranks())
+        self.learner = Learner(self.method, self.models, config.optim, self.warn, together)
         self.clock = self.learner.clock
         self.walk = Walk(
             self.method,
@@ -69,7 +70,7 @@ class Run:
         )
 
     def _writers(self) -> dict[str, Any]:
-        """The roles that can be sampled from."""
+        """The models that can be sampled from, by role."""
         return {r: m for r, m in self.models.items() if self.method.cast[r].as_ == "full"}
 
     def bare_context(self, step: int) -> Context:
@@ -85,7 +86,7 @@ class Run:
         )
 
     def context(self, step: int) -> Context:
-        """What the rooms of this step are given."""
+        """The context of a step."""
         ctx = self.bare_context(step)
         ctx.cast, ctx.engine, ctx.tokenizer = self.models, self.engine, self.tokenizer
         return self.walk.opened(ctx, self.replay)
@@ -99,8 +100,8 @@ class Run:
         for sentence in sentences:
             self.say(f"warning: {sentence}")
 
-    def note_recurrence(self) -> None:
-        """What is remembered of a task is of use when the task comes again."""
+    def warn_if_few_recur(self) -> None:
+        """What is remembered about a task helps only if the task recurs."""
         drawn, tasks = self.config.steps * self.config.prompts, len(self.tasks.train)
         remembering = [(room, o) for room, o in self.method.occupants() if RecurringTasks() in o.requires]
         who = [f"{kind(o)} in {room}" for room, o in remembering]
@@ -110,8 +111,8 @@ class Run:
                 f"{tasks:,} tasks: few come twice. Use task.train_size={max(drawn // 4, 1)} or less, or more steps."
             )
 
-    def note_empty(self, empty: bool) -> None:
-        """Three steps in a row of which selection kept nothing: the run goes on and learns nothing."""
+    def warn_if_empty(self, empty: bool) -> None:
+        """Selection has kept nothing for three steps in a row: the run continues but learns nothing."""
         self.empty_steps = self.empty_steps + 1 if empty else 0
         if self.empty_steps == 3:
             doors = ", ".join(kind(o) for o in self.method.select if hasattr(o, "episodes")) or "selection"
@@ -120,8 +121,8 @@ class Run:
                 "episodes: an easier task.level, another task.reward or another setting of method.select may help."
             )
 
-    def note_dead(self, share: float) -> None:
-        """Three steps in a row in which every group was equal: most methods learn nothing from them."""
+    def warn_if_dead(self, share: float) -> None:
+        """All groups have had equal rewards for three steps in a row: most methods learn nothing from them."""
         self.dead_steps = self.dead_steps + 1 if share == 1.0 and compares(self.method) else 0
         if self.dead_steps == 3:
             self.warn(
@@ -130,7 +131,7 @@ class Run:
             )
 
     def stop_if_failing(self, failed: float, drawn: Sequence[Episode]) -> None:
-        """Too many failures: the reward function or environment is broken, and learning on would hide it."""
+        """Too many failures mean that the reward function or the environment is broken; training on would hide it."""
         errors = [e.error for e in drawn if e.error]
         if failed > self.config.max_failures:
             raise ValueError(
@@ -166,9 +167,8 @@ class Run:
         threads = state.facts["threads"]
         if threads != torch.get_num_threads():
             raise ValueError(
-                f"the run used {threads} threads, this process has {torch.get_num_threads()}: sums "
-                "would be added in another "
-                f"order, and the run would not go on exactly. Resume with threads={threads}, or "
+                f"the run used {threads} threads, this process has {torch.get_num_threads()}: sums would be added in "
+                f"another order, and the run would not go on exactly. Resume with threads={threads}, or "
                 f"OMP_NUM_THREADS={threads}."
             )
         if state.facts.get("data", "") != self.tasks.digest:
@@ -191,11 +191,11 @@ class Run:
 
 
 def place_of(config: RunConfig) -> tuple[torch.device, torch.dtype]:
-    """Where the weights are, and as what."""
+    """The device and the dtype of the weights."""
     device, dtype = torch.device(_device(config.model.device)), getattr(torch, config.model.dtype)
     if dtype == torch.bfloat16 and device.type == "cpu":
         raise ValueError(
-            "model.dtype=bfloat16 on a CPU: some processors end Python at the first product of matrices. "
+            "model.dtype=bfloat16 on a CPU: on some processors the first matrix product ends the process. "
             "Use model.dtype=float32, or a GPU with model.device=cuda."
         )
     return device, dtype

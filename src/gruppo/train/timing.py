@@ -1,4 +1,4 @@
-"""Where the time of a step goes: named parts that add up."""
+"""Where the time of a step goes, in named parts."""
 
 import time
 from collections.abc import Iterator
@@ -18,6 +18,6 @@ class Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """The parts so far; starts anew."""
+        """The parts so far; resets them."""
         out, self.seconds = self.seconds, {}
         return out

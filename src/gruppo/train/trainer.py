@@ -28,7 +28,7 @@ from gruppo.train.winrate import Wins, win_words
 
 
 class Interrupt:
-    """Ctrl-C once: finish the step, save, stop. Twice: stop at once; the last checkpoint stands."""
+    """Ctrl-C once: finish the step, save, stop. Twice: stop at once; the last checkpoint remains."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -36,7 +36,7 @@ class Interrupt:
     def __enter__(self) -> "Interrupt":
         try:
             self._before = signal.signal(signal.SIGINT, self._note)
-        except ValueError:  # not in the main thread: nobody can press Ctrl-C here
+        except ValueError:  # not in the main thread, which alone gets Ctrl-C
             self._before = None
         return self
 
@@ -48,11 +48,12 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        os.write(2, b"\nfinishing this step, then saving; Ctrl-C again stops at once\n")  # print may be half-way itself
+        # Not print, which this signal may have interrupted.
+        os.write(2, b"\nfinishing this step, then saving; Ctrl-C again stops at once\n")
 
 
 def new_folder(config: RunConfig) -> RunFolder:
-    """An empty folder of its own; of two runs that start in the same second, the later one has a number."""
+    """A new, empty folder; if two runs start in the same second, the later one gets a number."""
     task = short_name(config.task.name)
     plain = f"{config.method.name}-{task}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [config.save.name] if config.save.name else [plain, *(f"{plain}-{i}" for i in range(2, 100))]
@@ -79,7 +80,7 @@ def resume_command(folder: RunFolder) -> str:
 
 
 def refuse_ranks() -> None:
-    """A learner can be split over ranks; a run folder cannot be shared by them yet."""
+    """A learner can be split over ranks, but they cannot share a run folder yet."""
     size = os.environ.get("WORLD_SIZE", "1")
     if size != "1":
         raise ValueError(
@@ -89,21 +90,22 @@ def refuse_ranks() -> None:
 
 
 def train(config: RunConfig, *, quiet: bool = False) -> dict[str, Any]:
-    """Train from the start. Returns the summary, which also stands in the run folder."""
+    """Train from the start. Returns the summary, which is also in the run folder."""
     refuse_ranks()
     folder = new_folder(config)
     try:
         return Trainer(config, folder, quiet).go()
     finally:
-        folder.drop_if_empty()  # it never began
+        folder.drop_if_empty()  # if nothing was started
 
 
 def resume(
     path: Path, config: RunConfig | None = None, *, trust_code: bool = False, allow: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
-    """Go on with a run from its newest whole checkpoint, exactly; without one, from the start.
+    """Continue a run from its newest complete checkpoint, exactly; without one, from the start.
 
-    A changed configuration is refused unless allowed. The number of threads is no change: it must be the run's own.
+    A changed configuration is refused unless `allow` is set. The number of threads is not compared here: `Run.restore`
+    requires that it is the same.
     """
     refuse_ranks()
     folder = RunFolder(path)
@@ -123,7 +125,7 @@ def resume(
 
 
 def _finished(folder: RunFolder, steps: int, quiet: bool) -> dict[str, Any]:
-    """What was asked for is there already."""
+    """The summary of a run that has done all its steps."""
     summary = json.loads(folder["summary.json"].read_text())
     Display("", steps, quiet=quiet).say(
         f"{folder.path} is finished: all of its {steps} steps are done, so nothing was trained. To train longer:  "
@@ -146,7 +148,7 @@ class Trainer:
         self.wins = Wins(self.run, config.eval.prompts)
 
     def go(self, state: State | None = None) -> dict[str, Any]:
-        """From the start, or from a state. Whatever ends it early, the last words say how to go on."""
+        """From the start, or from a state. If it ends early, the message says how to resume."""
         try:
             with self.display, Interrupt() as interrupt:
                 done = asyncio.run(self._steps(state, interrupt))
@@ -167,10 +169,10 @@ class Trainer:
         refuse(await step_zero(self.run))
         self.board = _board(self.config, self.folder)
         self.folder.write_config(self.config)
-        self.folder.cut_metrics(-1)  # of a run that was stopped before its first checkpoint
+        self.folder.cut_metrics(-1)  # left by a run that was stopped before its first checkpoint
         if changed := refurnished(self.config.method):
             self.display.say("\n".join(changed))
-        self.run.note_recurrence()
+        self.run.warn_if_few_recur()
         start = await self._evaluate()
         self.before = start.accuracy
         self._log({"step": 0, **start.logged(), **await self.wins.row(start)})
@@ -274,13 +276,12 @@ class Trainer:
 def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
     other = "grpo" if summary["method"] == "dapo" else "dapo"
     again = f"task={summary['task']} task.level=3"
-    if summary["task"] not in BUILT_IN:  # others have settings that only the run's own file knows
+    if summary["task"] not in BUILT_IN:  # other tasks have settings that only the config file knows
         again = f"--config {shlex.quote(str(folder['config.toml']))}"
     return "\n".join(
         [
             f"held-out accuracy {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in "
-            f"{summary['steps']} steps, "
-            f"{summary['seconds']:.0f} s of training",
+            f"{summary['steps']} steps, {summary['seconds']:.0f} s of training",
             *win_words(summary),
             f"  curves    {folder['curves.png']}",
             *([f"  episodes  {folder['episodes']}"] if folder["episodes"].is_dir() else []),

@@ -1,9 +1,9 @@
-"""Is the trained policy preferred to the one it started from? For runs with pairs, in addition to their accuracy.
+"""Is the trained policy preferred to the initial one? For runs with pairs, in addition to their accuracy.
 
-win rate   each held-out prompt is answered by both policies under the same key; the answer with the higher task score
-           wins, and equal ones share the win. At the start it is 0.5: both are the same policy.
+win rate   both policies answer each held-out prompt with the same random key; the answer with the higher task score
+           wins, and a tie counts one half. At the start it is 0.5: both are the same policy.
 preferred  share of held-out pairs of recorded answers that the implicit reward of the objective puts in the right
-           order, equal rewards counting one half. Against a reference it is 0.5 at the start, where all rewards are 0.
+           order; ties count one half. Relative to a reference it is 0.5 at the start, where all implicit rewards are 0.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ from gruppo.train.run import Run
 
 
 def scores(found: Evaluation) -> dict[str, float]:
-    """{key of the answer: its task score}, of the answers that were judged."""
+    """{key of an answer: its task score}, for the judged answers."""
     return {str(e.uid): float(e.reward["task"]) for e in found.episodes if "task" in e.reward}
 
 
 def win_rate(before: Mapping[str, float], found: Evaluation) -> Interval | None:
-    """Of `found` against the scores `before`, over the answers that both have; a prompt is one unit."""
+    """The win rate of `found` against the scores `before`, over common answers; a prompt is one unit."""
     won: dict[str, list[float]] = {}
     after = scores(found)
     for e in found.episodes:
@@ -38,7 +38,7 @@ def win_rate(before: Mapping[str, float], found: Evaluation) -> Interval | None:
 
 
 async def preferred(run: Run, prompts: int) -> Interval | None:
-    """Over held-out tasks whose recorded answers differ, the best against the worst; None where there is no such."""
+    """Over held-out tasks with recorded answers of different reward, best against worst; None if there are none."""
     objective = _implicit(run)
     if objective is None:
         return None
@@ -56,7 +56,7 @@ async def preferred(run: Run, prompts: int) -> Interval | None:
             stats.update(read)
             batch = batch.with_columns(**read)
     gap_P = batch.pairs.gap(objective.implicit_E(batch, stats)).cpu()
-    run.clock.take()  # the time of an evaluation is no part of a step
+    run.clock.take()  # evaluations do not count in the time of a step
     return score_interval(0.5 + 0.5 * np.sign(gap_P.double().numpy()))
 
 
@@ -66,9 +66,9 @@ def _implicit(run: Run) -> Any:
 
 
 class Wins:
-    """The win rate and the accuracy of the implicit preference over a run; nothing for a run without pairs.
+    """The win rate and the implicit preference accuracy of a run; nothing for a run without pairs.
 
-    `facts` goes into the checkpoints, so that a resumed run compares with the same start.
+    `facts` is saved in checkpoints, so that a resumed run compares with the same start.
     """
 
     def __init__(self, run: Run, prompts: int) -> None:
@@ -80,7 +80,7 @@ class Wins:
         return _implicit(self.run) is not None or (len(held_out) > 0 and "answers" in held_out[0].meta)
 
     async def row(self, found: Evaluation) -> dict[str, float]:
-        """For the log, at every evaluation; the first one is the start."""
+        """The metrics of an evaluation; the first one is the start."""
         if not self._pairs():
             return {}
         self.facts.setdefault("scores", scores(found))
@@ -99,12 +99,12 @@ class Wins:
 
 
 def win_words(summary: Mapping[str, Any]) -> list[str]:
-    """A line for people, of a summary that has a win rate."""
+    """A line about the win rate, if the summary has one."""
     if "win_rate" not in summary:
         return []
     low, high = summary["win_rate_low"], summary["win_rate_high"]
     said = f"win rate against the start {summary['win_rate']:.3f}"
-    said += f" ({low:.3f} to {high:.3f})" if low == low else ""  # one prompt says nothing about the spread
+    said += f" ({low:.3f} to {high:.3f})" if low == low else ""  # NaN with a single prompt
     if "preferred_after" in summary:
         said += f", held-out pairs preferred {summary['preferred_before']:.3f} → {summary['preferred_after']:.3f}"
     return [said]

@@ -1,3 +1,0 @@
-from gruppo.cli import main
-
-raise SystemExit(main())
