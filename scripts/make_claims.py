@@ -4,6 +4,7 @@ python scripts/make_claims.py            write what is stale
 python scripts/make_claims.py --check    write nothing, and fail when something is stale
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -35,4 +36,6 @@ def main(check: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when something is stale")
+    sys.exit(main(parser.parse_args().check))

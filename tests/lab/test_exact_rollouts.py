@@ -1,10 +1,12 @@
-"""Rollouts of their own on the bench: hints, drafts, exits and temperatures. Figures for all of them, and the expected
-gradient of two once more by plain sampling, with an engine that writes token by token and the trainer's own gradient."""
+"""Rollouts of their own on the bench: hints, drafts, exits and temperatures.
+
+Figures for all of them. The expected gradient of two once more by plain sampling: an engine that writes token by token,
+and the trainer's own gradient.
+"""
 
 import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,6 @@ from torch import Tensor
 
 from gruppo.data import pack
 from gruppo.engines.base import Completion, Request
-from gruppo.lab.exact.bench import Bench
 from gruppo.lab.exact.figures import Row, lab
 from gruppo.lab.exact.trial import ExactJudge
 from gruppo.lab.exact.world import ExactWorld, TablePolicy
@@ -39,7 +40,7 @@ def test_a_rollout_of_its_own_has_figures(name: str) -> None:
     row = lab([name], FIVE, samples=3, steps=1).rows[0]
     f = row.figures
     assert f is not None, row.says
-    assert not row.exact and stated_error(row) < 0.5 and "not done" not in " ".join(row.says)
+    assert not row.exact and 0 < stated_error(row) < 1 and "not done" not in " ".join(row.says)
     assert np.isfinite(f.expected).all() and float(np.abs(f.expected).max()) > 1e-4
     assert f.cosine is not None and -1 <= f.cosine <= 1 and f.variance > 0 and len(f.success) == 2
     assert all(sum(m[step] for m in p.mass.values()) == pytest.approx(1.0) for p in f.prompts for step in range(2))
@@ -120,13 +121,13 @@ def sampled(name: str, world: ExactWorld, samples: int, steps: int) -> tuple[Ten
 )
 def test_the_expected_gradient_is_the_mean_of_many_steps(name: str, world: ExactWorld, mechanism: str) -> None:
     """Within the error that the row states and four standard errors of the mean; GRPO's is farther away than that."""
-    steps, bench = 2400, Bench(world)
+    steps = 1200
     ours, plain = lab([name, "grpo"], world, samples=4, steps=0, warm=0).rows
-    assert ours.figures is not None and plain.figures is not None and bench.warm
+    assert ours.figures is not None and plain.figures is not None
     got, engine = sampled(name, world, 4, steps)
     assert getattr(engine, mechanism) > steps / 20  # the rollout did what it is for
     mean, want = got.mean(0), torch.tensor(ours.figures.expected, dtype=torch.float64)
-    by_prompt = [got[q :: len(world.rates)] for q in range(len(world.rates))]  # prompts come in turns: no noise of theirs
+    by_prompt = [got[q :: len(world.rates)] for q in range(len(world.rates))]
     noise = sum(float(g.var(0).sum()) / len(g) for g in by_prompt) / len(by_prompt) ** 2
     assert noise == pytest.approx(ours.figures.variance / steps, rel=0.2)  # so the variance is right, too
     allowed = 4 * noise**0.5 + stated_error(ours) * float(want.norm())
@@ -136,12 +137,20 @@ def test_the_expected_gradient_is_the_mean_of_many_steps(name: str, world: Exact
 
 # as before the refit
 
-# `lab([...], steps=0)` on the default bench of /tmp/base (commit bbe8d9f, before the refit), 2026-11-16.
-BEFORE: dict[str, dict[str, float]] = {}
+# (cosine, scale, bias, variance) of `lab([name], THREE, samples=4, steps=0, off_policy=…)`, as the tree of commit
+# 783825d printed them, the last one before the laboratory was written on `stages.walk` and `stages.goal`.
+BEFORE = {
+    ("grpo", 0.0): (0.9921802264536391, 1.0045792632202468, 0.12645615727360116, 0.025213541696042032),
+    ("rloo", 0.3): (0.9811535062157491, 0.9103135021627284, 0.20046065017793055, 0.03993201266477911),
+    ("reinforce", 0.3): (0.9961424301741171, 1.01211111615739, 0.08997663650487221, 0.008570840951917258),
+    ("gspo", 0.0): (0.9921802264536391, 1.0045792632202468, 0.12645615727360116, 0.025213541696042032),
+    ("dapo", 0.3): (0.7663133695501543, 0.297282583143465, 0.7456079660743187, 0.007168245790794772),
+    ("ppo", 0.0): (0.9998729851304241, 1.2787961943753432, 0.2795403673834245, 0.04974213192423469),
+}
 
 
-@pytest.mark.parametrize("name", list(BEFORE))
-def test_figures_are_those_of_before_the_refit(name: str) -> None:
-    f = lab([name], replace(THREE), samples=4, steps=0).rows[0].figures
+@pytest.mark.parametrize(("name", "off_policy"), list(BEFORE))
+def test_figures_are_those_of_before_the_refit(name: str, off_policy: float) -> None:
+    f = lab([name], THREE, samples=4, steps=0, off_policy=off_policy).rows[0].figures
     assert f is not None
-    assert {k: getattr(f, k) for k in BEFORE[name]} == pytest.approx(BEFORE[name], rel=1e-9)
+    assert (f.cosine, f.scale, f.bias, f.variance) == pytest.approx(BEFORE[name, off_policy], rel=1e-9)

@@ -50,13 +50,15 @@ class Judged(Walk):
 
     worth: Worth = staticmethod(lambda e: 1.0)
 
-    async def judged(self, episodes: Sequence[Episode]) -> None:
+    async def scored(self, episodes: Sequence[Episode]) -> None:
         for e in episodes:
-            value = self.worth(e) if "task" not in e.reward and e.status.judged else None
-            if value is not None:
-                e.reward["task"] = value
-            elif "task" not in e.reward:
+            if not e.status.judged or "task" in e.reward:
+                continue
+            value = self.worth(e)
+            if value is None:
                 e.status = Status.ENV_ERROR
+            else:
+                e.reward["task"] = value
 
 
 def bench(method: Method, say: Say, worth: Worth, **fields: Any) -> Context:

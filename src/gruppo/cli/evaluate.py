@@ -28,7 +28,8 @@ def eval(args: argparse.Namespace) -> int:
     found = evaluations(config, tasks, sampling, args.policies or [config.model.name])
     pairs = pairwise({name: e.score_P for name, e in found.items()})
     if args.json:
-        tables = [_table(name, tasks.name, sampling, e) for name, e in found.items()]
+        shared = {"task": tasks.name, "temperature": sampling.temperature}
+        tables = [{"policy": name, **shared, **e.table()} for name, e in found.items()]
         report = {"policies": tables, "differences": [asdict(p) | {"beyond_noise": p.beyond_noise} for p in pairs]}
         print_json(report if len(tables) > 1 else tables[0])
         return 0
@@ -60,10 +61,6 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
 
 def _to_stderr(sentence: str) -> None:
     print(sentence, file=sys.stderr)  # stdout may be JSON
-
-
-def _table(policy: str, task: str, sampling: Sampling, e: Evaluation) -> dict[str, Any]:
-    return {"policy": policy, "task": task, "temperature": sampling.temperature, **e.table()}
 
 
 def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:

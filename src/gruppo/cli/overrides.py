@@ -10,8 +10,8 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import cache, reduce
-from typing import Annotated, Any, get_args, get_type_hints
+from functools import reduce
+from typing import Annotated, Any, NamedTuple, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -20,6 +20,7 @@ from gruppo.stages import CHAINS, ROOMS, Ema, Every, Method, Never, Occupant, Ro
 from gruppo.stages.check import subclasses
 from gruppo.stages.method import added
 from gruppo.stages.names import nearest
+from gruppo.stages.occupant import hints_of
 from gruppo.stages.record import from_table
 from gruppo.stages.schedule import is_schedule
 from gruppo.tasks.imports import load_object
@@ -27,7 +28,15 @@ from gruppo.train.config import RunConfig
 
 REFRESH = {kind(c): c for c in (Never, Every, Ema)}
 PLAIN = {f.name: f.default for f in dataclasses.fields(Method) if f.name in ROOMS}
-Setting = tuple[str, str, Any]  # path, operator, value
+
+
+class Setting(NamedTuple):
+    path: str
+    op: str  # =, += or -=
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}{self.op}{self.value}"
 
 
 def apply(config: RunConfig, tokens: Sequence[str]) -> RunConfig:
@@ -41,12 +50,12 @@ def parsed(token: str) -> Setting:
         raise ValueError(
             f"{token!r} is no setting, so nothing was started. Write key=value, or for a chain key+=name, key-=name."
         )
-    return m[1], m[2], m[3]
+    return Setting(m[1], m[2], m[3])
 
 
 def apply_settings(config: RunConfig, settings: Sequence[Setting]) -> RunConfig:
-    for path, op, value in sorted(settings, key=lambda s: s[0].count(".")):
-        config = _put(config, path.split("."), op, value, path)
+    for s in sorted(settings, key=lambda s: s.path.count(".")):
+        config = _put(config, s.path.split("."), s)
     return config
 
 
@@ -71,7 +80,7 @@ def verify(node: Any, at: str = "") -> None:
         for f in dataclasses.fields(node):
             value = getattr(node, f.name)
             if isinstance(value, bool | int | float | str):
-                coerce(value, _hints(type(node))[f.name], at + f.name, strict=True)
+                coerce(value, hints_of(type(node))[f.name], at + f.name, strict=True)
             verify(value, f"{at}{f.name}.")
 
 
@@ -81,39 +90,39 @@ def _settings(table: Mapping[str, Any], at: str = "") -> Iterator[Setting]:
             yield from _settings(value, f"{at}{key}.")
         else:
             path = f"{at}{key}"
-            yield ("method" if path == "method.name" else path), "=", value
+            yield Setting("method" if path == "method.name" else path, "=", value)
 
 
-def _put(node: Any, path: list[str], op: str, value: Any, dotted: str) -> Any:
-    """The node with one value in it changed; `dotted` is the full path, for messages."""
-    path = _found_by_kind(node, path, dotted) if isinstance(node, Method) else path
+def _put(node: Any, path: list[str], s: Setting) -> Any:
+    """The node with the setting applied at `path` inside it."""
+    path = _found_by_kind(node, path, s) if isinstance(node, Method) else path
     key, rest = path[0], path[1:]
     if isinstance(node, tuple):
-        return _put_in_chain(node, key, rest, op, value, dotted)
+        return _put_in_chain(node, key, rest, s)
     if isinstance(node, Mapping):
         if rest:
-            new = _put(node[_known(key, node, dotted)], rest, op, value, dotted)
-        elif dotted.startswith("method.cast."):
-            new = Role(start=str(value))
+            new = _put(node[_known(key, node, s.path)], rest, s)
+        elif s.path.startswith("method.cast."):
+            new = Role(start=str(s.value))
         else:  # method.objective.critic=value_loss
-            new = _changed_chain(node.get(key, ()), "objective", op, value, dotted)
+            new = _changed_chain(node.get(key, ()), "objective", s)
         return {**node, key: new}
     names = [f.name for f in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
     if key not in names:
-        raise ValueError(_unknown(key, names, dotted, node))
+        raise ValueError(_unknown(key, names, s.path, node))
     before = getattr(node, key)
     if isinstance(before, Mapping) and not isinstance(node, Method):
-        after = _put_in_table(before, rest, op, value, dotted)
+        after = _put_in_table(before, rest, s)
     elif rest:
-        after = _put(before, rest, op, value, dotted)
+        after = _put(before, rest, s)
     elif isinstance(node, Method) and key in ROOMS:
-        return _refurnish(node, key, op, value, dotted)
+        return _refurnish(node, key, s)
     else:
-        after = _leaf(node, key, op, value, dotted)
+        after = _leaf(node, key, s)
     return dataclasses.replace(node, **{key: after})  # type: ignore[type-var]
 
 
-def _found_by_kind(m: Method, path: list[str], dotted: str) -> list[str]:
+def _found_by_kind(m: Method, path: list[str], s: Setting) -> list[str]:
     """The path with the chain that has this kind of occupant, if the chain in the path does not.
 
     Occupants move: heated_likelihood used to be a penalty, and committed claims still address it there.
@@ -129,24 +138,24 @@ def _found_by_kind(m: Method, path: list[str], dotted: str) -> list[str]:
         return path
     if len(found) > 1:
         raise ValueError(
-            f"{dotted}: there is {rest[0]} in {' and in '.join('.'.join(at) for at in found)}, so nothing was started. "
+            f"{s.path}: there is {rest[0]} in {' and in '.join('.'.join(at) for at in found)}, so nothing was started. "
             "Name the one you mean."
         )
     return [*found[0], *rest]
 
 
-def _put_in_table(table: Mapping[str, Any], path: list[str], op: str, value: Any, dotted: str) -> dict[str, Any]:
+def _put_in_table(table: Mapping[str, Any], path: list[str], s: Setting) -> dict[str, Any]:
     """A table of plain values with arbitrary names: task.args.tolerance=0.01."""
-    if not path or op != "=" or path[0] == "kind":
+    if not path or s.op != "=" or path[0] == "kind":
         raise ValueError(
-            f"{dotted}{op}{value}: {dotted} is a table of values, so nothing was started. Set one of them: "
-            f"{dotted if not path else dotted.rpartition('.')[0]}.NAME=VALUE, with any NAME but kind."
+            f"{s}: {s.path} is a table of values, so nothing was started. Set one of them: "
+            f"{s.path if not path else s.path.rpartition('.')[0]}.NAME=VALUE, with any NAME but kind."
         )
     key, rest = path[0], path[1:]
     inner = table.get(key, {})
     if rest:
-        return {**table, key: _put_in_table(inner if isinstance(inner, Mapping) else {}, rest, op, value, dotted)}
-    return {**table, key: plain_value(value) if isinstance(value, str) else value}
+        return {**table, key: _put_in_table(inner if isinstance(inner, Mapping) else {}, rest, s)}
+    return {**table, key: plain_value(s.value) if isinstance(s.value, str) else s.value}
 
 
 def plain_value(text: str) -> Any:
@@ -157,38 +166,34 @@ def plain_value(text: str) -> Any:
     return text
 
 
-def _put_in_chain(
-    chain: tuple[Any, ...], key: str, rest: list[str], op: str, value: Any, dotted: str
-) -> tuple[Any, ...]:
+def _put_in_chain(chain: tuple[Any, ...], key: str, rest: list[str], s: Setting) -> tuple[Any, ...]:
     here = {kind(o): i for i, o in enumerate(chain)}
     owner = {f.name: kind(o) for o in reversed(chain) for f in dataclasses.fields(o)}  # the first that has the field
     if key not in here and not rest:  # method.objective.clip_high=0.3
-        _known(key, here, dotted, also=owner)
+        _known(key, here, s.path, also=owner)
         key, rest = owner[key], [key]
-    index = here[_known(key, here, dotted)]
+    index = here[_known(key, here, s.path)]
     if not rest:
-        raise ValueError(
-            f"{dotted}{op}{value}: {key} is an occupant, so its field is missing. Write {dotted}.FIELD=VALUE."
-        )
-    return (*chain[:index], _put(chain[index], rest, op, value, dotted), *chain[index + 1 :])
+        raise ValueError(f"{s}: {key} is an occupant, so its field is missing. Write {s.path}.FIELD=VALUE.")
+    return (*chain[:index], _put(chain[index], rest, s), *chain[index + 1 :])
 
 
-def _known(key: str, known: Mapping[str, Any], dotted: str, also: Sequence[str] | Mapping[str, Any] = ()) -> str:
+def _known(key: str, known: Mapping[str, Any], path: str, also: Sequence[str] | Mapping[str, Any] = ()) -> str:
     """The key, if it is one of `known` or `also`; the message lists `known`."""
     if key not in known and key not in also:
         near = nearest(key, [*known, *also])
-        raise ValueError(f"{dotted}: there is no {key!r} here{near}. There is: {', '.join(known) or 'nothing'}.")
+        raise ValueError(f"{path}: there is no {key!r} here{near}. There is: {', '.join(known) or 'nothing'}.")
     return key
 
 
-def _unknown(key: str, names: list[str], dotted: str, node: Any) -> str:
+def _unknown(key: str, names: list[str], at: str, node: Any) -> str:
     deep: dict[str, str] = {}  # the last part of a path -> the shortest such path
     for path in sorted(paths(RunConfig()), key=lambda p: p.count(".")):
         deep.setdefault(path.rpartition(".")[2], path)
     close = [key] if key in deep else [] if nearest(key, names) else get_close_matches(key, deep, n=1, cutoff=0.7)
     hint = f" (did you mean {deep[close[0]]}?)" if close else nearest(key, names)
     return (
-        f"{dotted}: {type(node).__name__} has no {key!r}{hint}, so nothing was started. It has: "
+        f"{at}: {type(node).__name__} has no {key!r}{hint}, so nothing was started. It has: "
         f"{', '.join(names) or 'no fields'}."
     )
 
@@ -207,32 +212,29 @@ def paths(node: Any, at: str = "") -> Iterator[str]:
             yield from paths(v, f"{at}{k}.")
 
 
-def _leaf(node: Any, key: str, op: str, value: Any, dotted: str) -> Any:
-    if op != "=":
-        raise ValueError(
-            f"{dotted}{op}{value}: {dotted} is no chain. Write {dotted}=VALUE; chains are {', '.join(CHAINS)}."
-        )
+def _leaf(node: Any, key: str, s: Setting) -> Any:
+    if s.op != "=":
+        raise ValueError(f"{s}: {s.path} is no chain. Write {s.path}=VALUE; chains are {', '.join(CHAINS)}.")
     before = getattr(node, key)
-    if dotted == "method.cast":
+    if s.path == "method.cast":
         raise ValueError(
-            f"{dotted}={value}: the cast is one model for each role, so nothing was started. Set a role: "
+            f"{s}: the cast is one model for each role, so nothing was started. Set a role: "
             f"method.cast.ROLE=FOLDER, where ROLE is one of {', '.join(before)}."
         )
     if isinstance(before, Method):
-        return method(str(value))
+        return method(str(s.value))
     if isinstance(before, tuple(REFRESH.values())):
-        return REFRESH[_known(str(value), REFRESH, dotted)]()
+        return REFRESH[_known(str(s.value), REFRESH, s.path)]()
     if dataclasses.is_dataclass(before) and not isinstance(before, Schedule):
         if "name" in [f.name for f in dataclasses.fields(before)]:
-            return _put(before, ["name"], "=", value, f"{dotted}.name")
+            return _put(before, ["name"], s._replace(path=f"{s.path}.name"))
         raise ValueError(
-            f"{dotted}={value}: it has fields of its own. Set one of them, for example "
-            f"{next(paths(before, dotted + '.'))}."
+            f"{s}: it has fields of its own. Set one of them, for example {next(paths(before, s.path + '.'))}."
         )
-    return coerce(value, _hints(type(node))[key], dotted)
+    return coerce(s.value, hints_of(type(node))[key], s.path)
 
 
-def coerce(value: Any, hint: Any, dotted: str, strict: bool = False) -> Any:
+def coerce(value: Any, hint: Any, path: str, strict: bool = False) -> Any:
     """Text, or a TOML value, converted to the type of a field."""
     schedules = hint is not Any and Schedule in (hint, *get_args(hint))
     if isinstance(value, str) and (schedules or hint is Any) and is_schedule(value):
@@ -246,41 +248,35 @@ def coerce(value: Any, hint: Any, dotted: str, strict: bool = False) -> Any:
     except ValidationError as error:
         wanted = error.errors()[0]["msg"]
         extra = ", or a schedule such as linear(0.1, 0.0, steps=100)" if schedules else ""
-        raise ValueError(f"{dotted}={value}: {wanted}{extra}. Nothing was started; use such a value.") from None
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+        raise ValueError(f"{path}={value}: {wanted}{extra}. Nothing was started; use such a value.") from None
 
 
 # rooms
 
 
-def _refurnish(m: Method, room: str, op: str, value: Any, dotted: str) -> Method:
-    if op != "=" and room not in CHAINS:
+def _refurnish(m: Method, room: str, s: Setting) -> Method:
+    if s.op != "=" and room not in CHAINS:
         raise ValueError(
-            f"{dotted}{op}{value}: {room} holds one occupant, no chain. Write {dotted}={value}; chains "
-            f"are {', '.join(CHAINS)}."
+            f"{s}: {room} holds one occupant, no chain. Write {s.path}={s.value}; chains are {', '.join(CHAINS)}."
         )
-    if op != "-=" and str(value) in all_methods():
-        return _taken(m, room, op, all_methods()[str(value)])
+    if s.op != "-=" and str(s.value) in all_methods():
+        return _taken(m, room, s.op, all_methods()[str(s.value)])
     if room in CHAINS:
-        return dataclasses.replace(m, **{room: _changed_chain(getattr(m, room), room, op, value, dotted)})
-    return dataclasses.replace(m, **{room: _occupant(dotted, room, value)})
+        return dataclasses.replace(m, **{room: _changed_chain(getattr(m, room), room, s)})
+    return dataclasses.replace(m, **{room: _occupant(s, room)})
 
 
-def _changed_chain(held: Any, room: str, op: str, value: Any, dotted: str) -> Any:
+def _changed_chain(held: Any, room: str, s: Setting) -> Any:
     """A chain, or {role: chain}, with an occupant added (+=) or removed (-=), or replaced by one occupant or none."""
-    if op == "-=":
+    if s.op == "-=":
         chains = _by_role(held)
-        _known(str(value), {kind(o): o for chain in chains.values() for o in chain}, dotted)
-        left = {role: tuple(o for o in chain if kind(o) != value) for role, chain in chains.items()}
+        _known(str(s.value), {kind(o): o for chain in chains.values() for o in chain}, s.path)
+        left = {role: tuple(o for o in chain if kind(o) != s.value) for role, chain in chains.items()}
         return left if isinstance(held, Mapping) else left["policy"]
-    if str(value) in ("", "none"):
+    if str(s.value) in ("", "none"):
         return ()
-    new = (_occupant(dotted, room, value),)
-    return _joined(held, new) if op == "+=" else new
+    new = (_occupant(s, room),)
+    return _joined(held, new) if s.op == "+=" else new
 
 
 def _by_role(held: Any) -> Mapping[str, tuple[Any, ...]]:
@@ -318,26 +314,22 @@ def _taken(m: Method, room: str, op: str, other: Method) -> Method:
     return m.but(**changes, **({"cast": roles} if roles else {}))
 
 
-def _occupant(dotted: str, room: str, value: Any) -> Any:
+def _occupant(s: Setting, room: str) -> Any:
     """An occupant by its kind in snake case, or by `./file.py:Class`."""
-    name = str(value)
+    name = str(s.value)
     known = occupants(room)
     if ":" in name:
         found = load_object(name)
         found = found() if isinstance(found, type) else found
         if isinstance(found, Method):
-            raise ValueError(
-                f"{dotted}={name}: that is a whole method, and {room} is one room of it. Write {dotted}={name}.{room}."
-            )
+            raise ValueError(f"{s}: that is a whole method, and {room} is one room of it. Write {s}.{room}.")
         if not isinstance(found, Occupant):
-            raise ValueError(
-                f"{dotted}={name}: that is no occupant. Derive a frozen dataclass from gruppo.stages.Occupant."
-            )
+            raise ValueError(f"{s}: that is no occupant. Derive a frozen dataclass from gruppo.stages.Occupant.")
         return found
     if name not in known:
         near = nearest(name, [*known, *all_methods()])
         raise ValueError(
-            f"{dotted}={name}: room {room} knows no such occupant and no method has that name{near}. "
+            f"{s}: {room} has no occupant, and there is no method, of that name{near}. "
             f"Occupants: {', '.join(sorted(known))}; or ./file.py:Class."
         )
     return known[name]()

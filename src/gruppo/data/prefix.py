@@ -32,10 +32,8 @@ def prefix_nodes(ids: np.ndarray, length: np.ndarray, worth: float = WORTH) -> n
     inside = ranges(np.zeros_like(order), length[order])
     rows = np.arange(len(inside))
     new = inside >= np.repeat(common, length[order])
-    before = np.repeat(
-        np.roll(length[order], 1), length[order]
-    )  # rows back to the same position of the previous sequence
-    node = np.where(new, rows, rows - before)
+    back = np.repeat(np.roll(length[order], 1), length[order])  # to the same position of the previous sequence
+    node = np.where(new, rows, rows - back)
     while (node[node] != node).any():
         node = node[node]
     node_M = np.empty_like(node)

@@ -171,10 +171,6 @@ def _arrays(pa: Any, arrays: Seq[NDArray[Any] | None], dtype: Any, name: str) ->
     return _list(pa, (0 if a is None else len(a) for a in arrays), values, absent)
 
 
-def _numbers(pa: Any, rows: Seq[Any], name: str, dtype: Any) -> Any:
-    return pa.array(np.fromiter(map(attrgetter(name), rows), dtype, len(rows)))
-
-
 def _texts(pa: Any, texts: Seq[str]) -> Any:
     try:
         return pa.array(texts, pa.large_string())
@@ -184,7 +180,7 @@ def _texts(pa: Any, texts: Seq[str]) -> Any:
 
 def _columns(pa: Any, rows: Seq[Any], numbers: dict[str, Any], texts: Iterable[str] = ()) -> dict[str, Any]:
     """The plain fields of the rows: numbers with their dtypes, and texts."""
-    columns = {name: _numbers(pa, rows, name, dtype) for name, dtype in numbers.items()}
+    columns = {n: pa.array(np.fromiter(map(attrgetter(n), rows), dtype, len(rows))) for n, dtype in numbers.items()}
     return columns | {name: _texts(pa, list(map(attrgetter(name), rows))) for name in texts}
 
 

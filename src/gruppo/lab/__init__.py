@@ -1,8 +1,8 @@
-"""The instruments: what looks at methods and runs from outside. The core imports none of them.
+"""Instruments that examine methods and runs from outside. The core imports none of them.
 
-laws/         what every method must keep, whatever it furnishes: gruppo methods check
+laws/         what every method must satisfy, whatever is in its rooms: gruppo methods check
 exact/        the exact laboratory, bias and variance by enumeration: gruppo lab
-compare/      runs side by side, with their statistics and processes: gruppo compare
-claims/       the papers' claims in miniature: gruppo claims
+compare/      several methods side by side, with statistics: gruppo compare
+claims/       small-scale tests of the papers' claims: gruppo claims
 variance.py   how noisy the gradient of a run is
 """

@@ -5,9 +5,9 @@
 
     gruppo train method=poise method.update=gruppo.lab.variance:MeasuredPasses method.update.parts=8
 
-This is the trace of the covariance of ḡ, estimated without bias if groups are independent: what comes from the prompts
-that were drawn is in it, and what comes from their answers. The exact laboratory knows the second part by enumeration,
-in a world of a few answers; this one takes any task. It costs one more forward and backward of the batch.
+This is the trace of the covariance of ḡ, unbiased if groups are independent. It includes the variance from the choice
+of prompts and that from their answers. The exact laboratory computes the second part by enumeration, in a small world;
+this works on any task. It costs one more forward and backward pass of the batch.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class MeasuredPasses(Passes):
-    """`Passes` that first log `grad_variance` and `grad_noise`, from `parts` of the batch; it learns the same."""
+    """`Passes` that first logs `grad_variance` and `grad_noise`, from `parts` of the batch; it learns the same."""
 
-    parts: int = setting(8, low=2)  # one gradient has no variance
+    parts: int = setting(8, low=2)  # a single gradient has no variance
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
         parts = minibatches(batch, self.parts, ctx.seed, ctx.step, "variance")

@@ -136,4 +136,5 @@ AEPO = GRPO.but(
     penalties=(),
     together=("rollout", "select", "objective"),
     version=2,  # 1 had this term among the penalties
+    breaks={"equal_rewards": "Heated answers are imitated, whatever the rewards of the others are."},
 )

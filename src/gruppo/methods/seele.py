@@ -86,16 +86,16 @@ class HintLikelihood(Occupant):
         return (NOW,)
 
     def terms(self, ctx: Context, batch: Batch) -> list[Term]:
-        return [Term("hint", hint_N(batch) | batch.policy_N, self.mean, coef=self.hint_coef)]
+        return [Term("hint", hint_N(batch) | batch.learn_N, self.mean, coef=self.hint_coef)]
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
-        return {"hint": torch.where(hint_N(batch), stats.logp_N, torch.zeros_like(stats.logp_N))}
+        return {"hint": batch.weight_N * torch.where(hint_N(batch), stats.logp_N, torch.zeros_like(stats.logp_N))}
 
 
 def hint_N(batch: Batch) -> Tensor:
-    """Tokens of hints in the policy's own answers."""
+    """Tokens of hints in the policy's own answers that selection kept."""
     mine_E = batch.learn_E & (batch.source_E == Source.POLICY)
-    return (batch.source_N == Source.HINT) & batch.spread(mine_E, "E", "N")
+    return (batch.source_N == Source.HINT) & batch.spread(mine_E, "E", "N") & batch.keep_N
 
 
 SEELE = DR_GRPO.but(
@@ -113,4 +113,5 @@ SEELE = DR_GRPO.but(
     penalties=ReferenceKL(kl_coef=0.001),
     together=("prompting", "rollout", "objective"),
     version=2,  # 1 had the likelihood of hints in penalties
+    breaks={"equal_rewards": "Hints are imitated, whatever the rewards of the answers are."},
 )

@@ -73,7 +73,7 @@ class ImitateRight(Occupant):
         return [Term("imitation", batch.learn_N & (batch.right_N > 0), self.mean, coef=self.nll_coef)]
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
-        return {"imitation": stats.logp_N}
+        return {"imitation": batch.weight_N * stats.logp_N}
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,8 @@ class Method:
         for room, occupant in self.occupants():
             if not dataclasses.is_dataclass(occupant) or not isinstance(occupant, Occupant):
                 raise ValueError(
-                    f"{self.name}: room {room} holds {occupant!r}, which is not an occupant, so the loop cannot call "
-                    "it. Write a @dataclass(frozen=True) class that derives from gruppo.stages.Occupant."
+                    f"{self.name}: room {room} holds {occupant!r}, which is no occupant, so the loop cannot call it. "
+                    "Write a @dataclass(frozen=True) class that derives from gruppo.stages.Occupant."
                 )
 
     def but(self, **changes: Any) -> "Method":

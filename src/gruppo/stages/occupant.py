@@ -75,9 +75,9 @@ class Occupant:
     ignores: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        for sentence in (*_wrong_fields(self), self.wrong()):
-            if sentence:
-                raise ValueError(sentence)
+        said = next((s for s in _wrong_fields(self) if s), "") or self.wrong()  # which may count on the bounds
+        if said:
+            raise ValueError(said)
 
     def wrong(self) -> str:
         """Why these values cannot be used together, with the remedy; "" if they can."""

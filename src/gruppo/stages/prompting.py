@@ -99,7 +99,7 @@ def missing_fields(template: str, *names: str) -> str:
     missing = [n for n in names if f"<{n}>" not in said]
     return "" if not missing else (
         f"template={template!r} has no {{{missing[0]}}}, or something else in braces: {said}. Write "
-        f"{' and '.join(f'{{{n}}}' for n in names)} where these texts shall stand."
+        f"{' and '.join(f'{{{n}}}' for n in names)} where these texts belong."
     )  # fmt: skip
 
 

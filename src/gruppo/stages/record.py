@@ -83,7 +83,7 @@ def _class(text: str) -> type:
     path, version = re.fullmatch(r"(.*?)(?:@(\d+))?", text, re.S).groups()  # type: ignore[union-attr]
     cls: Any = load_object(path)
     if not dataclasses.is_dataclass(cls) or not isinstance(cls, type):
-        raise ValueError(f"kind {path} is not a dataclass, so the record cannot be rebuilt from it.")
+        raise ValueError(f"kind {path} is no dataclass, so the record cannot be rebuilt from it.")
     now = tag(cls).rpartition("@")[2]
     if version and version != now:
         raise ValueError(

@@ -68,7 +68,7 @@ class RunFolder:
         try:
             table = tomllib.loads(text.replace(HERE, f"{self.path.resolve().as_posix()}/"))
         except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{path} is not valid TOML: {error}. Mend that line and try again.") from None
+            raise ValueError(f"{path} is no TOML any more: {error}. Mend that line and try again.") from None
         return from_table(table)
 
     def changes_to(self, config: RunConfig) -> list[str]:

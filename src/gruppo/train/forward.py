@@ -65,7 +65,7 @@ def layer_of(model: Any, n: Need) -> int:
     if "depth" not in params:
         return int(params.get("layer", -1))
     if "layer" in params or not 0 <= params["depth"] <= 1:
-        raise ValueError(f"need {n}: a depth is a number from 0 to 1, and stands instead of a layer.")
+        raise ValueError(f"need {n}: a depth is a number from 0 to 1, and replaces the layer.")
     return round(params["depth"] * int(model.layers))
 
 
@@ -113,7 +113,7 @@ def _positions(batch: Batch, inputs: Inputs, at: str) -> tuple[Tensor, Tensor]:
     before = inputs.parent_M[inputs.at_N[rows]]
     if bool((before < 0).any()):
         raise ValueError(
-            "a decision stands at the very start of its sequence: no state to predict it from. Begin sequences with "
+            "a decision is at the very start of its sequence: no state to predict it from. Begin sequences with "
             "<bos>."
         )
     return before, rows

@@ -36,7 +36,7 @@ class Interrupt:
     def __enter__(self) -> "Interrupt":
         try:
             self._before = signal.signal(signal.SIGINT, self._note)
-        except ValueError:  # not in the main thread, which alone gets Ctrl-C
+        except ValueError:  # only the main thread gets Ctrl-C
             self._before = None
         return self
 
@@ -245,8 +245,8 @@ class Trainer:
         if not self.folder["config.toml"].exists():
             return "Nothing was started and nothing is lost: once that is mended, the same command starts it."
         last = latest_checkpoint(self.folder["checkpoints"])
-        stands = f"Step {step_of(last)} is saved" if last else "No step is saved yet, so it begins again"
-        return f"{stands}: go on with  {resume_command(self.folder)}"
+        saved = f"Step {step_of(last)} is saved" if last else "No step is saved yet, so it begins again"
+        return f"{saved}: go on with  {resume_command(self.folder)}"
 
     def _finish(self, done: int) -> dict[str, Any]:
         if done < self.config.steps:

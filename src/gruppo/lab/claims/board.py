@@ -1,4 +1,4 @@
-"""Results of claims: written once for a rule, read by the board. claims/results/NAME.json"""
+"""Results of claims, in claims/results/NAME.json: written once for a rule, and shown on the board."""
 
 import json
 import math
@@ -26,15 +26,15 @@ def path_of(folder: Path, name: str) -> Path:
 
 
 def load(folder: Path, claim: Claim) -> dict[str, Any] | None:
-    """The result of a claim, if there is one. One of another rule is refused: a rule is not changed after the fact; and
-    so is one whose verdict does not follow from its own values."""
+    """The result of a claim, if there is one. Refused if it was judged by another rule, since a rule is not changed
+    after the fact, or if its verdict does not follow from its own values."""
     path = path_of(folder, claim.name)
     if not path.is_file():
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         _ = [found[key] for key in FIELDS]
-        told = [c["holds"] for c in found["conditions"]]
+        written = [c["holds"] for c in found["conditions"]]
         values = [[[math.inf if v is None else v for v in c[arm]] for arm in ARMS] for c in found["conditions"]]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is no result of a claim: {error!r}. Take it back from git, or delete it.") from None
@@ -44,16 +44,16 @@ def load(folder: Path, claim: Claim) -> dict[str, Any] | None:
             "fixed before its runs. Take the change back; or, for a new claim, delete the result and say in `note` why."
         )
     now = [of_values(c, *v).holds for c, v in zip(claim.conditions, values, strict=False)]
-    if (found["verdict"], told) != (together(now), now) or len(now) < len(claim.conditions):
+    if (found["verdict"], written) != (together(now), now) or len(now) < len(claim.conditions):
         raise ValueError(
-            f"{path} says {found['verdict']!r} ({', '.join(told)}); by its own values and the rule it is "
+            f"{path} says {found['verdict']!r} ({', '.join(written)}); by its own values and the rule it is "
             f"{together(now)!r} ({', '.join(now)}). It was changed by hand: take it back from git, or delete it."
         )
     return found
 
 
 def committed(path: Path) -> str:
-    """The commit in which a claim's file stands as it is; refused where it does not, or where git ignores it."""
+    """The current commit; refused unless it holds the claim's file as it is."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=path.parent, capture_output=True, text=True, check=True).stdout
@@ -63,7 +63,7 @@ def committed(path: Path) -> str:
         commit = git("rev-parse", "HEAD").strip()
     except (OSError, subprocess.CalledProcessError):
         raise ValueError(
-            f"{path} is in no git repository, so nobody could tell that its rule was there before the runs. Commit it."
+            f"{path} is in no git repository, so it cannot be shown that its rule was there before the runs. Commit it."
         ) from None
     if here not in there.split():
         raise ValueError(
@@ -76,7 +76,7 @@ def committed(path: Path) -> str:
 def result(
     claim: Claim, outcome: str, judged: Sequence[Judged], runs: Mapping[str, Sequence[Result]], commit: str
 ) -> dict[str, Any]:
-    """Everything that a reader needs to doubt it."""
+    """The result file: everything that a reader needs to check the verdict."""
     every = [r for results in runs.values() for r in results]
     return {
         "claim": claim.name,

@@ -1,4 +1,4 @@
-"""What is claimed, and the rule that will judge it: one file claims/NAME.toml."""
+"""What is claimed, and the rule to judge it: one file claims/NAME.toml per claim."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from gruppo.stages.names import nearest
 Kind = Literal["higher", "lower", "not_worse", "at_most"]
 KINDS = ("higher", "lower", "not_worse", "at_most")
 PILOT_SEEDS = range(100, 105)
-SEEDS, MORE_SEEDS = range(10), range(20)  # the second only where the first leave it open
+SEEDS, MORE_SEEDS = range(10), range(20)  # the second only if the first leave it open
 RULE = ("method", "claim", "settings", "baseline", "entrant", "conditions", "chosen")
 
 
@@ -23,9 +23,9 @@ class Condition:
     """One thing that must hold.
 
     higher     entrant − baseline ≥ size: the interval of the paired difference is above 0, its mean at least `size`
-    lower      the same of baseline − entrant; with `of = "ratio"` sizes are shares: 0.33 is a third less
-    not_worse  entrant − baseline > −size, one-sided (a margin); `better = "lower"` turns it round
-    at_most    the entrant alone: the interval of its value is at or below `size`
+    lower      the same for baseline − entrant; with `of = "ratio"` sizes are relative: 0.33 is a third less
+    not_worse  entrant − baseline > −size, one-sided (a margin); `better = "lower"` reverses it
+    at_most    of the entrant only: the interval of its value is at or below `size`
     """
 
     measure: str
@@ -47,30 +47,30 @@ class Condition:
 
 @dataclass(frozen=True)
 class Claim:
-    """Read from claims/NAME.toml. `chosen` holds what the sweep on pilot seeds chose for each arm."""
+    """Read from claims/NAME.toml. `chosen` holds the result of the sweep on pilot seeds for each arm."""
 
     name: str
     method: str
     claim: str
-    baseline: str  # as in `gruppo compare`: a method, and settings of its own
+    baseline: str  # as in `gruppo compare`: a method with settings of its own
     entrant: str
     settings: tuple[str, ...]  # of both arms
     conditions: tuple[Condition, ...]
-    sweep: tuple[str, ...] = ()  # settings of which each arm gets the one that is best on pilot seeds
-    sweep_by: str = ""  # the measure that decides; that of the first condition without it
+    sweep: tuple[str, ...] = ()  # settings, of which each arm gets the best one on pilot seeds
+    sweep_by: str = ""  # the measure that decides; by default that of the first condition
     chosen: Mapping[str, str] = field(default_factory=dict[str, str])
     pilots: tuple[Mapping[str, Any], ...] = ()
     note: str = ""
 
     @property
     def arms(self) -> dict[str, str]:
-        """{baseline, entrant: what is typed}, with what the sweep has chosen."""
+        """The command line of baseline and entrant, with the settings that the sweep chose."""
         plain = {"baseline": self.baseline, "entrant": self.entrant}
         return {arm: f"{text} {self.chosen.get(arm, '')}".strip() for arm, text in plain.items()}
 
     @property
     def rule(self) -> str:
-        """A hash of everything that decides: results hold for this rule alone."""
+        """A hash of everything that decides: results are valid for this rule only."""
         body = {k: v for k, v in asdict(self).items() if k in RULE}
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -80,7 +80,7 @@ class Claim:
 
 
 def read(path: Path) -> Claim:
-    """A claim from its file; what is wrong with it is said with the file's name."""
+    """A claim from its file; errors name the file."""
     try:
         body = tomllib.loads(path.read_text(encoding="utf-8"))
         body["conditions"] = tuple(_made(Condition, c) for c in body.pop("condition", []))
@@ -118,11 +118,11 @@ def all_claims(folder: Path) -> dict[str, Claim]:
 
 
 def chosen_claims(folder: Path, names: Sequence[str]) -> dict[str, Claim]:
-    """Those that are named, or all."""
+    """The claims with these names, or all."""
     known = all_claims(folder)
     if not known:
         raise ValueError(
-            f"{folder} has no claims. They stand in the repository: call gruppo claims there, or give --folder."
+            f"{folder} has no claims. They are in the repository: call gruppo claims there, or give --folder."
         )
     for name in names:
         if name not in known:

@@ -44,11 +44,11 @@ def claims(args: argparse.Namespace) -> int:
 
 
 class Stopped(ValueError):
-    """By Ctrl-C: no other claim is begun."""
+    """Stopped by Ctrl-C: no other claim is started."""
 
 
 def settle_all(found: Iterable[Claim], args: argparse.Namespace) -> list[str]:
-    """What has no result yet. A claim that fails holds up no other; what went wrong is told in the end."""
+    """Settle claims without a result. A claim that fails does not stop the others; returns what went wrong."""
     wrong: list[str] = []
     for claim in found:
         try:
@@ -63,12 +63,12 @@ def settle_all(found: Iterable[Claim], args: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def runs_of(claim: Claim, arms: dict[str, str], seeds: Sequence[int], args: argparse.Namespace, place: str) -> Any:
-    """{arm: results, one a seed}, of which those that are there already are not run again."""
+def runs_of(claim: Claim, arms: dict[str, str], seeds: Sequence[int], args: argparse.Namespace, name: str) -> Any:
+    """{arm: results, one per seed}; finished runs are not repeated."""
     entrants = {arm: compare.parsed(text) for arm, text in arms.items()}
     compare.refuse_twins(list(entrants.values()))
     asked = argparse.Namespace(config=None, json=args.json, jobs=args.jobs, settings=[], resume=None)
-    where = (f"save.folder={args.runs}", f"save.name={claim.name}-{place}")
+    where = (f"save.folder={args.runs}", f"save.name={claim.name}-{name}")
     settings = [*LEAN, *claim.settings, *where]
     folder, planned = compare.plan(asked, list(entrants.values()), seeds, settings)
     refuse_other_settings(planned, folder)
@@ -84,7 +84,7 @@ def runs_of(claim: Claim, arms: dict[str, str], seeds: Sequence[int], args: argp
 
 
 def settle(claim: Claim, args: argparse.Namespace) -> None:
-    """Run the seeds of the verdict, once more as many if they leave it open, and write the result."""
+    """Run the seeds of the verdict, twice as many if they leave it open, and write the result."""
     folder = Path(args.folder)
     if not claim.ready:
         raise ValueError(
@@ -104,7 +104,7 @@ def settle(claim: Claim, args: argparse.Namespace) -> None:
 
 
 def pilot(claim: Claim, args: argparse.Namespace) -> None:
-    """The same small sweep for both arms on pilot seeds; prints what to write into the file."""
+    """The same small sweep for both arms, on pilot seeds; prints what to write to the file."""
     by = measure(claim.sweep_by or claim.conditions[0].measure)
     chosen: dict[str, str] = {}
     print(f"\n[[pilot]]  # of {claim.name}, seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]}")

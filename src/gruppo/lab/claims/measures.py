@@ -1,7 +1,6 @@
 """Numbers of a finished run, from its curve: `last(held_out)`, `steps_to(held_out, 0.8)`.
 
-A run that never gets somewhere has taken more steps than it had: `steps_to` is then infinite, and a rule on it is
-judged by signs (verdict.py).
+If a run never reaches a value, `steps_to` is infinite, and a rule about it is judged by a sign test (verdict.py).
 """
 
 import math
@@ -23,7 +22,7 @@ def last(rows: Rows, metric: str) -> float:
 
 
 def mean(rows: Rows, metric: str, count: float = 0) -> float:
-    """The mean of the last `count` values; of all without a count."""
+    """The mean of the last `count` values; without a count, of all."""
     values = _curve(rows, metric)[-int(count) :]
     return float(np.mean(values)) if values else math.nan
 
@@ -39,13 +38,13 @@ def least(rows: Rows, metric: str) -> float:
 
 
 def drop(rows: Rows, metric: str) -> float:
-    """How far it fell from its best so far, at worst: 0 for a curve that only rises."""
+    """The largest drop below the best value so far; 0 for a curve that only rises."""
     values = np.array(_curve(rows, metric))
     return float((np.maximum.accumulate(values) - values).max()) if len(values) else math.nan
 
 
 def off(rows: Rows, metric: str, target: float, count: float) -> float:
-    """How far the mean of the last `count` values is from a target, as a share of it."""
+    """The relative distance of the mean of the last `count` values from a target."""
     return abs(mean(rows, metric, count) / target - 1)
 
 

@@ -65,8 +65,8 @@ def in_words(c: Condition, entrant: str, baseline: str) -> str:
 def _short(result: Mapping[str, Any] | None) -> str:
     if not result:
         return ""
-    told = (f"`{c['measure']}` {_mean(c['baseline'])} → {_mean(c['entrant'])}" for c in result["conditions"])
-    return "; ".join(dict.fromkeys(told))  # two conditions may be on one measure
+    figures = (f"`{c['measure']}` {_mean(c['baseline'])} → {_mean(c['entrant'])}" for c in result["conditions"])
+    return "; ".join(dict.fromkeys(figures))  # two conditions may be on one measure
 
 
 def _figures(c: Mapping[str, Any]) -> str:

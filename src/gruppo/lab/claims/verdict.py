@@ -1,11 +1,11 @@
-"""From the values of the seeds to a verdict. The rule is the claim's; nothing here looks at a curve.
+"""From the values of the seeds to a verdict, by the rule of the claim.
 
 reproduced       every condition holds
 not reproduced   at least one is excluded: its interval does not reach the size that was claimed
 inconclusive     neither
 
-A value that is infinite (a run that never got there) makes intervals useless. Then the sign test stands in for the
-t-test: in how many seeds one arm came first.
+An infinite value (a run that never reached a goal) makes intervals useless. Then a sign test replaces the t-test: it
+counts the seeds in which each arm was better.
 """
 
 import math
@@ -26,7 +26,7 @@ Holds = Literal["yes", "no", "open"]
 
 @dataclass(frozen=True)
 class Judged:
-    """A condition with what the seeds say of it."""
+    """A condition, with what the seeds say about it."""
 
     condition: Condition
     holds: Holds
@@ -46,12 +46,12 @@ def judge(condition: Condition, runs: Mapping[str, Sequence[Sequence[Mapping[str
 
 
 def of_values(condition: Condition, a: Sequence[float], b: Sequence[float]) -> Judged:
-    """What these values of the entrant and of the baseline say, seeds in one order."""
+    """The condition judged by the values of the entrant (a) and the baseline (b), paired by seed."""
     a, b = list(a), list(b)
     if np.isnan([*a, *b]).any():
         raise ValueError(
-            f"measure {condition.measure!r} has no value for a run: left out, the run would count for nobody, and a "
-            "verdict is over all seeds or none. Measure something that every run has, such as last(held_out)."
+            f"measure {condition.measure!r} has no value for a run: left out, the run would count for neither arm, and "
+            "a verdict is over all seeds or none. Measure something that every run has, such as last(held_out)."
         )
     if condition.kind == "at_most":
         i = mean_interval(a)
@@ -87,7 +87,7 @@ def _below(low: float, high: float, size: float) -> Holds:
 
 
 def _by_signs(c: Condition, a: list[float], b: list[float]) -> Judged:
-    """Two-sided sign test at 5 %; equal seeds are left out. The size that was claimed is not judged."""
+    """Two-sided sign test at 5 %; ties are left out. The claimed size is not judged."""
     sign = -1 if c.kind == "lower" or c.better == "lower" else 1
     wins, losses = (sum(sign * s * (x - y) > 0 for x, y in zip(a, b, strict=True) if x != y) for s in (1, -1))
     n = wins + losses

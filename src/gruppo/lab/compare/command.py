@@ -1,4 +1,4 @@
-"""`gruppo compare A B C`: the same task and seeds for several methods, and what the difference is worth."""
+"""`gruppo compare A B C`: several methods on the same task and seeds, with the significance of the differences."""
 
 import argparse
 import re
@@ -19,12 +19,12 @@ from gruppo.train.evaluate import wanted_k
 from gruppo.train.folder import RunFolder
 from gruppo.train.run import tasks_of
 
-SHARED = ("task", "eval", "save", "seed")  # what is measured, and where: for all or for none
+SHARED = ("task", "eval", "save", "seed")  # what is measured, and where: the same for all entrants
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """`grpo`, `./mine.py:MINE`, or one of them with settings of its own: `grpo optim.lr=1e-3`."""
+    """`grpo`, `./mine.py:MINE`, or one of these with settings of its own: `grpo optim.lr=1e-3`."""
 
     name: str
     settings: tuple[str, ...]
@@ -46,7 +46,7 @@ def compare(args: argparse.Namespace) -> int:
     try:
         failed = run_all(planned, folder, args.jobs, quiet=args.json)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"What is saved stands; the same command goes on:  {again}") from None
+        raise KeyboardInterrupt(f"What is saved remains; the same command goes on:  {again}") from None
     results = [read(p.path, p.entrant) for p in planned if finished(p.path)]
     task = planned[0].config.task.name
     title = f"{', '.join(e.name for e in entrants)} on {task}"
@@ -67,14 +67,14 @@ def _tell(comparison: Comparison, folder: Path | None, as_json: bool, stopped: b
     if comparison.results and folder is not None:
         print("\n".join(f"  {folder / name}" for name in ("compare.md", "compare.json", "compare.png")))
     if stopped:
-        print(f"stopped; what is saved stands, and the same command goes on:  {comparison.command}")
+        print(f"stopped; what is saved remains, and the same command goes on:  {comparison.command}")
 
 
 # ---- what to run
 
 
 def parsed(text: str) -> Entrant:
-    """A method, then settings of its own; refused before anything starts."""
+    """A method, then settings of its own; errors come before anything starts."""
     name, *own = shlex.split(text) or [""]
     if RunFolder(Path(name))["config.toml"].is_file():
         raise ValueError(f"{name} is a run folder and others are methods: compare folders, or methods, not both.")
@@ -107,7 +107,7 @@ def refuse_twins(entrants: Sequence[Entrant]) -> None:
 
 
 def _seeds(args: argparse.Namespace) -> list[int]:
-    """`--seeds 5`: five from `seed=` on; `--seeds 3,7`: these."""
+    """`--seeds 5`: five, from `seed=`; `--seeds 3,7`: these."""
     first = configured(args).seed
     words = args.seeds.split(",")
     if not all(re.fullmatch(r"\s*\d+\s*", w) for w in words) or args.seeds.strip() == "0":
@@ -122,7 +122,7 @@ def _seeds(args: argparse.Namespace) -> list[int]:
 def plan(
     args: argparse.Namespace, entrants: Sequence[Entrant], seeds: Sequence[int], settings: Sequence[str]
 ) -> tuple[Path, list[Planned]]:
-    """The folder, and every run in it, seed by seed: a comparison that is stopped is even-handed."""
+    """The folder and its runs, seed by seed, so that all methods have equally many if it is stopped."""
     mine = next((s for s in settings if overrides.parsed(s)[0] in ("method", "method.name")), None)
     if mine is not None:
         raise ValueError(f"{mine}: the methods are the words before the settings. Write gruppo compare A B …")
@@ -130,13 +130,13 @@ def plan(
         raise ValueError(f"--jobs {args.jobs}: nothing would run. Use 1 or more.")
     base = configured(argparse.Namespace(**{**vars(args), "settings": settings}))
     wanted_k(base.eval.samples, base.eval.k, base.eval.temperature)
-    tasks_of(base)  # an unknown task is refused once, not by every run
+    tasks_of(base)  # refuse an unknown task once, not in every run
     folder = Path(base.save.folder) / (base.save.name or default_name(entrants, base))
     planned: list[Planned] = []
     for seed in seeds:
         for e in entrants:
-            place = (f"seed={seed}", f"save.folder={folder / e.slug}", f"save.name=seed-{seed}")
-            typed = (*settings, *e.settings, *place)
+            own = (f"seed={seed}", f"save.folder={folder / e.slug}", f"save.name=seed-{seed}")
+            typed = (*settings, *e.settings, *own)
             config = configured(argparse.Namespace(**{**vars(args), "settings": typed}))
             files = ("--config", args.config) if args.config else ()
             planned.append(Planned(e.name, config, (*files, *typed)))
@@ -144,13 +144,13 @@ def plan(
 
 
 def default_name(entrants: Sequence[Entrant], config: RunConfig) -> str:
-    """The same for the same entrants and task, so that the same command finds its runs again."""
+    """Depends only on the entrants and the task, so that the same command finds its runs again."""
     task = Path(config.task.name.split(":")[0]).stem
     name = "-".join(["compare", *(e.slug for e in entrants), task])
     return name if len(name) <= 120 else f"{name[:100]}-{blake2b(name.encode(), digest_size=6).hexdigest()}"
 
 
-# ---- runs that are there
+# ---- existing runs
 
 
 def _of_folders(args: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
-"""Methods side by side: what several runs of each say together, in a table, in words and in a picture.
+"""Methods side by side: several runs of each, as a table, as text and as a figure.
 
-The unit is a seed. Runs of one seed share problems, first weights and held-out prompts, so differences are taken by
+The unit is a seed. Runs of one seed share problems, initial weights and held-out prompts, so differences are paired by
 seed. `processes.py` makes the runs; this file reads them.
 """
 
@@ -21,7 +21,7 @@ from gruppo.train.estimates import Interval, mean_interval
 from gruppo.train.folder import RunFolder, finite, flat
 
 APART = ("seed", "threads", "save.")  # settings that two runs of one entrant may differ in
-SAME = ("task.", "eval.")  # settings that decide what is measured: all entrants must agree
+SAME = ("task.", "eval.")  # settings that decide what is measured: the same for all entrants
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def read(path: Path, entrant: str) -> Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`metric` at the last step of every run; `failed` says why a run is missing."""
+    """`metric` at the last step of every run; `failed` has the reasons for missing runs."""
 
     title: str
     metric: str
@@ -157,7 +157,7 @@ class Comparison:
     # ---- files
 
     def write(self, folder: Path) -> None:
-        """compare.json, compare.md and compare.png; each appears whole."""
+        """Write compare.json, compare.md and compare.png."""
         folder.mkdir(parents=True, exist_ok=True)
         picture = self.draw(folder / "compare.png")
         body = self.markdown() + ("\n![mean and 95 % band over seeds](compare.png)\n" if picture else "")
@@ -167,7 +167,7 @@ class Comparison:
             os.replace(draft, folder / name)
 
     def draw(self, path: Path) -> bool:
-        """Curves: the mean over seeds, and the pointwise t-interval as a band."""
+        """Curves: the mean over seeds, with the pointwise t-interval as a band."""
         wanted = [m for m in dict.fromkeys((self.metric, "reward", "entropy", "length")) if self._has(m)]
         if not wanted:
             return False
@@ -194,7 +194,7 @@ class Comparison:
         return any(r.curve(metric) for r in self.results)
 
     def band(self, entrant: str, metric: str) -> tuple[list[int], list[float], list[float], list[float]]:
-        """(steps, mean, low, high) over the seeds that have logged the step; of one seed the band is empty."""
+        """(steps, mean, low, high) over the seeds that have logged the step; the band of one seed is empty."""
         curves = [r.curve(metric) for r in self.of(entrant)]
         steps = sorted({s for c in curves for s in c})
         found = [mean_interval([c[s] for c in curves if s in c]) for s in steps]
@@ -203,7 +203,7 @@ class Comparison:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown that also reads well as it is."""
+    """A Markdown table that is also readable as text."""
     width = [max(len(line[i]) for line in (head, *rows)) for i in range(len(head))]
     lines = [head, ["-" * w for w in width], *rows]
     return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |" for line in lines)
@@ -232,9 +232,9 @@ def _verdict(p: Pair) -> str:
 
 
 def found_runs(paths: Sequence[Path]) -> tuple[list[Result], list[str]]:
-    """Finished runs, told apart by their settings, and the folders that are not finished.
+    """Finished runs, grouped into entrants by their settings, and the folders that are not finished.
 
-    Runs whose settings differ only in seed, threads and place are one entrant. Nothing of their code is run.
+    Runs of one entrant differ only in seed, threads and folder. None of their code is run.
     """
     tables = {path: _settings(path) for path in paths}
     _refuse_other_tasks(tables)
@@ -277,7 +277,7 @@ def _refuse_other_tasks(tables: Mapping[Path, Mapping[str, Any]]) -> None:
 
 
 def _name(own: Mapping[str, Any], kinds: Sequence[Mapping[str, Any]]) -> str:
-    """The method's name; of a second entrant of that name, with the settings that set it apart."""
+    """The name of the method; for a second entrant of that name, with the settings that differ."""
     base = next((k["own"] for k in kinds if k["own"]["method.name"] == own["method.name"]), None)
     if base is None:
         return str(own["method.name"])

@@ -1,7 +1,7 @@
-"""Many runs of `gruppo train`, each in a process of its own, some at a time; what is finished is not done again.
+"""Many runs of `gruppo train`, each in its own process, some at a time; finished runs are not repeated.
 
-A run that dies takes no other with it. Ctrl-C once lets the running steps end and be saved; twice stops at once. Either
-way the same call goes on where it stopped.
+A run that fails does not affect the others. Ctrl-C once finishes and saves the current steps; twice stops at once. The
+same command then continues where it stopped.
 """
 
 import json
@@ -29,13 +29,13 @@ from gruppo.train.trainer import Interrupt
 Process = subprocess.Popen[bytes] | WarmRun
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from gruppo.cli import main; sys.exit(main())"
-_LOOK = 0.2  # seconds between two looks at the processes
-_PATIENCE = 10.0  # seconds that a process has to end after it was told to
+_LOOK = 0.2  # seconds between checks of the processes
+_PATIENCE = 10.0  # seconds that a process has to end after a signal
 
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """One run: who, which seed, where, and what is typed after `gruppo train`."""
+    """One run: the entrant, its configuration, and the arguments of `gruppo train`."""
 
     entrant: str
     config: RunConfig
@@ -59,13 +59,13 @@ class Planned:
         return 0
 
     def words(self) -> list[str]:
-        """The command that makes the run, or goes on with it."""
+        """The command that starts the run, or resumes it."""
         begun = RunFolder(self.path)["config.toml"].is_file()
         return ["train", *(("--resume", str(self.path)) if begun else self.typed), "--json"]
 
 
 def refuse_other_settings(planned: Sequence[Planned], folder: Path) -> None:
-    """Runs that are there already must be what is asked for now, but for where they stand."""
+    """Existing runs must have the settings that are asked for now, except for folder and threads."""
     wrong: dict[str, list[str]] = {}
     for run in planned:
         if not RunFolder(run.path)["config.toml"].is_file():
@@ -77,13 +77,13 @@ def refuse_other_settings(planned: Sequence[Planned], folder: Path) -> None:
         listed = "\n".join(f"  {change}   ({runs[0]}{' …' if len(runs) > 1 else ''})" for change, runs in wrong.items())
         raise ValueError(
             f"{folder} holds runs with other settings, so their numbers could not stand in one table:\n{listed}\n"
-            "Take these settings back to go on with it, or choose another save.name to begin anew."
+            "Take these settings back to go on with it, or choose another save.name to start again."
         )
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[tuple[int, ...]]:
-    """A lock on the folder, which the runs share: it stands until the last of them has ended, whatever ended us."""
+    """Lock the folder. The runs inherit the lock, so it is held until the last of them has ended."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
@@ -102,7 +102,7 @@ def alone(folder: Path) -> Iterator[tuple[int, ...]]:
 
 
 class Board:
-    """Progress of all runs together: bars on a terminal, a line every few seconds elsewhere."""
+    """Progress of all runs: bars on a terminal, a line every few seconds elsewhere."""
 
     def __init__(self, planned: Sequence[Planned], quiet: bool) -> None:
         self.planned, self.quiet = planned, quiet
@@ -158,7 +158,7 @@ class Board:
 
 
 class Noted(Interrupt):
-    """The second Ctrl-C is noted too, for the loop: raised in the midst of a start, it would lose that run."""
+    """Also defers the second Ctrl-C to the loop: an exception while a run starts would lose that run."""
 
     again = False
 
@@ -170,7 +170,7 @@ class Noted(Interrupt):
 
 
 def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool = False) -> dict[str, str]:
-    """Makes all runs that are not finished; {run: why} of those that failed, which hold up nobody."""
+    """Make all runs that are not finished. Returns {run: reason} for those that failed; the others go on."""
     todo = [p for p in planned if not finished(p.path)]
     failed: dict[str, str] = {}
     running: dict[Planned, Process] = {}
@@ -178,7 +178,7 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
     with alone(folder) as lock, Board(planned, quiet) as board, interrupt:
         if len(todo) < len(planned):
             board.say(f"{len(planned) - len(todo)} of {len(planned)} runs are finished already in {folder}")
-        told = False
+        signalled = False
         try:
             while running or (todo and not interrupt.asked):
                 while todo and len(running) < jobs and not interrupt.asked:
@@ -187,8 +187,8 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
                     running[todo.pop(0)] = process
                 if interrupt.again:
                     raise KeyboardInterrupt
-                if interrupt.asked and not told:
-                    told = _tell(running)
+                if interrupt.asked and not signalled:
+                    signalled = _interrupt(running)
                 for run, process in list(running.items()):
                     if (code := process.poll()) is not None:
                         del running[run]
@@ -201,7 +201,7 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
 
 
 def _started(run: Planned, jobs: int, lock: tuple[int, ...]) -> Process | None:
-    """The process of the run: forked where that can be, else a new Python. None: the starter is not ready yet."""
+    """The process of the run: forked if possible, else a new Python. None: the starter is not ready yet."""
     environment = {**os.environ, **_threads(run, jobs)}
     warm = starter(environment) if CAN_FORK else None
     if warm is not None and not warm.settled():
@@ -215,7 +215,7 @@ def _started(run: Planned, jobs: int, lock: tuple[int, ...]) -> Process | None:
 def _plain(
     run: Planned, log: IO[bytes], environment: dict[str, str], lock: tuple[int, ...]
 ) -> "subprocess.Popen[bytes]":
-    # A session of its own: Ctrl-C reaches us only, and we decide.
+    # In its own session: Ctrl-C reaches only this process, which decides.
     return subprocess.Popen(
         [sys.executable, "-c", _BOOT, json.dumps(here()), *run.words()],
         stdin=subprocess.DEVNULL,
@@ -228,7 +228,7 @@ def _plain(
 
 
 def _threads(run: Planned, jobs: int) -> dict[str, str]:
-    """The cores shared out among the jobs; a run that goes on has as many threads as it began with."""
+    """Divide the cores among the jobs; a resumed run keeps its number of threads."""
     begun = RunFolder(run.path)["environment.json"]
     if begun.is_file():
         return {"OMP_NUM_THREADS": str(json.loads(begun.read_text())["threads"])}
@@ -238,7 +238,7 @@ def _threads(run: Planned, jobs: int) -> dict[str, str]:
 
 
 def _settle(run: Planned, code: int, stopping: bool, failed: dict[str, str], board: Board) -> None:
-    """What has become of a run that ended."""
+    """Report a run that has ended."""
     if finished(run.path):
         summary = json.loads(RunFolder(run.path)["summary.json"].read_text())
         board.say(
@@ -257,7 +257,7 @@ def _last_words(log: Path, code: int) -> str:
     return (ours or (lines[-1] if lines else f"exit code {code}")).removeprefix("gruppo: ")
 
 
-def _tell(running: dict[Planned, Process]) -> bool:
+def _interrupt(running: dict[Planned, Process]) -> bool:
     for process in running.values():
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
@@ -265,9 +265,9 @@ def _tell(running: dict[Planned, Process]) -> bool:
 
 
 def _end(running: dict[Planned, Process]) -> None:
-    """After an error or a second Ctrl-C: told to stop at once, then made to."""
-    _tell(running)
-    _tell(running)
+    """After an error or a second Ctrl-C: interrupt the runs twice, then kill those that are left."""
+    _interrupt(running)
+    _interrupt(running)
     until = time.monotonic() + _PATIENCE
     for process in running.values():
         try:

@@ -1,8 +1,8 @@
 """A warm start: one process imports what every run imports, then forks for each run.
 
-A new Python spends four seconds on imports, and many a run trains for two. A fork of a process that has them takes
-0.05 s. multiprocessing's forkserver would do it too, but it runs the caller's main script again in every child, keeps
-the environment of its first call, and with Python 3.11 looks for what it shall import on another sys.path.
+A new Python spends four seconds on imports, and many runs train for two. Forking a process that has done the imports
+takes 0.05 s. The forkserver of multiprocessing does not fit: it runs the caller's main script again in every child,
+keeps the environment of its first call, and with Python 3.11 imports from another sys.path.
 """
 
 import gc
@@ -22,15 +22,15 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import IO, Any
 
-# Of macOS's libraries some do not survive a fork, and Windows has none.
+# Some libraries of macOS do not survive a fork, and Windows cannot fork.
 CAN_FORK = sys.platform == "linux" and hasattr(socket, "send_fds")
 
-# What a small run had imported in the end, but for pyarrow, whose allocator starts a thread, and tensorboard, which may
-# bring much else. Who needs transformers trains for minutes.
+# What a small run imports, except pyarrow, whose allocator starts a thread, tensorboard, which may import much else,
+# and transformers, whose runs take minutes anyway.
 WARM = (
     "gruppo.cli.commands",
     "gruppo.train.trainer",
-    "torch._dynamo",  # of torch's optimisers
+    "torch._dynamo",  # imported by torch's optimisers
     "matplotlib.pyplot",
     "matplotlib.backends.backend_agg",
 )
@@ -43,7 +43,7 @@ _BOOT = (
 
 
 def here() -> list[str]:
-    """The caller's sys.path, for a process that may stand elsewhere."""
+    """The absolute sys.path of the caller, for a process in another folder."""
     return [os.path.abspath(p) for p in sys.path]
 
 
@@ -51,7 +51,7 @@ def here() -> list[str]:
 
 
 class WarmRun:
-    """A run that the starter has forked, with what the caller uses of a Popen."""
+    """A run that the starter has forked, with the methods of Popen that the caller uses."""
 
     def __init__(self, starter: "Starter", pid: int) -> None:
         self._starter, self.pid = starter, pid
@@ -71,7 +71,7 @@ class WarmRun:
         return code
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:  # not waited for, so its number cannot be another's
+        if self.poll() is None:  # not reaped yet, so the pid is still its own
             os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -79,7 +79,7 @@ class WarmRun:
 
 
 class Starter:
-    """The process that forks, and the socket to it. One question, one answer; it ends when the caller does."""
+    """The process that forks, and a socket to it: one answer per question. It ends with the caller."""
 
     def __init__(self, environment: Mapping[str, str], path: Sequence[str]) -> None:
         self._channel, theirs = socket.socketpair()
@@ -87,7 +87,7 @@ class Starter:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, json.dumps(list(path)), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # what goes wrong here goes wrong in a plain run too, and is said there
+                stdout=subprocess.DEVNULL,  # errors here also occur, and are reported, in a plain run
                 stderr=subprocess.DEVNULL,
                 env=dict(environment),
                 start_new_session=True,
@@ -110,14 +110,14 @@ class Starter:
         return True
 
     def start(self, words: Sequence[str], log: IO[bytes], lock: Sequence[int]) -> WarmRun | None:
-        """`gruppo WORDS` in a session of its own, here; it keeps the lock. None: start it in the plain way."""
+        """`gruppo WORDS` in its own session, in this folder; it holds the lock. None: start it without forking."""
         pid = self._ask({"words": list(words), "folder": os.getcwd()}, (log.fileno(), *lock))
         return WarmRun(self, pid) if pid else None
 
     def code_of(self, pid: int) -> int | None:
-        """The exit code of a run, or minus its signal; None while it goes on."""
+        """The exit code of a run, or minus its signal; None while it is running."""
         code = self._ask({"wait": pid})
-        if self.gone:  # nobody can say any more how the run ends: it is ended, and the next call goes on with it
+        if self.gone:  # the exit code is lost: kill the run; the next command resumes it
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             return -signal.SIGKILL
@@ -147,7 +147,7 @@ def _close(channel: socket.socket, replies: IO[bytes], process: "subprocess.Pope
 
 
 def starter(environment: Mapping[str, str]) -> Starter:
-    """The one of this environment, such as OMP_NUM_THREADS, which torch reads while it is imported."""
+    """The starter for this environment; torch reads OMP_NUM_THREADS while it is imported."""
     return _starter(frozenset(environment.items()), tuple(here()))
 
 
@@ -160,7 +160,7 @@ def _starter(environment: frozenset[tuple[str, str]], path: tuple[str, ...]) -> 
 
 
 def serve(number: int) -> None:
-    """Forks for each request until the caller is gone. It returns in a fork only, which then is a run."""
+    """Fork for each request until the caller is gone. Returns only in a fork, which becomes the run."""
     channel = socket.socket(fileno=number)
     questions = channel.makefile("rb")
     warm_up()
@@ -185,7 +185,7 @@ def serve(number: int) -> None:
 
 
 def warm_up() -> None:
-    """Imports, and nothing more: a fork copies no thread and no accelerator, and half a copied one is a trap."""
+    """Only imports: threads and accelerators do not survive a fork."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -193,17 +193,17 @@ def warm_up() -> None:
         import_module(name)
     from gruppo import methods, tasks
 
-    for folder in (methods, tasks):  # all of them: runs would mix old and new files if one is changed meanwhile
+    for folder in (methods, tasks):  # all of them, else a run could mix files from before and after an edit
         for module in iter_modules(folder.__path__, f"{folder.__name__}."):
             import_module(module.name)
     gc.collect()
-    gc.freeze()  # forks do not look through, and so do not copy, what all of them have
+    gc.freeze()  # the garbage collector would copy the memory that forks share
 
 
 def fit_to_fork() -> bool:
-    """No thread of Python's, no driver of an accelerator. (OpenBLAS has threads, and ends them before a fork.)"""
+    """No Python threads and no accelerator driver. (OpenBLAS ends its threads before a fork.)"""
     for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the listing's own file is closed by now
+        with suppress(OSError):  # the descriptor of the listing is closed by now
             if os.readlink(f"/proc/self/fd/{number}").startswith(_DRIVERS):
                 return False
     return threading.active_count() == 1
@@ -222,13 +222,13 @@ def _code(pid: int) -> int | None:
 
 
 def _become(words: list[str], folder: str, log: int, *lock: int) -> None:
-    """A process like one that Python has just started. The lock stays open, and with it the folder is locked."""
+    """Make this process like a new Python. The lock stays open, so the folder stays locked."""
     import numpy
 
-    os.setsid()  # Ctrl-C reaches the caller only, and the caller decides
+    os.setsid()  # Ctrl-C reaches only the caller, which decides
     os.chdir(folder)
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
-    numpy.random.seed()  # it drew its seed when it was imported; Python's own `random` draws another by itself
+    numpy.random.seed()  # seeded at import; Python's `random` reseeds itself after a fork
     sys.argv[1:] = words

@@ -1,4 +1,4 @@
-"""Differences between runs, pure functions: paired tests, margins, and the adjustment for several of them.
+"""Differences between runs, as pure functions: paired tests, margins, and corrections for multiple tests.
 
 The unit is what was drawn independently, such as a seed. Intervals are two-sided at `level`.
 """
@@ -16,17 +16,17 @@ from gruppo.train.estimates import Interval, mean_interval, standard_error, t_cd
 
 @dataclass(frozen=True)
 class Difference(Interval):
-    """Of a - b, paired. `p` is two-sided, of "there is none"."""
+    """The interval of a - b, paired. `p` is two-sided, for the hypothesis of no difference."""
 
     p: float
 
 
 def paired(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Difference:
-    """The paired t-test: a_i and b_i share what their unit shares, such as a seed; that luck cancels in a_i - b_i.
+    """The paired t-test: a_i and b_i share a unit such as a seed, whose noise cancels in a_i - b_i.
 
-    Pairs with a NaN are left out; with fewer than two pairs nothing can be said, which is NaN. Nor where all
-    differences are the same and not 0: scores lie on a grid, so two seeds may well differ by the same step of it, and
-    an interval of width 0 would be believed. Differences that are all 0 have p = 1.
+    Pairs with a NaN are left out. The interval is NaN with fewer than two pairs, and if all differences are equal but
+    not 0: scores lie on a grid, so two seeds may well differ by the same amount, and an interval of width 0 would
+    mislead. If all differences are 0, p = 1.
     """
     d = np.asarray(a, np.float64) - np.asarray(b, np.float64)
     if np.isnan(d).all():
@@ -35,7 +35,7 @@ def paired(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Difference:
     if i.n < 2:
         return Difference(i.mean, i.low, i.high, i.n, p=math.nan)
     error = standard_error(d)
-    if error <= 1e-12 * abs(i.mean):  # rounding is no spread
+    if error <= 1e-12 * abs(i.mean):  # only rounding
         unknown = math.nan if i.mean else 0.0
         return Difference(i.mean, unknown, unknown, i.n, p=math.nan if i.mean else 1.0)
     return Difference(i.mean, i.low, i.high, i.n, p=2 * t_cdf(-abs(i.mean) / error, i.n - 1))
@@ -57,8 +57,8 @@ def holm(p: Sequence[float]) -> list[float]:
     """
     known = sorted((x, i) for i, x in enumerate(p) if not math.isnan(x))
     out, worst = [math.nan] * len(p), 0.0
-    for place, (x, i) in enumerate(known):
-        worst = max(worst, min(1.0, (len(known) - place) * x))
+    for rank, (x, i) in enumerate(known):
+        worst = max(worst, min(1.0, (len(known) - rank) * x))
         out[i] = worst
     return out
 
@@ -78,7 +78,7 @@ class Pair:
 
 
 def pairwise(values: Mapping[str, ArrayLike]) -> list[Pair]:
-    """All differences between entrants, paired by unit: every entrant has one value a unit, in one order."""
+    """All differences between entrants, paired by unit: every entrant has one value per unit, in the same order."""
     names = list(itertools.combinations(values, 2))
     found = [paired(values[a], values[b]) for a, b in names]
     adjusted = holm([d.p for d in found])

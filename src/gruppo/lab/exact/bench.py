@@ -1,7 +1,7 @@
 """The bench of the exact laboratory: the world, all draws of a step, and the table of edges that they share.
 
-An edge is a token in a state. Whatever a model says of a decision is a function of its edge, so a table with a row an
-edge holds it for every draw.
+An edge is a token in a state. Every statistic of a decision is a function of its edge, so a table with one row per edge
+holds it for all draws.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from gruppo.stages import Context
 
 @dataclass
 class LabContext(Context):
-    """A context that knows whether a room drew random numbers of its own, or asked for other draws."""
+    """A context that notices if a room draws random numbers of its own, or asks for redraws."""
 
     random: bool = False
     again: int = 0
@@ -30,7 +30,7 @@ class LabContext(Context):
 
 @dataclass(frozen=True)
 class Drawn:
-    """A packed draw, before credit; a column `edge_N` for each view says which (state, token) a decision is."""
+    """A packed draw, before credit; the column `edge_N` of each view holds the edges of the decisions."""
 
     batch: Batch
     episodes: list[Episode]
@@ -38,11 +38,11 @@ class Drawn:
 
 
 class Bench:
-    """A world, how a step draws from it, and which policies stand beside the one that is trained.
+    """A world, how a step draws from it, and the models other than the policy that is trained.
 
-    drift   the policy that sampled: each logit off by a random amount of this deviation; 0: on-policy
-    critic  "exact": a critic knows the expected reward of every state; "zero": it says 0
-    warm    steps that memory has seen before; 0: the very first step
+    drift   standard deviation of the random change in each logit of the policy that sampled; 0: on-policy
+    critic  "exact": the critic knows the expected reward of every state; "zero": it is 0 everywhere
+    warm    steps that memory has seen before; 0: none, this is the first step
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Bench:
         return model.states(inputs)[inputs.parent_M[inputs.at_N]]
 
     def edges(self, batch: Batch, view: str) -> Tensor:
-        """The edge of each decision; 0 for tokens that were put in and are not learned."""
+        """The edge of each decision; 0 for injected tokens, which are not learned."""
         state_N, token_N = self.states(batch, view), batch.token_N
-        put_in_N = batch.source_N == Source.INJECTED
+        injected_N = batch.source_N == Source.INJECTED
         outside = token_N >= self.world.tokenizer.choices
         edge_N = self.edge_XV[state_N, token_N.clamp(max=self.world.tokenizer.choices - 1)]
-        if bool(((outside | (edge_N < 0)) & ~put_in_N).any()):
+        if bool(((outside | (edge_N < 0)) & ~injected_N).any()):
             raise Unlike("it learns tokens that no answer of the laboratory has there")
-        return torch.where(put_in_N, torch.zeros_like(edge_N), edge_N)
+        return torch.where(injected_N, torch.zeros_like(edge_N), edge_N)
 
     def draws(self, prompts: int, samples: int) -> Draws:
         if (prompts, samples) not in self._draws:
@@ -85,7 +85,7 @@ class Bench:
         return self._draws[prompts, samples]
 
     def log_mass(self, theta: Tensor) -> Tensor:
-        """log π(answer | prompt), [Q, A]: straight from the table, through no code of a method."""
+        """log π(answer | prompt), [Q, A], directly from the table."""
         model = TablePolicy(self.world, theta)
         logits = model.base_XD.index_put(model.at, theta)
         flat = torch.log_softmax(logits, -1).flatten()[self._cells]

@@ -14,11 +14,9 @@ from gruppo.methods import all_methods
 
 
 def lab(args: argparse.Namespace) -> int:
-
     if bool(args.methods) == args.all:
         raise ValueError("gruppo lab wants the names of methods, or --all. `gruppo methods` lists them.")
-    known = all_methods()
-    found = list(known.values()) if args.all else [entrant(text) for text in args.methods]
+    found = list(all_methods().values()) if args.all else [entrant(text) for text in args.methods]
     if bool(args.answers) != bool(args.right):
         raise ValueError("--answers and --right go together: which answers there are, and which are right. Give both.")
     given = {"rates": rates(args.rates), "answers": words(args.answers), "right": words(args.right)}
@@ -43,7 +41,7 @@ def lab(args: argparse.Namespace) -> int:
 
 
 def entrant(text: str) -> Any:
-    """A method by name or file, with settings of its own after it; a line of the table has the text as its name."""
+    """A method by name or file, and settings of its own; its row in the table is named after both."""
     from dataclasses import replace
 
     from gruppo.cli import overrides
@@ -74,11 +72,11 @@ def rates(text: str) -> tuple[float, ...]:
 
 
 class Progress:
-    """Which method is on the bench, on stderr: a line that moves on a terminal, else one line a method."""
+    """The current method, on stderr: one changing line on a terminal, else one line per method."""
 
     def __init__(self, methods: int, quiet: bool) -> None:
         self.methods, self.quiet, self.live = methods, quiet, sys.stderr.isatty()
-        self.name, self.place, self.ticks = "", 0, 0
+        self.name, self.count, self.ticks = "", 0, 0
 
     def __enter__(self) -> "Progress":
         return self
@@ -90,10 +88,10 @@ class Progress:
     def tick(self, name: str) -> None:
         """Called every 16 draws."""
         new = name != self.name
-        self.name, self.place, self.ticks = name, self.place + new, 0 if new else self.ticks + 16
+        self.name, self.count, self.ticks = name, self.count + new, 0 if new else self.ticks + 16
         if self.quiet or not (new or self.live):
             return
-        where = f"{self.place} of {self.methods}: {name}"
+        where = f"{self.count} of {self.methods}: {name}"
         if self.live:
             print(f"\r\033[K{where}, {self.ticks} draws", end="", file=sys.stderr, flush=True)
         else:

@@ -1,4 +1,4 @@
-"""The exact laboratory: what a method's gradient is on average over all groups, against the true gradient.
+"""The exact laboratory: the mean of a method's gradient over all groups, compared with the true gradient.
 
     true       ∇J = ∇ 1/Q Σ_q Σ_o π(o|q) R(q, o)                           by enumeration of the answers
     expected   E g = Σ_draws P(draw) g(draw)                               by enumeration of the groups
@@ -31,25 +31,25 @@ Tick = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PromptFigures:
-    """One prompt: how hard it is pulled, and where its answers go."""
+    """One prompt: its weight in the gradient, and what becomes of its answers."""
 
     prompt: str
     rate: float  # of success, at the start
-    weight: float | None  # E g · ∇J / |∇J|² inside this prompt's parameters: 1 is the true gradient's pull
-    cosine: float | None  # of the two gradients inside this prompt's parameters; None where one of them is 0
-    contrast: float | None  # E[A | right] − E[A | wrong]; None for a credit that gives no advantage
+    weight: float | None  # E g · ∇J / |∇J|² over this prompt's parameters; 1 for the true gradient
+    cosine: float | None  # of the two gradients over this prompt's parameters; None if one of them is 0
+    contrast: float | None  # E[A | right] − E[A | wrong]; None for a credit without advantages
     mass: dict[str, list[float]]  # of each answer, at the start and after each small step
 
 
 @dataclass(frozen=True)
 class Figures:
-    cosine: float | None  # of expected and true gradient; None when the expected one is 0
+    cosine: float | None  # of expected and true gradient; None if the expected one is 0
     scale: float  # E g · ∇J / |∇J|²
     bias: float  # |E g − ∇J| / |∇J|
     bias_norm: float  # |E g − ∇J|
     variance: float  # trace of the covariance of g that comes from the answers
     noise: float | None  # sqrt(variance) / |E g|
-    dropped: float  # probability that selection leaves nothing of a draw
+    dropped: float  # probability that selection drops all of a draw
     entropy: list[float]  # of answers, in nats, mean over prompts: at the start and after each small step
     success: list[float]  # mean over prompts: at the start and after each small step
     expected: list[float]  # E g, parameter by parameter
@@ -58,7 +58,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Row:
-    """A method's line. `figures` is None where the laboratory cannot do the method, and `says` says why."""
+    """The row of a method. `figures` is None if the laboratory cannot enumerate the method; `says` has the reason."""
 
     method: str
     draws: int  # different draws of a step
@@ -99,16 +99,16 @@ def lab(
     seed: int = 0,
     tick: Tick = lambda name: None,
 ) -> Lab:
-    """Put methods on the bench, one after the other.
+    """Measure methods, one after the other.
 
     prompts, samples  of one optimiser step
-    steps, size       small steps along the expected gradient, each of this length in logits, whatever its norm
-    off_policy        drift of the policy that sampled from the one that is trained; critic, warm: see Bench
+    steps, size       small steps along the expected gradient, each of length `size` in the logits
+    off_policy        drift between the policy that sampled and the one that is trained; critic, warm: see Bench
     """
     _checked(steps, size, off_policy, critic, warm)
     found = [by_name(m) if isinstance(m, str) else m for m in methods]
     bench = Bench(world or ExactWorld(seed=seed), drift=off_policy, critic=critic, warm=warm, seed=seed)
-    bench.draws(prompts, samples)  # refuse what is too many before the first method
+    bench.draws(prompts, samples)  # refuse too many draws before the first method
     true_T = true_gradient(bench, bench.world.theta)
     rows = [_row(bench, m, prompts, samples, steps, size, true_T, tick) for m in found]
     w = bench.world
@@ -132,7 +132,7 @@ def _checked(steps: int, size: float, off_policy: float, critic: str, warm: int)
 
 
 def true_gradient(bench: Bench, theta: Tensor) -> Tensor:
-    """∇ of the expected task reward, averaged over prompts: the sum over all answers, differentiated."""
+    """∇ of the expected task reward, averaged over prompts, by summing over all answers."""
     theta = theta.detach().clone().requires_grad_()
     value = (bench.log_mass(theta).exp() * bench.world.reward_QA).sum(-1).mean()
     return torch.autograd.grad(value, theta)[0]
@@ -141,7 +141,7 @@ def true_gradient(bench: Bench, theta: Tensor) -> Tensor:
 def _row(
     bench: Bench, m: Method, prompts: int, samples: int, steps: int, size: float, true_T: Tensor, tick: Tick
 ) -> Row:
-    """A method that cannot go through the enumeration is answered with a sentence, whatever stops it."""
+    """The row of a method; if it cannot be enumerated, a row that says why."""
     prompts, samples, changed = _shape(m, prompts, samples)
     try:
         with closing(Trial(m, bench, prompts, samples)) as trial:
@@ -154,14 +154,14 @@ def _row(
         return Row(m.name, draws, prompts, samples, not trial.ctx.random, says, figures)
     except Unlike as said:
         return Row(m.name, 0, prompts, samples, False, [*changed, f"not done: {said}"], None)
-    except Exception as error:  # a room that wants what the laboratory does not have: say what it was
+    except Exception as error:  # a room needs something that the laboratory does not have
         what = str(error).split("\n")[0].rstrip(".")
         what = what if isinstance(error, ValueError) else f"{type(error).__name__}: {what}"
         return Row(m.name, 0, prompts, samples, False, [*changed, f"not done: {what}"], None)
 
 
 def _shape(m: Method, prompts: int, samples: int) -> tuple[int, int, list[str]]:
-    """The step that a method needs at least."""
+    """(prompts, samples, remarks): the smallest step of this size or more that the method can learn from."""
     enough = max(samples, least_samples(m))
     changed = [f"a step of {prompts} × {enough} answers, which it needs"] if enough != samples else []
     return prompts, enough, changed
@@ -174,7 +174,7 @@ class _Path:
 
 
 def _walk(trial: Trial, theta: Tensor, steps: int, size: float, tick: Callable[[], None]) -> _Path:
-    """Small steps along the expected gradient, each of the same length: methods of any scale can be compared."""
+    """Small steps along the expected gradient, all of the same length, so that methods of any scale compare."""
     first, masses = None, [trial.bench.log_mass(theta).exp()]
     for step in range(max(steps, 1)):
         moments = trial.moments(theta, tick)
@@ -222,7 +222,7 @@ def _prompt(bench: Bench, path: _Path, true_T: Tensor, q: int) -> PromptFigures:
 
 
 def _contrast(bench: Bench, adv_I: Tensor | None, q: int) -> float | None:
-    """E[A | right] − E[A | wrong] of the answers to a prompt; an answer that selection dropped has 0."""
+    """E[A | right] − E[A | wrong] over the answers to a prompt; 0 for answers that selection dropped."""
     if adv_I is None:
         return None
     world = bench.world

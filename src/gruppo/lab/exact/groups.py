@@ -1,4 +1,4 @@
-"""Every group that can be drawn, with its probability; and an engine that hands out the answers of one of them."""
+"""Every group that can be drawn, with its probability, and an engine that returns the answers of one of them."""
 
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,7 +17,7 @@ MOST = 20_000
 
 
 class Unlike(ValueError):
-    """Something that enumeration cannot do; the sentence stands in the row of the method."""
+    """A method that cannot be enumerated; the message is shown in its row."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Draws:
         P(group) = n! / Π_o n_o! · Π_o π(o)^{n_o}
     """
 
-    places: Tensor  # [C, prompts · samples]: the answers of a draw, counted prompt by prompt over the world
+    places: Tensor  # [C, prompts · samples]: the answers of a draw, numbered prompt by prompt
     counts: Tensor  # [C, Q · A]: how often each answer is in the draw
     log_ways: Tensor  # [C]: log n!/Π n_o!, summed over the prompts of the draw
     subset: Tensor  # [C]: which prompts were asked
@@ -80,18 +80,18 @@ def all_draws(world: ExactWorld, prompts: int, samples: int) -> Draws:
 
 
 class Masses:
-    """What a policy says of every answer: its probability and the log-probabilities of its tokens, at a temperature."""
+    """The probability of every answer and the log-probabilities of its tokens, at a temperature."""
 
     def __init__(self, mass_QA: Tensor, logp: Sequence[Tensor]) -> None:
         self.mass, self.logp = mass_QA.tolist(), logp
 
 
 class Script:
-    """An engine that hands out the answers of one draw instead of sampling, so that any rollout can be enumerated.
+    """An engine that returns the answers of one draw instead of sampling, so that any rollout can be enumerated.
 
-    Only plain requests are answered from the draw: a prompt of the laboratory, nothing written, temperature 1. A greedy
-    request is answered with the policy's most probable answer. Any other one, and more plain ones than the draw has,
-    are sampled with `noise` from the policy as it is, given what is written already.
+    Only plain requests are answered from the draw: a prompt of the laboratory, no part of an answer, temperature 1. A
+    greedy request gets the policy's most probable answer. Any other request, and any plain one beyond the draw, is
+    sampled from the policy with `noise`, given the part of the answer that is there.
     """
 
     can: frozenset[str] = frozenset()
@@ -103,7 +103,7 @@ class Script:
         self.asked = self.sampled = 0
 
     def begin(self, draw: Sequence[int]) -> None:
-        """The answers of a draw, in the order in which they will be handed out."""
+        """Set the answers of a draw, in the order in which they are returned."""
         self.left, self.asked = {}, 0
         for number in draw:
             q, a = divmod(number, len(self.world.answers))
@@ -127,7 +127,7 @@ class Script:
             yield i, Completion(ids, logp, np.zeros(len(ids), np.int32), "length" if cut else "stop", allowed=allowed)
 
     def _read(self, request: Request) -> tuple[int, bool, list[int]]:
-        """The prompt of a request, whether it is a plain one, and the letters of the answer that are there already."""
+        """The prompt of a request, whether it is plain, and the letters of the answer that are there already."""
         prefix, prompts = [int(i) for i in request.prefix], self.world.tokenizer.encode(self.world.tokenizer.prompts)
         at = max((i for i, token in enumerate(prefix) if token in prompts), default=-1)
         if at < 0:

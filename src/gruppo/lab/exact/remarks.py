@@ -1,4 +1,4 @@
-"""What the laboratory does not do as a run would, in words: the remarks beside a method's figures."""
+"""Remarks next to a method's figures: what the laboratory does not do as a run would."""
 
 from collections.abc import Iterable
 
@@ -32,13 +32,8 @@ def _data(trial: Trial) -> Iterable[str]:
         yield f"prompts come uniformly, not by {kind(m.curriculum)}"
     if m.remembers_episodes:
         yield "nothing is in its replay yet"
-    if any(template(o) for o in m.prompting) or "injected" in m.rollout.writes:
+    if any(hasattr(o, "template") for o in m.prompting) or "injected" in m.rollout.writes:
         yield "the policy reads over drafts and inducers: it answers as if they were not there"
-
-
-def template(occupant: object) -> bool:
-    """Whether it writes words around the prompt."""
-    return hasattr(occupant, "template")
 
 
 def _update(m: Method) -> Iterable[str]:

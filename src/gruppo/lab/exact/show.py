@@ -15,7 +15,7 @@ FEW = 8  # methods whose right answers are listed one by one
 
 
 def number(x: float | None, digits: int = 3, sign: bool = False) -> str:
-    """Rounded; what is 0 but for the last bits of a float64 is 0."""
+    """Rounded; float64 rounding errors are shown as 0."""
     if x is None:
         return "—"
     if abs(x) < 1e-12:
@@ -41,7 +41,7 @@ def line(row: Row) -> list[str]:
 
 
 def by_prompt(lab: Lab, what: str) -> tuple[list[str], list[list[str]]]:
-    """A figure of each prompt, by its success rate."""
+    """One figure for each prompt, by its success rate."""
     head = ["method", *(f"p={p:g}" for p in lab.rates)]
     done = [(r.method, r.figures) for r in lab.rows if r.figures is not None]
     return head, [[name, *(number(getattr(p, what)) for p in f.prompts)] for name, f in done]
@@ -61,7 +61,7 @@ def masses(lab: Lab) -> tuple[list[str], list[list[str]]]:
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns for a terminal: names to the left, numbers to the right."""
+    """A table for a terminal: names aligned left, numbers right."""
     width = [max(len(r[i]) for r in (head, *rows)) for i in range(len(head))]
 
     def one(cells: Sequence[str]) -> str:
@@ -127,8 +127,8 @@ def save(figure: Any, path: Path) -> None:
 
 
 def _done(lab: Lab) -> list[tuple[str, Any, dict[str, Any]]]:
-    """(name, figures, style) of every method that could be done. Methods that coincide lie on each other: later ones
-    are thinner."""
+    """(name, figures, style) of every method that could be done. Later ones are thinner, so that all of them show where
+    they coincide."""
     import matplotlib
 
     done = [(r.method, r.figures) for r in lab.rows if r.figures is not None]
@@ -166,28 +166,28 @@ def points(lab: Lab) -> list[tuple[str, float, float]]:
 
 
 def noise(axis: Any, at: Sequence[tuple[str, float, float]]) -> None:
-    """A point for each method; names of methods that coincide stand together."""
+    """One point per method; methods that coincide share a label."""
     same: dict[tuple[float, float], list[tuple[str, float, float]]] = {}
     for point in at:
         same.setdefault((round(point[1], 2), round(point[2], 1)), []).append(point)
     middle = (min(x for _, x, _ in at) + max(x for _, x, _ in at)) / 2 if at else 0.0
     for near in same.values():
         axis.plot([x for _, x, _ in near], [y for _, _, y in near], "o", color="tab:blue", markersize=4)
-        place, names = max((x, y) for _, x, y in near), ", ".join(name for name, _, _ in near)
-        side = "right" if place[0] > middle else "left"
-        axis.annotate(names, place, (0, 4), textcoords="offset points", fontsize="x-small", ha=side)
+        where, names = max((x, y) for _, x, y in near), ", ".join(name for name, _, _ in near)
+        side = "right" if where[0] > middle else "left"
+        axis.annotate(names, where, (0, 4), textcoords="offset points", fontsize="x-small", ha=side)
     axis.margins(0.08)
     axis.set(xlabel="cosine with the true gradient", ylabel="noise: √variance / |expected|", title="bias and noise")
 
 
 def answers(axis: Any, lab: Lab) -> None:
-    """How much each right answer grew; answers in the order of their mass at the start."""
-    places = [(lab.mass[q][lab.answers.index(a)], q, a) for q in range(len(lab.rates)) for a in lab.right]
-    places.sort()
+    """How much each right answer grew; answers are sorted by their initial mass."""
+    starts = [(lab.mass[q][lab.answers.index(a)], q, a) for q in range(len(lab.rates)) for a in lab.right]
+    starts.sort()
     for name, f, style in _done(lab):
-        y = [f.prompts[q].mass[a][-1] / start for start, q, a in places]
-        axis.plot(range(len(places)), y, marker=".", label=name, **style)
+        y = [f.prompts[q].mass[a][-1] / start for start, q, a in starts]
+        axis.plot(range(len(starts)), y, marker=".", label=name, **style)
     axis.axhline(1.0, color="grey", linewidth=0.8, linestyle=":")
-    labels = [f"{a or '·'} {start:.2g}" for start, _, a in places]
-    axis.set_xticks(range(len(places)), labels, rotation=60, fontsize="x-small")
+    labels = [f"{a or '·'} {start:.2g}" for start, _, a in starts]
+    axis.set_xticks(range(len(starts)), labels, rotation=60, fontsize="x-small")
     axis.set(ylabel="mass after / before", title=f"right answers after {lab.steps} small steps, rarest first")

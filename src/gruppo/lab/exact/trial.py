@@ -1,8 +1,8 @@
 """A method on the bench: the gradient of every draw, from the method's own rooms and the trainer's own terms.
 
 The gradient of an objective is Σ dJ/dstatistic · dstatistic/dθ. The first factor comes from the real code, draw by
-draw, because statistics, denominators and hinges belong to one step; the second is a table, since a token in a state
-has the same log-probability wherever it stands. So nothing is approximated, and no formula is written twice.
+draw, because statistics, denominators and clips belong to one step. The second is a table, since a token in a state
+always has the same log-probability. So nothing is approximated, and no formula is written twice.
 """
 
 import asyncio
@@ -29,8 +29,7 @@ from gruppo.stages.walk import Walk
 from gruppo.tasks.judge import Verdict
 from gruppo.train.forward import serve
 
-
-THROWS = 1500  # of a method's own random numbers, at least, over all draws
+THROWS = 1500  # repetitions over all draws, at least, for a method that draws random numbers of its own
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Moments:
     chance_C: Tensor
     subset_C: Tensor  # which prompts were asked
     grad_CT: Tensor  # the gradient of each draw
-    adv_I: Tensor | None  # Σ over draws of P(draw) · advantage of an answer / samples of the step, by place
+    adv_I: Tensor | None  # by answer: Σ over draws of P(draw) · its advantage / samples of the step
     dropped: float  # probability that selection leaves nothing to learn from
 
     @property
@@ -48,7 +47,7 @@ class Moments:
         return self.chance_C @ self.grad_CT
 
     def joined(self, other: "Moments") -> "Moments":
-        """Half of each."""
+        """The mean of both."""
         return Moments(
             torch.cat([self.chance_C, other.chance_C]) / 2,
             torch.cat([self.subset_C, other.subset_C]),
@@ -58,7 +57,7 @@ class Moments:
         )
 
     def variance(self) -> float:
-        """The trace of the covariance from the answers alone: inside each choice of prompts, then averaged."""
+        """The trace of the covariance within each choice of prompts, averaged: the part that comes from the answers."""
         total = 0.0
         for s in torch.unique(self.subset_C):
             here = self.subset_C == s
@@ -70,7 +69,7 @@ class Moments:
 
 
 class ExactJudge:
-    """Scores by looking the answer up."""
+    """Scores an answer by looking it up."""
 
     in_order = True
 
@@ -88,7 +87,7 @@ class Trial:
     """One method on the bench, with a step of `prompts` × `samples` answers."""
 
     def __init__(self, method: Method, bench: Bench, prompts: int, samples: int) -> None:
-        # A role that a run must be given stands here at the policy's start, as every frozen role does.
+        # A role that a run must provide is the initial policy here, like every frozen role.
         given = {name: replace(role, start=role.start or "policy") for name, role in method.cast.items()}
         self.method = method = method.but(cast=given)
         self.bench, self.world = bench, bench.world
@@ -108,13 +107,17 @@ class Trial:
         self.own_rollout = method.rollout != Group() or bool(method.prompting)
         self.plain = not (self.own_rollout or doors or method.reward)
         self.checked, self.error = False, 0.0
+        if found := problems(method, self.ctx, samples=samples):
+            raise Unlike(found[0].removeprefix(f"{method.name}: ").rstrip("."))
         self.runner = asyncio.Runner()
-        for said in problems(method, self.ctx, samples=samples):
-            raise Unlike(said.removeprefix(f"{method.name}: ").rstrip("."))
-        self.at(self.world.theta)
-        if self.own_rollout:
-            self._enumerate_what_it_draws()
-        self._remember()
+        try:
+            self.at(self.world.theta)
+            if self.own_rollout:
+                self._enumerate_what_it_draws()
+            self._remember()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self.runner.close()
@@ -124,16 +127,16 @@ class Trial:
         return []
 
     def _enumerate_what_it_draws(self) -> None:
-        """A rollout may take fewer answers to a prompt than samples are asked for: one path, or an expert besides."""
+        """A rollout may draw fewer answers to a prompt than samples are asked for, for example next to an expert's."""
         self.drawn(0)
         taken = self.script.taken(self.samples)
         if 0 < taken < self.samples:
             self.draws = self.bench.draws(self.prompts, taken)
 
-    # the models and what they know
+    # the models and their tables
 
     def at(self, theta: Tensor) -> None:
-        """Stand at this policy: the models, and what they say of every edge. Frozen roles stay at the start."""
+        """Move to this policy: build the models, and forget their tables. Frozen roles stay at the initial policy."""
         policy, old = (TablePolicy(self.world, x) for x in (theta, self.bench.old(theta)))
         self.log_mass_QA = self.bench.log_mass(old.theta.detach())
         known = self.log_mass_QA.exp() if self.bench.critic == "exact" else None
@@ -149,7 +152,7 @@ class Trial:
         self._masses: dict[float, Masses] = {}
 
     def table(self, n: Need, T: float, trained: bool = False) -> Tensor:
-        """A need of every edge at a temperature: of the model being trained, or as it was at the start of the step."""
+        """A statistic of every edge at a temperature: of the model being trained, or at the start of the step."""
         if (n, T, trained) not in self._tables:
             model = self.models["policy"] if trained else self.before[n.role]
             self._tables[n, T, trained] = self._read_atlas(model, n, T, grad=False)
@@ -163,18 +166,18 @@ class Trial:
         return self._slope_tables[n, T]
 
     def _read_atlas(self, model: Any, n: Need, T: float, grad: bool) -> Tensor:
-        """A need of every edge, read as the trainer reads it."""
+        """A statistic of every edge, read as the trainer reads it."""
         if n.at != "N":
             raise Unlike(f"it reads {n} at level {n.at}, and the table of the laboratory holds decisions")
         plain, atlas = replace(n, view="as_trained"), self.bench.atlas
         atlas = atlas.with_columns(temperature_N=torch.full_like(atlas.temperature_N, T))
         out = serve(model, atlas, [plain], grad=grad, cast=self.models)[plain.column]
         if out.dim() != 1:
-            raise Unlike(f"it reads {n}, which is no single number")
+            raise Unlike(f"it reads {n}, which is not a single number")
         return out[self.bench.row_of_edge]
 
     def masses(self, T: float) -> Masses:
-        """What the policy that samples says of every answer, at a temperature."""
+        """The probability of every answer under the policy that samples, at a temperature."""
         if T not in self._masses:
             atlas, logp_B = self.bench.atlas, self.table(Need("logp", "old"), T)
             rows = torch.bincount(atlas.episode_N, minlength=atlas.size("E")).tolist()
@@ -184,9 +187,9 @@ class Trial:
         return self._masses[T]
 
     def read(self, role: str, batch: Batch, needs: Sequence[Need]) -> dict[str, Tensor]:
-        """What the rooms want to know, from the tables; of whole sequences, from the model at each draw."""
-        whole = [n for n in needs if n.at == "S"]
-        columns = serve(self.before[role], batch, whole, cast=self.models) if whole else {}
+        """What the rooms read, from the tables; needs of sequences come from the model at each draw."""
+        of_sequences = [n for n in needs if n.at == "S"]
+        columns = serve(self.before[role], batch, of_sequences, cast=self.models) if of_sequences else {}
         return columns | {n.column: self.looked_up(batch, n) for n in needs if n.at != "S"}
 
     def looked_up(self, batch: Batch, n: Need, trained: bool = False) -> Tensor:
@@ -196,7 +199,7 @@ class Trial:
         return out
 
     def pack(self, episodes: Sequence[Episode], drawn: Any = None, views: Sequence[str] = ()) -> Batch:
-        """A batch with the edge of each decision, and with the exact probabilities that were sampled from."""
+        """A batch with the edge of each decision, and with the exact log-probabilities of the sampler."""
         if any(s.allowed and e.use != Use.BASELINE for e in episodes for s in e.sequences):
             raise Unlike("it learns from answers that were sampled from a truncated distribution")
         views = list(dict.fromkeys(("as_trained", *views, *(n.view for n in self.goal.needs()))))
@@ -210,7 +213,7 @@ class Trial:
     # one draw through the rooms
 
     def drawn(self, c: int, backwards: bool = False) -> Drawn | None:
-        """A draw, packed; None when selection leaves nothing to learn from."""
+        """A draw, packed; None if selection leaves nothing to learn from."""
         numbers = self.draws.places[c].tolist()
         if backwards:
             numbers.reverse()
@@ -220,7 +223,7 @@ class Trial:
             drawn = [self.world.episode(1000 + i, p) for i, p in enumerate(numbers)]
             if self.plain and not backwards:
                 return self._from_shelf(c, drawn)
-            for e, p in zip(drawn, numbers, strict=True):  # a reward may ask how likely an answer was
+            for e, p in zip(drawn, numbers, strict=True):  # a reward may read the log-probabilities
                 e.sequences[0].logp[e.sequences[0].prompt_len :] = self.masses(1.0).logp[p]
             drawn = at_once(self.walk.rewarded(self.ctx, drawn))
         kept = at_once(self.walk.compared(self.ctx, through_first_door(self.ctx, self.method.select, drawn)[0]))
@@ -228,7 +231,7 @@ class Trial:
         return None if batch is None else Drawn(batch, kept, drawn)
 
     def _from_shelf(self, c: int, drawn: list[Episode]) -> Drawn:
-        """Plain draws are packed once for all methods; only what the models say is the method's own."""
+        """Plain draws are packed once for all methods; only the readouts are the method's own."""
         wanted = self.walk.needs(self.ctx)
         if {n.view for n in (*wanted, *self.goal.needs())} - {"as_trained"}:
             counts = dict(Counter(e.group for e in drawn))
@@ -241,11 +244,11 @@ class Trial:
         return Drawn(self.walk.with_needs(batch, wanted), drawn, drawn)
 
     async def _rolled_out(self, numbers: Sequence[int]) -> list[Episode]:
-        """Prompting, rollout and reward as they are, with an engine that hands out the answers of the draw."""
+        """The method's own prompting, rollout and reward, with an engine that returns the answers of the draw."""
         asked = list(dict.fromkeys(p // len(self.world.answers) for p in numbers))
-        # What is recorded is the draw itself; an expert among samples writes a right answer.
+        # Recorded answers are those of the draw; an expert among the samples gives a right answer.
         read = isinstance(self.method.rollout, Recorded)
-        tasks = [self.world.told(q, numbers) if read else self.world.tasks[q] for q in asked]
+        tasks = [self.world.with_recorded(q, numbers) if read else self.world.tasks[q] for q in asked]
         self.script.begin(numbers)
         asks = [Ask(task, self.samples, index=q) for q, task in zip(asked, tasks, strict=True)]
         return await self.walk.drawn(self.ctx, asks, self.method.rollout)
@@ -258,7 +261,7 @@ class Trial:
         return self.walk.credited(self.ctx, batch)
 
     def gradient(self, batch: Batch) -> Tensor:
-        """The gradient in θ of one draw: the objective and the penalties of one optimiser step on the whole of it."""
+        """The gradient of one draw in θ: one optimiser step with objective and penalties on all of it."""
         leaves = {n: self.looked_up(batch, n, trained=True).requires_grad_() for n in self.goal.needs()}
         slopes, _ = self.goal.slopes(batch, {n.column: x for n, x in leaves.items()})
         total = torch.zeros_like(self.world.theta)
@@ -275,7 +278,7 @@ class Trial:
     def moments(self, theta: Tensor, tick: Callable[[], None] = lambda: None) -> Moments:
         self.at(theta)
         if self.own_rollout and not self.checked:
-            self._order_matters_not()
+            self._refuse_if_ordered()
         chance = self.draws.chances(self.log_mass_QA)
         first = self._pass(chance, tick)
         if not self.ctx.random:
@@ -287,7 +290,7 @@ class Trial:
         return both
 
     def _pass(self, chance: Tensor, tick: Callable[[], None], again: bool = False) -> Moments:
-        """Every draw, through the rooms. Dice of the method's own are thrown more often where a draw is probable."""
+        """Every draw, through the rooms; probable ones several times if the method draws random numbers itself."""
         grads, weight, which = list[Tensor](), list[float](), list[int]()
         adv_I, dropped = torch.zeros(self.draws.counts.shape[1], dtype=torch.float64), 0.0
         has_adv = "adv_N" in self.method.credit.writes
@@ -311,7 +314,7 @@ class Trial:
         return Moments(chances, subset, torch.stack(grads), adv_I if has_adv else None, dropped)
 
     def _through(self, c: int) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """The gradient of a draw, with the place and the advantage of each episode; None when nothing was left."""
+        """The gradient of a draw, with the answer and the advantage of each episode; None if nothing was left."""
         d = self.drawn(c)
         if d is None:
             return torch.zeros_like(self.world.theta), None
@@ -322,7 +325,7 @@ class Trial:
         return self.gradient(batch), self._by_answer(batch, d, adv_E)
 
     def _by_answer(self, batch: Batch, d: Drawn, adv_E: Tensor) -> tuple[Tensor, Tensor]:
-        """The number of each episode's answer, prompt by prompt, and its advantage; without texts that give no answer."""
+        """The number of each episode's answer and its advantage, leaving out texts without an answer."""
         width, prompt = len(self.world.answers), {t.uid: q for q, t in enumerate(self.world.tasks)}
         number = {e.uid: prompt[e.task] * width + self.world.answer_of(e.text) for e in d.drawn}
         none = {e.uid for e in d.drawn if self.world.answer_of(e.text) < 0}
@@ -331,7 +334,7 @@ class Trial:
         return torch.tensor([number[uids[i]] for i in rows], dtype=torch.int64), adv_E[rows]
 
     def _check(self, batch: Batch) -> None:
-        """What a run checks at its first batch, here at the first one that holds right and wrong answers."""
+        """What a run checks at its first batch, here at the first one with right and wrong answers."""
         rewards = batch.reward_E[batch.judged_E]
         if not self.checked and len(rewards) and float(rewards.min()) != float(rewards.max()):
             try:
@@ -340,8 +343,8 @@ class Trial:
                 raise Unlike(str(said).removeprefix(f"{self.method.name}: ").rstrip(".")) from None
             self.checked = True
 
-    def _order_matters_not(self) -> None:
-        """A rollout of its own may treat answers by their order; then a group is no set."""
+    def _refuse_if_ordered(self) -> None:
+        """Draws are enumerated as sets of answers, so a rollout must not depend on their order."""
         for c in range(0, len(self.draws.places), max(len(self.draws.places) // 12, 1)):
             a, b = self.drawn(c), self.drawn(c, backwards=True)
             one, two = (self.gradient(self.prepared(d)) if d else torch.zeros(1) for d in (a, b))
@@ -349,7 +352,7 @@ class Trial:
                 raise Unlike("its rollout treats the answers to a prompt by their order, so groups are no sets")
 
     def _remember(self) -> None:
-        """Memory as some steps leave it, drawn from the seed; the policy stays where it is."""
+        """Fill memory with some steps, drawn with the seed; the policy does not change."""
         generator = torch.Generator().manual_seed(self.bench.seed)
         chance = self.draws.chances(self.log_mass_QA)
         picks = torch.multinomial(chance, max(self.bench.warm, 1), replacement=True, generator=generator).tolist()
@@ -372,7 +375,7 @@ def _edge_N(batch: Batch, n: Need) -> Tensor:
 
 
 def _by_temperature(batch: Batch) -> list[tuple[float, Tensor]]:
-    """(temperature, decisions sampled at it); greedy answers are no part of a gradient and read as at 1."""
+    """(temperature, decisions sampled at it); greedy answers have no gradient and count as temperature 1."""
     warm_N = torch.where(batch.temperature_N > 0, batch.temperature_N, torch.ones_like(batch.temperature_N))
     return [(float(T), torch.nonzero(warm_N == T)[:, 0]) for T in torch.unique(warm_N)]
 

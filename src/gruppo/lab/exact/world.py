@@ -1,7 +1,7 @@
-"""The world of the exact laboratory: prompts whose every answer can be written down, and policies that are tables.
+"""The world of the exact laboratory: prompts with a few possible answers, and policies that are tables.
 
-A policy has one logit for each letter that may follow each beginning of an answer, to each prompt. Nothing is shared
-between prompts, so the gradient of a prompt is a block of its own. All numbers are float64.
+A policy has one logit for each letter that may follow each beginning of an answer, for each prompt. Prompts share no
+parameters, so the gradient of a prompt is a block of its own. All numbers are float64.
 """
 
 import re
@@ -18,19 +18,16 @@ from gruppo.data import Episode, Inputs, single_turn
 from gruppo.policies import CharTokenizer
 from gruppo.tasks import Task
 
-ANSWERS = ("", "a", "b", "aa", "ab", "ba", "bb")  # each is followed by the end, which is a token too
+ANSWERS = ("", "a", "b", "aa", "ab", "ba", "bb")  # each is followed by the end token
 RIGHT = ("a", "ab", "bb")
 RATES = (0.1, 0.3, 0.5, 0.9)
-SHARES = (0.6, 0.3, 0.1)  # of the right answers' mass, to which answer by the seed; the wrong ones' are like it
-NEVER = -1e4  # the logit of what cannot follow: its probability is 0 exactly, and 0 · log 0 is no NaN
-
-
-SEPARATORS = "\n "  # inside a prompt or between two pieces of an answer; the policies of the laboratory read over them
+SHARES = (0.6, 0.3, 0.1)  # of the right answers in their mass, shuffled by the seed; the same for the wrong ones
+NEVER = -1e4  # the logit of what cannot follow: its probability is exactly 0, and 0 · log 0 is not NaN
+SEPARATORS = "\n "  # inside a prompt or between two pieces of an answer; the policies ignore them
 
 
 class Letters(CharTokenizer):
-    """Characters with other numbers: the end is 0, then the letters of answers, `<bos>`, a capital for each prompt,
-    separators."""
+    """Characters as ids: the end is 0, then the letters of answers, `<bos>`, a capital for each prompt, separators."""
 
     eos = 0
     stops = (0,)
@@ -115,17 +112,17 @@ class ExactWorld:
 
     @cached_property
     def beginnings(self) -> list[str]:
-        """Every beginning of an answer that is no whole one: a state in which the policy writes a token."""
+        """Every beginning of an answer, the answer itself included: the states in which the policy writes a token."""
         return sorted({a[:i] for a in self.answers for i in range(len(a) + 1)}, key=lambda s: (len(s), s))
 
     def following(self, beginning: str) -> list[str]:
         """What may follow it: letters, and "." for the end."""
-        whole = [a + "." for a in self.answers]
-        return sorted({w[len(beginning)] for w in whole if w.startswith(beginning)})
+        ended = [a + "." for a in self.answers]
+        return sorted({a[len(beginning)] for a in ended if a.startswith(beginning)})
 
     @cached_property
     def cells(self) -> list[tuple[int, str, str]]:
-        """(prompt, beginning, token) of every parameter. Where only one token may follow there is nothing to learn."""
+        """(prompt, beginning, token) of every parameter. States with a single possible token have none."""
         free = [(b, c) for b in self.beginnings for c in self.following(b) if len(self.following(b)) > 1]
         return [(q, b, c) for q in range(len(self.rates)) for b, c in free]
 
@@ -134,7 +131,7 @@ class ExactWorld:
 
     @cached_property
     def theta(self) -> Tensor:
-        """The logits at the start, one a cell: log P(token | beginning)."""
+        """The initial logits, one per cell: log P(token | beginning)."""
 
         def mass(q: int, start: str) -> float:
             return float(sum(self.mass_QA[q, i] for i, a in enumerate(self.answers) if (a + ".").startswith(start)))
@@ -142,7 +139,7 @@ class ExactWorld:
         return torch.tensor([mass(q, b + c) / mass(q, b) for q, b, c in self.cells], dtype=torch.float64).log()
 
     def node(self, q: int, beginning: str) -> int:
-        """The row of a state; row 0 is before the prompt and after the end."""
+        """The row of a state; row 0 is the state before the prompt and after the end."""
         return 1 + q * len(self.beginnings) + self.beginnings.index(beginning)
 
     @cached_property
@@ -171,9 +168,9 @@ class ExactWorld:
         meta = {"hints": hints} if hints else {}
         return [Task(n, n, self.right[0], 1, "lab", longest, meta={"rate": p, **meta}) for n, p in names]
 
-    def told(self, q: int, places: Sequence[int]) -> Task:
-        """The task with the answers of a draw written down, for methods that learn from recorded answers."""
-        mine = [p % len(self.answers) for p in places if p // len(self.answers) == q]
+    def with_recorded(self, q: int, numbers: Sequence[int]) -> Task:
+        """The task with the answers of a draw as its recorded answers."""
+        mine = [n % len(self.answers) for n in numbers if n // len(self.answers) == q]
         written = [{"text": self.answers[a], "reward": float(self.reward_QA[q, a])} for a in mine]
         return replace(self.tasks[q], meta={"answers": written})
 
@@ -183,9 +180,9 @@ class ExactWorld:
     def ids(self, answer: int) -> NDArray[np.int64]:
         return np.append(self.tokenizer.encode(self.answers[answer]), self.tokenizer.eos)
 
-    def episode(self, uid: int, place: int) -> Episode:
-        """The episode in which a prompt was answered so; `place` counts answers, prompt by prompt."""
-        q, a = divmod(place, len(self.answers))
+    def episode(self, uid: int, number: int) -> Episode:
+        """The episode of an answer to a prompt; `number` counts the answers, prompt by prompt."""
+        q, a = divmod(number, len(self.answers))
         ids, task = self.ids(a), self.tasks[q]
         unknown = np.zeros(len(ids), np.float32)  # the exact log-probability is a column of the batch later
         reward = {"task": float(self.reward_QA[q, a])}
@@ -206,7 +203,7 @@ class ExactWorld:
 
 
 class Table(nn.Module):
-    """A model that looks the state up: its hidden state is the row of a table, its head returns it as it is."""
+    """A model that looks up the state: its hidden state is a row of a table, and its head is the identity."""
 
     layers, context = 0, 64
 
@@ -228,7 +225,7 @@ class Table(nn.Module):
         return rows_MD, dict.fromkeys(collect, rows_MD)
 
     def states(self, inputs: Inputs) -> Tensor:
-        """Walk down the tree, all sequences at once; a position goes on from its parent."""
+        """The state of each position, from that of its parent, for all sequences at once."""
         node_M = torch.zeros_like(inputs.ids_M)
         for depth in range(int(inputs.pos_M.max()) + 1 if len(inputs.pos_M) else 0):
             here = torch.nonzero(inputs.pos_M == depth)[:, 0]
@@ -248,15 +245,15 @@ class TablePolicy(Table):
                 rows_XV[world.node(q, b), [world.token(c) for c in world.following(b)]] = 0.0
         super().__init__(world, rows_XV)
         self.theta = nn.Parameter(theta.clone())
-        places = [(world.node(q, b), world.token(c)) for q, b, c in world.cells]
-        self.at = tuple(torch.tensor(places).T)
+        cells = [(world.node(q, b), world.token(c)) for q, b, c in world.cells]
+        self.at = tuple(torch.tensor(cells).T)
 
     def rows(self) -> Tensor:
         return self.base_XD.index_put(self.at, self.theta)
 
 
 class TableCritic(Table):
-    """Exact values of a policy in every state: the expected reward from there on. Or zeros."""
+    """The exact value of a policy in every state, its expected reward; or zeros."""
 
     def __init__(self, world: ExactWorld, mass_QA: Tensor | None) -> None:
         super().__init__(world, torch.zeros(len(world.next_XV), 1, dtype=torch.float64))
@@ -277,5 +274,5 @@ class TableCritic(Table):
 
 
 def entropy(mass_QA: Tensor) -> Tensor:
-    """−Σ P log P of whole answers, in nats, averaged over prompts."""
+    """−Σ P log P over answers, in nats, averaged over prompts."""
     return -torch.special.xlogy(mass_QA, mass_QA).sum(-1).mean()

@@ -1,4 +1,4 @@
-"""The laws that every method must keep, and the small world in which they are tried."""
+"""The laws that every method must satisfy, and the small world in which they are tested."""
 
 from gruppo.lab.laws.laws import LAWS, ONCE, check_laws, law_by_law, verdict
 

@@ -1,4 +1,4 @@
-"""The rooms before the batch, for the laws: tasks, a tokenizer, and an engine that really samples."""
+"""For laws about the rooms before the batch: tasks, a tokenizer, and an engine that really samples."""
 
 import asyncio
 from collections.abc import Sequence as Seq
@@ -16,7 +16,7 @@ from gruppo.tasks.judge import Verdict
 
 
 class ByChance:
-    """A judge: right or wrong by chance, keyed by what was written."""
+    """A judge that calls answers right or wrong at random, keyed by their text."""
 
     in_order = True
 
@@ -28,7 +28,7 @@ class ByChance:
 
 
 class Desk:
-    """The walk of a world with tasks, a judge and an engine that really samples."""
+    """Adds tasks, a judge and an engine to the walk of a world."""
 
     def __init__(self, world: World) -> None:
         self.tasks = [
@@ -47,7 +47,7 @@ class Desk:
         return curriculum(self.ctx, self.tasks)
 
     def prompts(self, chain: Seq[Any]) -> list[Prompt]:
-        """Every second ask wishes for a hint, and has a draft."""
+        """Every second ask requests a hint, and has a draft."""
         asks = [Ask(t, 4, how={"hint": 0.5, "draft": "12"} if i % 2 else {}) for i, t in enumerate(self.tasks[:4])]
         return [p for ask in asks for p in prompts_for(self.ctx, tuple(chain), ask)]
 

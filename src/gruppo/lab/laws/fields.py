@@ -1,4 +1,4 @@
-"""Laws about hyper-parameters: every field of every occupant changes something, and schedules are followed."""
+"""Laws about hyper-parameters: every field changes something, and schedules are followed."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -10,35 +10,35 @@ import numpy as np
 from gruppo.data import Episode
 from gruppo.lab.laws.desk import Desk
 from gruppo.lab.laws.same import drifted, observe
-from gruppo.lab.laws.world import World, random_episodes, with_notes
+from gruppo.lab.laws.world import NothingToLearn, World, random_episodes, with_notes
 from gruppo.stages import ROOMS, Method, Schedule, kind
 from gruppo.stages.occupant import hints_of
 from gruppo.stages.walk import noted
 
 BEFORE_THE_BATCH = ("curriculum", "prompting", "rollout")
-ROOMS_OF_THEIR_OWN = (*BEFORE_THE_BATCH, "replay", "reward", "update")  # what they do is seen by itself
+DIRECTLY_SEEN = (*BEFORE_THE_BATCH, "replay", "reward", "update")  # others are seen in the gradient only
 
 
 def fields_matter(method: Method, seed: int) -> str:
     """Every field of every occupant changes something: no argument is ever ignored."""
     known: dict[Any, str] = {}
 
-    def plain(room: str, place: Any, occupant: Any, n: int) -> str:
-        """Rooms that only the gradient shows have one fingerprint."""
-        own = room in ROOMS_OF_THEIR_OWN or hasattr(occupant, "episodes")
-        key = (room, place, n) if own else n
+    def plain(room: str, slot: Any, occupant: Any, n: int) -> str:
+        """The fingerprint before a change; rooms that only the gradient shows have one in common."""
+        own = room in DIRECTLY_SEEN or hasattr(occupant, "episodes")
+        key = (room, slot, n) if own else n
         if key not in known:
-            known[key] = _fingerprint(method, room, place, n)
+            known[key] = _fingerprint(method, room, slot, n)
         return known[key]
 
-    def shows(room: str, place: Any, new: Any) -> bool:
-        changed = _with(method, room, place, new)
-        return any(plain(room, place, new, n) != _fingerprint(changed, room, place, n) for n in range(4))
+    def shows(room: str, slot: Any, new: Any) -> bool:
+        changed = _with(method, room, slot, new)
+        return any(plain(room, slot, new, n) != _fingerprint(changed, room, slot, n) for n in range(4))
 
-    for room, place, occupant in _places(method):
+    for room, slot, occupant in _slots(method):
         for f in fields(occupant):
             tries = list(_tries(occupant, f))
-            if not any(shows(room, place, new) for new in tries):
+            if not any(shows(room, slot, new) for new in tries):
                 values = [getattr(new, f.name) for new in tries]
                 return (
                     f"{kind(occupant)}.{f.name} in {room}: none of {values} changed anything; name a witness, or drop "
@@ -48,8 +48,8 @@ def fields_matter(method: Method, seed: int) -> str:
 
 
 def schedules(method: Method, seed: int) -> str:
-    """A field that takes a schedule reads it at the step: the same as the number that the schedule has there."""
-    for room, place, occupant in _places(method):
+    """A field that takes a schedule reads its value at the current step."""
+    for room, slot, occupant in _slots(method):
         hints = hints_of(type(occupant))
         for f in fields(occupant):
             if Schedule not in get_args(hints[f.name]):
@@ -57,13 +57,13 @@ def schedules(method: Method, seed: int) -> str:
             number = 0.3
             moving = Schedule(f"linear(0.0, {number!r}, steps=10)")
             now = moving.value(World(method, seed).ctx.step, {})
-            left, right = (_with(method, room, place, replace(occupant, **{f.name: v})) for v in (moving, now))
-            if _fingerprint(left, room, place, seed) != _fingerprint(right, room, place, seed):
+            left, right = (_with(method, room, slot, replace(occupant, **{f.name: v})) for v in (moving, now))
+            if _fingerprint(left, room, slot, seed) != _fingerprint(right, room, slot, seed):
                 return f"{kind(occupant)}.{f.name} in {room}: {moving} is not {now:g} at its step"
     return ""
 
 
-def _places(method: Method) -> Iterable[tuple[str, Any, Any]]:
+def _slots(method: Method) -> Iterable[tuple[str, Any, Any]]:
     for room in ROOMS:
         held = getattr(method, room)
         if isinstance(held, Mapping):
@@ -75,7 +75,7 @@ def _places(method: Method) -> Iterable[tuple[str, Any, Any]]:
 
 
 def _tries(occupant: Any, f: Field[Any]) -> Iterable[Any]:
-    """The occupant with other values of a field: its witnesses, its default, and the usual tries."""
+    """The occupant with other values of a field: its witnesses, its default, and some usual values."""
     before, named = getattr(occupant, f.name), list(f.metadata.get("witness", ()))
     default = [] if f.default is MISSING else [f.default]
     for value in (*named, *default, *_others(f.name, before, hints_of(type(occupant)).get(f.name))):
@@ -97,21 +97,28 @@ def _others(name: str, value: Any, hint: Any) -> Iterable[Any]:
         yield from (value * 0.1, value * 3 + 0.1, 0.0, 0.9)
 
 
-def _with(method: Method, room: str, place: Any, new: Any) -> Method:
+def _with(method: Method, room: str, slot: Any, new: Any) -> Method:
     held = getattr(method, room)
     if isinstance(held, Mapping):
-        role, i = place
+        role, i = slot
         return method.but(**{room: {**held, role: tuple(new if j == i else o for j, o in enumerate(held[role]))}})
     if isinstance(held, tuple):
-        return method.but(**{room: tuple(new if i == place else o for i, o in enumerate(held))})
+        return method.but(**{room: tuple(new if i == slot else o for i, o in enumerate(held))})
     return method.but(**{room: new})
 
 
-def _fingerprint(method: Method, room: str, place: Any, seed: int) -> str:
-    """What a room does on one batch, as text: so NaN is equal to NaN, and cannot pass for a change."""
+def _fingerprint(method: Method, room: str, slot: Any, seed: int) -> str:
+    """What a room does on one batch, as text, so that NaN equals NaN and is not mistaken for a change."""
+    try:
+        return _shown(method, room, slot, seed)
+    except NothingToLearn:
+        return "nothing to learn from"
+
+
+def _shown(method: Method, room: str, slot: Any, seed: int) -> str:
     world = World(method, seed)
     held = getattr(method, room)
-    occupant = held if place is None else held[place[0]][place[1]] if isinstance(held, Mapping) else held[place]
+    occupant = held if slot is None else held[slot[0]][slot[1]] if isinstance(held, Mapping) else held[slot]
     episodes = random_episodes(seed, groups=4, mixed=seed % 2 == 0)
     if room in BEFORE_THE_BATCH:
         return repr(_before_the_batch(world, room, occupant, episodes))
@@ -130,7 +137,7 @@ def _fingerprint(method: Method, room: str, place: Any, seed: int) -> str:
 
 
 def observe_twice(world: World, episodes: list[Episode]) -> None:
-    """So that what depends on memory, or on what is stored, shows. The second time all rewards are doubled."""
+    """Fill memory and replay, so that what depends on them shows. The second time all rewards are doubled."""
     for step in range(2):
         observe(world, [_times(e, step + 1) for e in episodes], step)
 
@@ -156,7 +163,7 @@ def _before_the_batch(world: World, room: str, occupant: Any, episodes: list[Epi
             for p in prompts
         ]
     made: list[Episode] = []
-    for world.ctx.step in (1, 6):  # at the start of a run and in the middle of it
+    for world.ctx.step in (1, 6):  # early in a run, and in the middle of it
         made += desk.episodes(occupant)
     return [
         (e.group, e.status, e.use, e.reward, {k: n.values.tolist() for k, n in e.notes.items()},
@@ -166,7 +173,7 @@ def _before_the_batch(world: World, room: str, occupant: Any, episodes: list[Epi
 
 
 def _remembered(world: World, replay: Any, episodes: list[Episode]) -> Any:
-    """What comes back over some steps, and what the loop reads beside it (see stages.replay.Replay)."""
+    """What is recalled over some steps, and the settings that the loop reads (see stages.replay.Replay)."""
     store: list[Episode] = []
     stored = _annotated(world, episodes)
     out: list[Any] = [replay.joins, replay.proximal, replay.credited]
@@ -178,7 +185,7 @@ def _remembered(world: World, replay: Any, episodes: list[Episode]) -> Any:
 
 
 def _annotated(world: World, episodes: list[Episode]) -> list[Episode]:
-    """With the notes that the loop gives to what is stored."""
+    """The episodes with the notes that the loop stores."""
     kept = world.selected(episodes)
     batch = world.prepared(world.joined(kept, episodes))
     return noted(batch, kept, ("logp_old_N", *world.method.credit.writes))
@@ -194,7 +201,7 @@ def _door(world: World, occupant: Any, episodes: list[Episode]) -> Any:
 
 
 def _after_update(world: World, episodes: list[Episode]) -> Any:
-    for step in range(9):  # windows of the step fill up; of rewards that rise and fall
+    for step in range(9):  # enough to fill windows over steps, with rewards that rise and fall
         observe(world, [_times(e, 1 + step % 3) for e in episodes], step)
     batch = world.prepared(world.packed(episodes))
     world.method.update(world.ctx, world.learner, batch)

@@ -1,7 +1,7 @@
-"""The laws: what every method must keep, whatever it furnishes. `gruppo methods check NAME` runs them.
+"""The laws: what every method must satisfy, whatever is in its rooms. `gruppo methods check NAME` runs them.
 
-A law takes a method and a seed and returns "" or a sentence that says how it is broken. A method that breaks a law on
-purpose says so in `breaks`, with the reason; the declaration is in its documentation.
+A law takes a method and a seed, and returns "" or a sentence that says how it is broken. A method that breaks a law on
+purpose declares it in `breaks`, with the reason, which is also in its documentation.
 """
 
 import tomllib
@@ -31,20 +31,22 @@ Law = Callable[[Method, int], str]
 
 
 def micro_batches(method: Method, seed: int) -> str:
-    """Any split into micro-batches, also one that cuts groups and shuffles episodes, gives the same gradient."""
+    """Any split into micro-batches gives the same gradient, even if it cuts groups and shuffles episodes."""
     world = World(method, seed)
     batch = world.prepared(world.packed(random_episodes(seed)))
 
     def check(role: str) -> Iterable[str]:
+        rows = torch.arange(batch.size("S"))
         for k, near in enumerate(drifted(batch)):
-            whole = world.grad(near, role, [torch.arange(batch.size("S"))])
-            yield same(whole, world.grad(near, role, random_cut(batch, seed + k)), f"{role} in micro-batches")
+            uncut = world.grad(near, role, [rows])
+            cut = random_cut(batch, seed + k) if k else [rows[::2], rows[1::2]]  # splits every episode of two sequences
+            yield same(uncut, world.grad(near, role, cut), f"{role} in micro-batches")
 
     return first(said for role in world.learner.trained for said in check(role))
 
 
 def fused_is_two_pass(method: Method, seed: int) -> str:
-    """One fused pass and the whole-step objective in two passes agree."""
+    """One fused pass and two passes give the same gradient."""
     world = World(method, seed)
     batch = world.prepared(world.packed(random_episodes(seed)))
     cut = random_cut(batch, seed)
@@ -56,7 +58,7 @@ def fused_is_two_pass(method: Method, seed: int) -> str:
 
 
 def lazy_old(method: Method, seed: int) -> str:
-    """logp_old left out of the batch is logp itself: the same gradient as with the column."""
+    """If log π_old is left out of the batch, log π takes its place: the gradient is the same as with the column."""
     world = World(method, seed, on_policy=True)
     batch = world.prepared(world.packed(random_episodes(seed)))
     if "logp_old_N" not in batch.columns:
@@ -77,9 +79,9 @@ def order(method: Method, seed: int) -> str:
 
 
 def equal_rewards(method: Method, seed: int) -> str:
-    """Equal rewards, no penalty, neutral memory: nothing to learn."""
+    """With equal rewards, no penalties and an empty memory, there is nothing to learn."""
     world = World(bare(method), seed, on_policy=True)
-    for reward in (0.7, 0.1):  # numbers whose mean is rounded
+    for reward in (0.7, 0.1):  # their mean is rounded
         size = float(world.gradient(with_rewards(random_episodes(seed), reward)).norm())
         if not size <= 1e-12:
             return f"gradient of norm {size:.2e} from rewards that are all {reward:.2g}"
@@ -87,12 +89,12 @@ def equal_rewards(method: Method, seed: int) -> str:
 
 
 def shift(method: Method, seed: int) -> str:
-    """A constant added to every reward changes nothing, where the credit claims it."""
+    """Adding a constant to every reward changes nothing, if the credit claims so."""
     return _moved(method, seed, "shift", lambda r: r + 3.7)
 
 
 def scale(method: Method, seed: int) -> str:
-    """Rewards times a constant change nothing, where the credit claims it (up to its eps)."""
+    """Multiplying rewards by a constant changes nothing, if the credit claims so (up to its eps)."""
     return _moved(method, seed, "scale", lambda r: r * 40.0)
 
 
@@ -134,8 +136,8 @@ def direction(method: Method, seed: int) -> str:
 
 
 def extremes(method: Method, seed: int) -> str:
-    """Log-ratios of ±60 and ±800, alike or in turns, give a finite objective and a finite gradient (exp(800) has
-    no number); so do values of ±1e6."""
+    """Log-ratios of ±60 and ±800, of one sign or alternating, give a finite objective and gradient, although exp(800)
+    overflows; so do values of ±1e6."""
     world = World(method, seed)
     batch = world.packed(random_episodes(seed))
     turns = torch.where(torch.arange(batch.size("N")) % 2 == 0, 1.0, -1.0).double()
@@ -161,7 +163,7 @@ def _extreme(world: World, batch: Batch, role: str, gap_N: Tensor) -> str:
 
 
 def finite_differences(method: Method, seed: int) -> str:
-    """Autograd agrees with finite differences, stopped parts held at the base point."""
+    """Autograd agrees with finite differences, with stop-gradient parts held fixed."""
     world = World(method, seed)
     batch = world.prepared(world.packed(random_episodes(seed)))
     generator = torch.Generator().manual_seed(seed)
@@ -175,15 +177,15 @@ def finite_differences(method: Method, seed: int) -> str:
                 tape.rewind()
                 ends.append(float(world.value(batch, {k: v + h * ways[k] for k, v in stats.items()}, role)))
         parts = torch.cat([(slopes[k] * ways[k]).flatten() for k in stats])
-        told, seen = float(parts.sum()), (ends[0] - ends[1]) / 2e-6
+        by_autograd, measured = float(parts.sum()), (ends[0] - ends[1]) / 2e-6
         allowed = 1e-5 * float(parts.abs().sum()) + 1e-9 * max(1.0, abs(ends[0]))
-        if not abs(told - seen) <= allowed:
-            return f"{role}: autograd says {told:.8g}, finite differences {seen:.8g}"
+        if not abs(by_autograd - measured) <= allowed:
+            return f"{role}: autograd says {by_autograd:.8g}, finite differences {measured:.8g}"
     return ""
 
 
 def alone(method: Method, seed: int) -> str:
-    """A method that learns nothing from groups of one says so: an occupant requires two samples or more."""
+    """If a method learns nothing from groups of one, one of its occupants requires two samples or more."""
     if least_samples(method) > 1:
         return ""
     episodes = [replace(e, group=f"{e.group}-{e.uid}") for e in random_episodes(seed, dead=False)]
@@ -192,7 +194,7 @@ def alone(method: Method, seed: int) -> str:
 
 
 def roles(method: Method, seed: int) -> str:
-    """The update trains every trained role, and changes no other model."""
+    """The update changes every trained role, and no other model."""
     world = World(method, seed)
     batch = world.prepared(world.packed(random_episodes(seed)))
     before = {role: deepcopy(model.state_dict()) for role, model in world.models.items()}
@@ -206,8 +208,8 @@ def roles(method: Method, seed: int) -> str:
 
 
 def memory(method: Method, seed: int) -> str:
-    """Rooms only read: the same episodes give the same gradient twice, and memory stays as it is. What `observe`
-    writes, also at a step without a batch, survives save and load exactly."""
+    """Rooms only read memory: the same episodes give the same gradient twice, and memory does not change. What
+    `observe` writes, also at a step without a batch, is saved and loaded exactly."""
     world = World(method, seed)
     episodes = random_episodes(seed)
     for step in range(2):
@@ -243,7 +245,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def record(method: Method, seed: int) -> str:
-    """The record survives its round trip through the text of a run file, with the same hash."""
+    """The record is the same after writing it to a run file and reading it back, and so is its hash."""
     back = from_table(tomllib.loads(tomli_w.dumps(to_table(method))))
     return "" if back == method and record_hash(back) == record_hash(method) else "the record changed on its round trip"
 
@@ -260,7 +262,7 @@ ONCE = frozenset({"record", "fields_matter", "schedules"})  # these do not depen
 
 
 def verdict(law: str, method: Method, seed: int = 0) -> str:
-    """What a law says of a method; an occupant that raises breaks it."""
+    """What a law says about a method; if an occupant raises, the law is broken."""
     try:
         return LAWS[law](method, seed)
     except Exception as error:

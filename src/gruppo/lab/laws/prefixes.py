@@ -1,4 +1,4 @@
-"""A law about prefixes that sequences share: computed once or copied, the gradient is the same."""
+"""A law about prefixes that sequences share: the gradient is the same whether they are computed once or copied."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,13 +12,13 @@ from gruppo.stages import Method
 
 
 def shared_prefixes(method: Method, seed: int) -> str:
-    """What sequences begin with alike is computed once with the gradient of its copies, also when a micro-batch cuts
-    through a group, in one fused pass and in two."""
+    """A shared prefix that is computed once has the gradient of its copies, even if a micro-batch cuts through a group,
+    in one fused pass and in two."""
     episodes = begun_alike(random_episodes(seed), seed)
     world = World(method, seed)
     copied, shared = (world.prepared(world.packed(episodes, share=share)) for share in (2.0, 0.0))
     if all(len(v.tree()[0].ids_M) == len(v.ids_M) for v in shared.views.values()):
-        return "nothing was shared, so nothing was seen"
+        return "nothing was shared, so nothing was tested"
 
     def check(role: str) -> Iterable[str]:
         for k, (one, two) in enumerate(zip(drifted(copied), drifted(shared), strict=True)):
@@ -30,7 +30,7 @@ def shared_prefixes(method: Method, seed: int) -> str:
 
 
 def begun_alike(episodes: list[Episode], seed: int) -> list[Episode]:
-    """The same episodes; sequences of a group begin like its first one: with its prompt or more of it, or with less."""
+    """The episodes, with sequences that begin like the first one of their group, for a random number of tokens."""
     rng = np.random.default_rng(seed)
     model: dict[str, Sequence] = {}
     out: list[Episode] = []
@@ -41,7 +41,7 @@ def begun_alike(episodes: list[Episode], seed: int) -> list[Episode]:
 
 
 def _like(s: Sequence, model: Sequence, n: int) -> Sequence:
-    """`s` with the first n ids of `model`; a token that must lie in a truncation set stays as it is."""
+    """`s` with the first n ids of `model`; tokens from a truncation set on stay as they are."""
     n = min(n, len(s.ids), len(model.ids), *(s.allowed or {}), *([s.prompt_len] if s.train_as is not None else []))
     ids = np.concatenate([model.ids[:n], s.ids[n:]])
     return replace(s, ids=ids, train_as=None if s.train_as is None else np.concatenate([ids[:n], s.train_as[n:]]))

@@ -1,4 +1,4 @@
-"""Laws about rows that must not speak: masked, failed, unused, dropped, weighing nothing."""
+"""Laws about rows that must have no effect: masked, failed, unused, dropped, or of weight 0."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,13 +15,13 @@ from gruppo.stages.check import readable_N
 
 
 def nan_mask(method: Method, seed: int) -> str:
-    """NaN and infinities change nothing on rows that nothing may read: those of failed and unused episodes, given
-    tokens that no occupant has a rule for, and for the objective tokens that selection dropped."""
+    """NaN and infinities change nothing on rows that must not be read: those of failed and unused episodes, tokens of
+    sources that no occupant reads, and, for the objective, tokens that selection dropped."""
     return first((*_dead_rows(method, seed), *_dropped_rows(method.but(penalties=()), seed)))
 
 
 POISONS = (float("nan"), float("inf"), -float("inf"))
-_INPUTS = ("weight_N", "temperature_N")  # not statistics: nobody writes NaN there
+_INPUTS = ("weight_N", "temperature_N")  # not statistics: never NaN
 
 
 def _dead_rows(method: Method, seed: int) -> Iterable[str]:
@@ -59,8 +59,8 @@ def _poisoned(batch: Batch, rows: Mapping[str, Tensor], value: float) -> Batch:
 
 
 def failures(method: Method, seed: int) -> str:
-    """A failed episode leaves no trace: the same gradient as if it had never been drawn, also at the step after,
-    when memory has seen it. What an open one may have as reward is not read before it ends."""
+    """A failed episode leaves no trace: the gradient is as if it had never been drawn, also at the next step, after
+    memory has seen it. The reward of an open episode is not read before it ends."""
     episodes = random_episodes(seed)
     still = [replace(e, reward={"task": -5.0}) if e.status == Status.OPEN else e for e in episodes]
     without = [e for e in still if e.status.judged or e.status == Status.OPEN]
@@ -79,43 +79,45 @@ def failures(method: Method, seed: int) -> str:
 
 
 def unused(method: Method, seed: int) -> str:
-    """Episodes of use `none` leave no trace; of use `baseline`, no token of theirs is learned or counted; of use
-    `apart`, no reward of theirs is in anyone else's advantage."""
+    """Episodes of use `none` leave no trace; tokens of use `baseline` are neither learned nor counted; rewards of use
+    `apart` are in no other episode's advantage."""
     world = World(method, seed)
     episodes = random_episodes(seed)
-    said = _apart(world, episodes)
+    said = _apart(world, episodes) or first(_apart_in_objectives(method.but(select=()), seed))
     if said:
         return said
     without = [e for e in episodes if e.use != Use.NONE]
     batch = world.prepared(world.packed(episodes))
-    asleep = ~batch.spread((batch.use_E == Use.LEARN) | (batch.use_E == Use.APART), "E", "N")
+    idle_N = ~batch.spread((batch.use_E == Use.LEARN) | (batch.use_E == Use.APART), "E", "N")
     for role in world.learner.trained:
         slopes = world.slopes(batch, world.statistics(batch, role), role)
-        loud = sum(float(g[asleep].abs().sum()) for k, g in slopes.items() if k.endswith("_N"))
+        loud = sum(float(g[idle_N].abs().sum()) for k, g in slopes.items() if k.endswith("_N"))
         if loud != 0:
             return f"{role}: gradient {loud:.2e} on unused episodes"
         plain = world.grad(batch, role)
         said = same(world.gradient(without, role), plain, f"{role} with unused episodes") or same(
-            world.grad(_never_written(batch, asleep), role), plain, f"{role}, tokens of unused episodes are counted"
+            world.grad(_never_written(batch, idle_N), role), plain, f"{role}, tokens of unused episodes are counted"
         )
         if said:
             return said
     return ""
 
 
-def _apart(world: World, episodes: list[Episode]) -> str:
-    def turned(e: Episode) -> Episode:
-        return replace(e, reward=e.reward | {"task": 1 - e.reward["task"]}) if e.use == Use.APART else e
+def _turned(episodes: list[Episode]) -> list[Episode]:
+    """Right is wrong and wrong is right, in episodes apart."""
+    return [replace(e, reward=e.reward | {"task": 1 - e.reward["task"]}) if e.use == Use.APART else e for e in episodes]
 
-    other = [turned(e) for e in episodes]
+
+def _apart(world: World, episodes: list[Episode]) -> str:
+    other = _turned(episodes)
 
     def others(batch: Batch) -> dict[str, Tensor]:
-        """What credit says of the others. An episode apart may itself be dropped for its reward."""
+        """The credit of the other episodes. An episode apart may itself be dropped for its reward."""
         out: dict[str, Tensor] = {}
         for name, x in world.method.credit(world.ctx, batch).items():
             level: Any = name.rpartition("_")[2][:1]
             mine = x if level in "GP" else x[batch.spread(batch.use_E != Use.APART, "E", level)]
-            out[name] = mine.double()  # which episodes are a pair is a number, too
+            out[name] = mine.double()  # pairs are integers
         return out
 
     one, two = (others(world.packed(some)) for some in (episodes, other))
@@ -125,16 +127,28 @@ def _apart(world: World, episodes: list[Episode]) -> str:
     return first(same(one[k], two[k], f"{k} by rewards of episodes apart") for k in one)
 
 
+def _apart_in_objectives(method: Method, seed: int) -> Iterable[str]:
+    """The same of objectives and penalties: what they make of the others' tokens."""
+    world = World(method, seed)
+    one, two = (world.prepared(world.packed(some)) for some in (random_episodes(seed), _turned(random_episodes(seed))))
+    others = one.spread(one.use_E != Use.APART, "E", "N")
+    for role in world.learner.trained:
+        stats = world.statistics(one, role)
+        left, right = (world.slopes(batch, stats, role) for batch in (one, two))
+        for k in (k for k in left if k.endswith("_N")):
+            yield same(left[k][others], right[k][others], f"{role}, {k} of others by rewards of episodes apart")
+
+
 def _never_written(batch: Batch, rows: Tensor) -> Batch:
     """As if the policy had not written these tokens."""
     return batch.with_columns(source_N=torch.where(rows, torch.full_like(batch.source_N, Source.ENV), batch.source_N))
 
 
 def keep_and_weight(method: Method, seed: int) -> str:
-    """Dropped tokens leave the objective and its denominators, as if the policy had not written them. Weights leave
-    the denominators alone: a token that weighs 0 has no gradient, and twice all weights is twice the objective of
-    additive terms. Another role minds the selection of tokens wholly or not at all."""
-    world = World(method.but(penalties=()), seed)
+    """Dropped tokens are neither in the objective nor in its denominators, as if the policy had not written them.
+    Weights do not change the denominators: a token of weight 0 has no gradient, and doubling all weights doubles
+    additive terms. Another role respects the selection of tokens completely, or not at all."""
+    world = World(_minding(method), seed)
     batch = world.prepared(world.packed(random_episodes(seed)))
     off = torch.rand(batch.size("N"), generator=torch.Generator().manual_seed(seed)) < 0.4
     muted = {
@@ -145,6 +159,8 @@ def keep_and_weight(method: Method, seed: int) -> str:
         "twice": batch.with_columns(weight_N=2 * batch.weight_N),
     }
     for role in world.learner.trained:
+        if not world.method.objectives[role]:
+            continue
         stats = world.statistics(batch, role)
         all_slopes = {name: world.slopes(b, stats, role) for name, b in muted.items()}
         slope = {name: torch.cat([g.flatten() for g in s.values()]) for name, s in all_slopes.items()}
@@ -161,6 +177,12 @@ def keep_and_weight(method: Method, seed: int) -> str:
             if said:
                 return said
     return ""
+
+
+def _minding(method: Method) -> Method:
+    """Without what has a rule for tokens that selection dropped: penalties, and objectives that say so."""
+    minding = {r: tuple(o for o in chain if "dropped" not in o.reads) for r, chain in method.objectives.items()}
+    return method.but(penalties=(), objective=minding)
 
 
 def _muted(slopes: Mapping[str, Mapping[str, Tensor]], off: Tensor) -> str:

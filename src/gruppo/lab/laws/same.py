@@ -1,4 +1,4 @@
-"""How laws compare: gradients by relative distance, and the first sentence that says something."""
+"""How laws compare gradients: by relative distance."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,7 +15,7 @@ EXACT = 1e-9
 
 
 def far(a: Tensor, b: Tensor) -> float:
-    """Relative distance of two gradients; infinite as soon as one of them is not finite."""
+    """Relative distance of two gradients; infinite if one of them is not finite."""
     if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
         return float("inf")
     scale = max(float(a.norm()), float(b.norm()))
@@ -28,19 +28,20 @@ def same(a: Tensor, b: Tensor, what: str, limit: float = EXACT) -> str:
 
 
 def first(sentences: Iterable[str]) -> str:
+    """The first that is not empty; "" if all are."""
     return next((s for s in sentences if s), "")
 
 
 def remembers(method: Method) -> bool:
-    """Whether an occupant observes steps or stores episodes: without one, the next step is this one again."""
+    """Whether an occupant observes steps or stores episodes; else the next step would be the same again."""
     observes = any(type(o).observe is not Occupant.observe for _, o in method.occupants())
     return observes or method.remembers_episodes
 
 
 def observe(world: World, episodes: list[Episode], step: int = 1) -> None:
-    """The end of a step as the loop has it: what is stored, then what is remembered of all that was drawn.
+    """The end of a step as in the loop: replay, then `observe` of every occupant.
 
-    Episodes of a step have numbers of their own, as they have in a run.
+    Episodes of different steps have different uids, as in a run.
     """
     if not remembers(world.method):
         return
@@ -62,7 +63,6 @@ def observe(world: World, episodes: list[Episode], step: int = 1) -> None:
 
 
 def drifted(batch: Batch) -> Iterable[Batch]:
-    """The old policy as it is, less sure and surer of everything: a hinge or a bound that sleeps in one case is
-    awake in another."""
+    """log π_old as it is, lower, and higher: a clip or a bound that is inactive in one case is active in another."""
     for drift in (0.0, -0.7, 0.7):
         yield batch.with_columns(**{k: batch.columns[k] + drift for k in ("logp_old_N",) if k in batch.columns})

@@ -1,4 +1,4 @@
-"""A small world for the laws: random episodes with every kind of row, tiny models in float64, a real learner."""
+"""A small world for the laws: random episodes with every kind of row, tiny models in float64, and the real learner."""
 
 from collections.abc import Coroutine, Mapping
 from collections.abc import Sequence as Seq
@@ -15,7 +15,7 @@ from gruppo.data.keyed import uniform
 from gruppo.data.prefix import WORTH
 from gruppo.data.views import as_sampled
 from gruppo.policies import Critic, TinyConfig, TinyTransformer
-from gruppo.stages import Context, Memory, Method, Need, Sampling, Stats
+from gruppo.stages import Context, Memory, Method, Need, Sampling, Stats, need
 from gruppo.stages.goal import Goal
 from gruppo.stages.occupant import NoteColumn
 from gruppo.stages.readouts import READOUTS
@@ -27,7 +27,7 @@ from gruppo.train.learner import Learner, OptimConfig
 VOCAB = 12
 GIVEN = (Source.HINT, Source.EXPERT, Source.FORCED, Source.OPPONENT, Source.INJECTED)
 UNJUDGED = (Status.ENV_ERROR, Status.OPEN, Status.TIMEOUT, Status.CANCELLED)
-GROUPS = ("g0", "g1", "g2", "g3", "one", "equal", "new")  # a task each, of two domains; the last is never seen
+GROUPS = ("g0", "g1", "g2", "g3", "one", "equal", "new")  # one task each, of two domains; the last is never drawn
 JUDGED = (Status.OK, Status.TRUNCATED, Status.INVALID)
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
@@ -36,24 +36,25 @@ T = TypeVar("T")
 def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: bool = True) -> list[Episode]:
     """Groups of three to five judged episodes, each of one to four turns in one or two sequences.
 
-    Every batch holds every kind of row: given tokens of every source, turns that go to and fro between sequences,
-    prompts to learn under that are not those sampled under, temperatures, truncation sets, rewards of turns, a
-    baseline episode. `mixed`: every group has right and wrong answers. `dead`: beside them a group of equal rewards
-    (replayed), a group of one, episodes apart (an expert's and the policy's), an expert's among the others, an unused
-    one, and failed and open ones, some of them with the reward they had before they failed. In a group some answers
-    agree, others do not, and some say nothing. With an odd seed the reward has two components that add up to what is
-    right or wrong.
+    Every batch holds every kind of row: given tokens of every source, turns that alternate between sequences, prompts
+    that differ between sampling and training, temperatures, truncation sets, turn rewards, a baseline episode.
+
+    mixed  every group has right and wrong answers
+    dead   in addition: a group of equal rewards (replayed), a group of one, episodes apart (of an expert and of the
+           policy), an expert's among the others, an unused one, and failed and open ones, some with a reward
+    In a group some answers are the same, others are not, and some are empty. With an odd seed the reward has two
+    components, which add up to 0 or 1.
     """
     return [_fresh(e) for e in _drawn(seed, groups, mixed, dead)]
 
 
 def _fresh(e: Episode) -> Episode:
-    """Objects of the caller's own around the same arrays, which nobody can write to."""
+    """New objects around the same arrays, which are read-only."""
     turns = [replace(t, reward=dict(t.reward)) for t in e.turns]
     return replace(e, sequences=[replace(s) for s in e.sequences], turns=turns, reward=dict(e.reward), notes={})
 
 
-@lru_cache(maxsize=32)  # every law of every method is asked about the same few seeds
+@lru_cache(maxsize=32)  # all laws and methods use the same few seeds
 def _drawn(seed: int, groups: int, mixed: bool, dead: bool) -> list[Episode]:
     rng = np.random.default_rng(seed)
     out: list[Episode] = []
@@ -92,7 +93,7 @@ ANSWERS = ("7", "7", "12", "", "30")
 
 
 def _say(seed: int, episodes: Seq[Episode]) -> None:
-    """Answers by their place in the group: the first group begins with two that agree, the second has an empty one."""
+    """Answers by their index in the group: the first group begins with two equal ones, the second has an empty one."""
     rng = np.random.default_rng((seed, 1))
     start = dict(zip(dict.fromkeys(e.group for e in episodes), (0, 1, *rng.integers(5, size=9)), strict=False))
     for e in episodes:
@@ -101,7 +102,7 @@ def _say(seed: int, episodes: Seq[Episode]) -> None:
 
 
 def _in_two(seed: int, episodes: Seq[Episode]) -> None:
-    """A part of the reward is for `style`. The sum stays as it is, and `task` is above 0 where it was."""
+    """Split the reward into `task` and `style`. The sum stays the same, and `task` is above 0 where it was."""
     rng = np.random.default_rng((seed, 2))
     for e in episodes:
         style = float(rng.integers(3)) / 4 if e.group != "equal" else 0.25
@@ -125,7 +126,7 @@ def _episode(
     author: Source = Source.POLICY,
     replayed: bool = False,
 ) -> Episode:
-    """What is special about an episode goes by its number, so that few of them hold everything."""
+    """The properties of an episode depend on its number, so that a few of them cover everything."""
     sequences: list[Sequence] = []
     queues: list[list[Turn]] = []
     for s in range(2 if number % 2 == 0 else 1):
@@ -142,8 +143,8 @@ def _episode(
     if number % 3 == 1:  # they add up to 0, so that right stays 1 and wrong 0
         size = float(rng.integers(1, 5)) / 4
         queues[0][0].reward, queues[0][1].reward = {"turn": size}, {"turn": -size}
-    places = [i for i, q in enumerate(queues) for _ in q]
-    turns = [queues[i].pop(0) for i in (places[::2] + places[1::2] if number % 4 == 0 else rng.permutation(places))]
+    order = [i for i, q in enumerate(queues) for _ in q]
+    turns = [queues[i].pop(0) for i in (order[::2] + order[1::2] if number % 4 == 0 else rng.permutation(order))]
     parts = {} if reward is None else {"task": reward}
     e = Episode(1000 + number, f"t-{group}", group, sequences, turns, parts, status, use, author, text="x", step=0)
     e.replayed, e.index = replayed, GROUPS.index(group)
@@ -168,7 +169,7 @@ def _sequence(rng: np.random.Generator, number: int, source: Any, prompt: int) -
 
 
 def with_rewards(episodes: Seq[Episode], reward: float) -> list[Episode]:
-    """The same episodes, all with this reward of the task, the same of any other component, and none for turns."""
+    """The episodes with this task reward, one value for any other component, and no turn rewards."""
     calm = [[replace(t, reward={}) for t in e.turns] for e in episodes]
     return [
         replace(e, reward={k: reward if k == "task" else 0.3 for k in e.reward}, turns=turns)
@@ -177,9 +178,9 @@ def with_rewards(episodes: Seq[Episode], reward: float) -> list[Episode]:
 
 
 def with_notes(method: Method, episodes: Seq[Episode]) -> list[Episode]:
-    """The same episodes with every note that an occupant reads, as some room of the method would have made them.
+    """The episodes with every note that an occupant reads, as if a room of the method had written them.
 
-    Numbers are keyed by episode. One that failed has no notes: NaN in the columns.
+    The values are random, keyed by episode. Failed episodes have no notes, and so NaN in the columns.
     """
     read = {column for _, o in method.occupants() for column in o.reads if isinstance(column, NoteColumn)}
     if not read:
@@ -216,8 +217,7 @@ def _noise(seed: int) -> list[Tensor]:
 
 
 def twin(model: M) -> M:
-    """The model again with parameters of its own. Modules are few and plain here; `deepcopy` takes seven times as
-    long, and the laws make thousands."""
+    """A copy of the model, seven times as fast as `deepcopy`: the laws make thousands of these small, plain models."""
     out = model.__class__.__new__(model.__class__)
     out.__dict__.update(model.__dict__)
     mine = {
@@ -230,7 +230,7 @@ def twin(model: M) -> M:
 
 
 def tiny(seed: int, near: TinyTransformer | None = None, width: float = 0.3) -> TinyTransformer:
-    """A random float64 model; `near` another one if given, so that ratios are not 1 and not wild."""
+    """A random float64 model; with `near`, a small change of that model, so that ratios are near 1."""
     model = twin(_shape() if near is None else near)
     with torch.no_grad():
         for p, noise in zip(model.parameters(), _noise(seed), strict=True):
@@ -239,6 +239,10 @@ def tiny(seed: int, near: TinyTransformer | None = None, width: float = 0.3) -> 
             else:
                 p.add_(0.6 * (noise * width))
     return model
+
+
+class NothingToLearn(ValueError):
+    """Selection has left no episode to learn from."""
 
 
 class World:
@@ -259,6 +263,7 @@ class World:
         self.learner = Learner(method, self.models, OptimConfig())
         self.share = WORTH
         self.walk = Walk(method, self.read, packed=self.pack)
+        self.walk.read_episodes = self.read_now
         self.store: list[Episode] = []
         ctx = Context(step=1, steps=10, seed=seed, memory=Memory(), samples=4, sampling=Sampling(max_tokens=8))
         self.ctx = self.walk.opened(ctx)
@@ -274,16 +279,21 @@ class World:
         return critic
 
     def read(self, role: str, batch: Batch, needs: Seq[Need]) -> dict[str, Tensor]:
-        """What a role said at the start of the step."""
+        """What a role says with its weights at the start of the step."""
         return serve(self.before[role], batch, needs, cast=self.models)
 
+    def read_now(self, episodes: Seq[Episode], role: str = "policy", readouts: Seq[str] = ("logp",)) -> Batch:
+        """ctx.read: what a role says now. What is remembered was learned under other weights."""
+        batch = self.pack(episodes)
+        return batch.with_columns(**serve(self.models[role], batch, [need(r, role) for r in readouts]))
+
     def pack(self, episodes: Seq[Episode], drawn: Mapping[str, int] | None = None, views: Seq[str] = ()) -> Batch:
-        """In float64; of a step, with a group that selection has lost."""
+        """In float64; for a step, as if selection had dropped one more group."""
         lost = None if drawn is None else {**drawn, "lost": 2}
         return pack(episodes, drawn=lost, views=views, dtype=torch.float64, share=self.share)
 
     def scored(self, episodes: Seq[Episode]) -> list[Episode]:
-        """With notes and through the reward room; the episodes given stay as they are."""
+        """Copies of the episodes, with notes and with all rewards of single episodes."""
         mine = [replace(e, reward=dict(e.reward)) for e in with_notes(self.method, episodes)]
         return at_once(self.walk.rewarded(self.ctx, mine))
 
@@ -292,7 +302,7 @@ class World:
         return self.kept(self.scored(episodes))
 
     def kept(self, scored: Seq[Episode]) -> list[Episode]:
-        """Through the first door of select, and rewards that compare a group."""
+        """Through the first door of select, then with the rewards that compare a group."""
         kept = through_first_door(self.ctx, self.method.select, list(scored))[0]
         return at_once(self.walk.compared(self.ctx, kept))
 
@@ -304,7 +314,11 @@ class World:
     def joined(self, kept: Seq[Episode], episodes: Seq[Episode]) -> Batch:
         """What selection kept of the episodes, packed, with the needs of the batch."""
         batch = self.walk.batch_of(self.ctx, episodes, kept, lazy=False)
-        assert batch is not None
+        if batch is None:
+            raise NothingToLearn(
+                "select has left nothing to learn from of the episodes of the laws, so nothing can be compared. Look "
+                "at its first door: it is shown right and wrong answers, groups of one and equal ones."
+            )
         return batch
 
     def prepared(self, batch: Batch) -> Batch:
@@ -322,7 +336,7 @@ class World:
         return Goal(self.method, self.ctx, role)
 
     def statistics(self, batch: Batch, role: str = "policy") -> dict[str, Tensor]:
-        """Synthetic statistics, one generator a readout, for laws that need no model."""
+        """Synthetic statistics, for laws that need no model."""
         generator = torch.Generator().manual_seed(self.seed)
         out: dict[str, Tensor] = {}
         for n in self.goal(role).needs():
@@ -330,7 +344,7 @@ class World:
         return out
 
     def value(self, batch: Batch, stats: dict[str, Tensor], role: str = "policy") -> Tensor:
-        """J of given statistics."""
+        """J for given statistics."""
         if "logp_old_N" not in batch.columns and "logp_N" in stats:
             batch = batch.with_columns(logp_old_N=stats["logp_N"].detach())
         return self.goal(role).whole(batch, Stats(stats)).value.double()
@@ -346,7 +360,7 @@ class World:
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that has nothing to wait for."""
+    """The result of a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -355,7 +369,7 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def random_cut(batch: Batch, seed: int) -> list[Tensor]:
-    """Sequences shuffled and dealt into two to five micro-batches: groups and episodes are cut."""
+    """Sequences, shuffled and split into two to five micro-batches, across groups and episodes."""
     generator = torch.Generator().manual_seed(seed)
     size = batch.size("S")
     order = torch.randperm(size, generator=generator)
@@ -364,8 +378,7 @@ def random_cut(batch: Batch, seed: int) -> list[Tensor]:
 
 
 def bare(method: Method) -> Method:
-    """Credit and objective alone: no penalty term, none hidden in a coefficient of the credit, no reward but the
-    task's, no group dropped."""
+    """Only credit and objective: no penalties (nor any in the credit), only the task reward, and no group dropped."""
     hidden = {name: 0.0 for name in ("kl_coef", "entropy_coef") if hasattr(method.credit, name)}
     select = tuple(o for o in method.select if not hasattr(o, "episodes"))
     return method.but(penalties=(), reward=(), select=select, credit=replace(method.credit, **hidden))
