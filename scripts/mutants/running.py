@@ -33,6 +33,7 @@ TESTS = (
     "data",
     "stages",
     "golden",
+    "methods",
     "equivalences",
     "registry/test_records.py",
     "registry/test_occupants.py",

@@ -1,6 +1,6 @@
 """Equivalences of methods that draw more than a group; what they make of a batch, by loops.
 
-That without their extra draws they are GRPO bit for bit is in tests/golden/test_golden_draws.py.
+That without their extra draws they are GRPO bit for bit is in the methods' files of tests/methods.
 """
 
 from dataclasses import dataclass

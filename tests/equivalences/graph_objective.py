@@ -185,6 +185,7 @@ GRAPH: list[Equivalence] = [
             objective={"policy": ClippedSurrogate(0.2, 0.28, mean="token"), "critic": ValueLoss()},
         ),
         "Up to 20 tokens λ = 1 - 1/(0.05 l) is not above 0.",
+        episodes=lambda episodes: [e for e in episodes if e.tokens <= 20],
     ),
     Equivalence(
         "vapo_after_the_warmup",

@@ -1,10 +1,11 @@
-"""Equivalences between methods, compared by gradients through the real learner on random batches."""
+"""Equivalences between methods, compared by gradients through the real learner on random batches.
+
+Each edge is tried in the file of the method that it begins at, tests/methods/test_NAME.py.
+"""
 
 import pytest
 import torch
 from graph import GRAPH
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from sides import Equivalence
 from torch import Tensor
 
@@ -12,8 +13,6 @@ from gruppo.lab.laws.same import far
 from gruppo.lab.laws.world import World, random_cut, random_episodes
 from gruppo.stages import Method, difference
 
-FEW = settings(max_examples=3, derandomize=True, deadline=None, phases=[Phase.generate], database=None)
-SEEDS = st.integers(0, 2**31 - 1)
 EDGES = {e.name: e for e in GRAPH}
 
 
@@ -34,21 +33,6 @@ def check(edge: Equivalence, seed: int) -> None:
         left, right = (result(edge, m, seed, role) for m in (edge.left, edge.right))
         assert float(left.norm()) > 1e-9, "nothing was compared"
         assert far(left, right) <= edge.limit, f"{role}: {edge.note}"
-
-
-@pytest.mark.parametrize("name", EDGES)
-@FEW
-@given(seed=SEEDS)
-def test_equivalence(name: str, seed: int) -> None:
-    check(EDGES[name], seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EDGES)
-@settings(FEW, max_examples=40)
-@given(seed=SEEDS)
-def test_equivalence_many(name: str, seed: int) -> None:
-    check(EDGES[name], seed)
 
 
 def test_the_graph_can_be_drawn() -> None:

@@ -26,6 +26,7 @@ from gruppo.train.learner import Learner, OptimConfig
 
 OWN = ("aepo", "igrpo", "s_grpo", "scaf_grpo", "seele")
 THREE = ExactWorld(rates=(0.3, 0.6), answers=("", "a", "bb"), right=("a", "bb"))  # the hint of "bb" leaves one way
+HARD = ExactWorld(rates=(0.1,), answers=("", "a", "bb"), right=("a", "bb"))
 FIVE = ExactWorld(rates=(0.4,), answers=("a", "aa", "ab", "b", ""), right=("ab", "a"))  # after the hint "a" are three
 
 
@@ -116,23 +117,39 @@ def sampled(name: str, world: ExactWorld, samples: int, steps: int) -> tuple[Ten
     return torch.stack(rows), engine
 
 
-@pytest.mark.parametrize(
-    ("name", "world", "mechanism"), [("scaf_grpo", THREE, "begun"), ("aepo", THREE, "heated")], ids=["hints", "heat"]
-)
-def test_the_expected_gradient_is_the_mean_of_many_steps(name: str, world: ExactWorld, mechanism: str) -> None:
-    """Within the error that the row states and four standard errors of the mean; GRPO's is farther away than that."""
-    steps = 1200
-    ours, plain = lab([name, "grpo"], world, samples=4, steps=0, warm=0).rows
-    assert ours.figures is not None and plain.figures is not None
-    got, engine = sampled(name, world, 4, steps)
-    assert getattr(engine, mechanism) > steps / 20  # the rollout did what it is for
-    mean, want = got.mean(0), torch.tensor(ours.figures.expected, dtype=torch.float64)
-    by_prompt = [got[q :: len(world.rates)] for q in range(len(world.rates))]
-    noise = sum(float(g.var(0).sum()) / len(g) for g in by_prompt) / len(by_prompt) ** 2
-    assert noise == pytest.approx(ours.figures.variance / steps, rel=0.2)  # so the variance is right, too
-    allowed = 4 * noise**0.5 + stated_error(ours) * float(want.norm())
+def agree(row: Row, got: Tensor, prompts: int) -> tuple[Tensor, float]:
+    """The mean of these steps, and how far from it the row's expected gradient may be, which it is checked to be: the
+    error that the row states, and four standard errors of the mean."""
+    assert row.figures is not None
+    mean, want = got.mean(0), torch.tensor(row.figures.expected, dtype=torch.float64)
+    by_prompt = [got[q::prompts] for q in range(prompts)]
+    noise = sum(float(g.var(0).sum()) / len(g) for g in by_prompt) / prompts**2
+    assert noise == pytest.approx(row.figures.variance / len(got), rel=0.25)  # so the variance is right, too
+    allowed = 4 * noise**0.5 + stated_error(row) * float(want.norm())
     assert float((mean - want).norm()) < allowed
-    assert float((mean - torch.tensor(plain.figures.expected)).norm()) > allowed
+    return mean, allowed
+
+
+def test_the_expected_gradient_with_hints_is_the_mean_of_many_steps() -> None:
+    """Nearly all groups are wrong at first, so most of the gradient comes from hints: GRPO's is far away from it."""
+    steps = 500
+    ours, plain = lab(["scaf_grpo", "grpo"], HARD, samples=2, steps=0).rows
+    got, engine = sampled("scaf_grpo", HARD, 2, steps)
+    assert engine.begun > steps / 2  # answers that begin with a hint
+    mean, allowed = agree(ours, got, 1)
+    assert plain.figures is not None
+    other = torch.tensor(plain.figures.expected, dtype=torch.float64)
+    assert float((mean - other).norm()) > allowed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mechanism"), [("scaf_grpo", "begun"), ("aepo", "heated")], ids=["hints", "temperatures"]
+)
+def test_the_expected_gradient_is_the_mean_of_many_steps(name: str, mechanism: str) -> None:
+    got, engine = sampled(name, THREE, 4, 1500)
+    assert getattr(engine, mechanism) > len(got) / 20  # the rollout did what it is for
+    agree(lab([name], THREE, samples=4, steps=0).rows[0], got, 2)
 
 
 # as before the refit

@@ -65,7 +65,7 @@ def test_weights_that_are_all_0_count_as_equal_and_too_few_give_fewer() -> None:
 
 @pytest.mark.parametrize("bad", [-0.5, float("nan"), float("inf")])
 def test_what_is_no_chance_is_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="1 of 3 weights of tasks are .*, the first is .* Give finite"):
+    with pytest.raises(ValueError, match=r"1 of 3 weights of tasks are .*, the first is .* Give finite"):
         weighted(Context(), torch.tensor([1.0, bad, 1.0]), 1)
 
 

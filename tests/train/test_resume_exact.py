@@ -84,13 +84,6 @@ def stopped_crashed_and_resumed(name: str, trouble: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in sorted(all_methods())]
-)
-def test_registered_method(name: str, trouble: Any) -> None:
-    stopped_crashed_and_resumed(name, trouble)
-
-
-@pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n == "REPLAY_NOW" else ()) for n in OWN_NAMES]
 )
 def test_own_method(name: str, trouble: Any) -> None:

@@ -86,7 +86,12 @@ def _absent(method: Method, ctx: Context) -> Iterable[str]:
 
 
 def _roles(method: Method, ctx: Context) -> Iterable[str]:
-    for role in method.objectives:
+    for role, chain in method.objectives.items():
+        if not chain:
+            yield (
+                f"{method.name}: there is no objective for role {role!r}, so there is nothing that it would learn. "
+                "Choose one: method.objective+=clipped_surrogate, or method.objective=METHOD."
+            )
         if role not in method.cast or not method.cast[role].train:
             yield (
                 f"{method.name}: objective is for role {role!r}, which is not trained. Add Role(train=True) to the "

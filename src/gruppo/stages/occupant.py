@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import field, fields
 from functools import cache
+from inspect import get_annotations
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from gruppo.data import Batch
@@ -55,6 +56,20 @@ def note(name: str, level: Literal["N", "K", "S", "E"] = "E", among: tuple[float
     return out
 
 
+# Attributes of before, and what to write now.
+RENAMED = {
+    "gives": "writes = (…)",
+    "takes": "reads = (…)",
+    "makes": "writes = (…), with the source of the tokens",
+    "handles": "reads = (…), with the source of the tokens",
+    "min_samples": "requires = (Samples(2),)",
+    "expects": "requires = (BINARY_REWARD,)",
+    "beside": 'requires = (InRoom("room", ("kind",)),)',
+    "conflicts": "refuses = (…)",
+    "witness": "setting(default, witness=…) in the field",
+}
+
+
 class Occupant:
     """Base of every occupant. `__call__` is the algorithm and never changes state; `observe` may.
 
@@ -73,6 +88,13 @@ class Occupant:
     requires: ClassVar[tuple[Requirement, ...]] = ()
     refuses: ClassVar[tuple[str, ...]] = ()
     ignores: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in RENAMED.keys() & cls.__dict__.keys() - get_annotations(cls).keys():
+            raise ValueError(
+                f"{cls.__name__}.{name} is an attribute of an older gruppo and would be ignored. Write {RENAMED[name]}."
+            )
 
     def __post_init__(self) -> None:
         said = next((s for s in _wrong_fields(self) if s), "") or self.wrong()  # which may count on the bounds

@@ -103,6 +103,7 @@ class Pool:
         with self._changed:
             lanes, self._lanes = self._lanes, []
             jobs, self._jobs = self._jobs, []
+            self.in_order = True  # the next worker may find another scorer in the file
             for job in jobs:
                 job.fail(_closed())
             for lane in lanes:

@@ -14,6 +14,7 @@ from gruppo.data import Episode, Source, Status, key_hash
 from gruppo.stages import Ask, Context, Sampling
 from gruppo.stages.play import Play, Start, one_answer
 from gruppo.stages.prompting import plain
+from gruppo.stages.walk import NO_TASK
 from gruppo.train.estimates import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
 
 MOST = 1000  # answers per prompt; beyond that, the number of sets of k answers overflows a float
@@ -96,7 +97,8 @@ async def evaluate(
     scores = [v.components.get("task", np.nan) if v.status == "ok" else np.nan for v in verdicts]
     score_PS = np.array(scores, np.float64).reshape(len(chosen), samples)
     if np.isnan(score_PS).all():
-        raise ValueError(f"none of {len(scores)} held-out answers could be judged. First error: {verdicts[0].error}")
+        error = next((v.error for v in verdicts if v.error), NO_TASK.format(", ".join(verdicts[0].components)))
+        raise ValueError(f"none of {len(scores)} held-out answers could be judged. First error: {error}")
     if max(ks) > 2:  # a vote of one or two is the mean
         await _read_answers(judge, chosen, episodes, samples)
     return _summed_up(chosen, episodes, score_PS, ks)

@@ -106,7 +106,7 @@ def _made(kind: Any, body: Mapping[str, Any]) -> Any:
     known = list(kind.__dataclass_fields__)
     for name in body:
         if name not in known:
-            raise ValueError(f"{name!r} is no field of a {kind.__name__.lower()}{nearest(name, known)}.")
+            raise ValueError(f"{name!r} is not a field of a {kind.__name__.lower()}{nearest(name, known)}.")
     try:
         return kind(**body)
     except TypeError as error:

@@ -68,7 +68,7 @@ def rates(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(x) for x in text.split(",")) if text else ()
     except ValueError:
-        raise ValueError(f"--rates {text}: these are no numbers. Write them with commas: 0.1,0.3,0.5.") from None
+        raise ValueError(f"--rates {text}: these are not numbers. Write them with commas: 0.1,0.3,0.5.") from None
 
 
 class Progress:

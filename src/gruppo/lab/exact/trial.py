@@ -349,7 +349,7 @@ class Trial:
             a, b = self.drawn(c), self.drawn(c, backwards=True)
             one, two = (self.gradient(self.prepared(d)) if d else torch.zeros(1) for d in (a, b))
             if not self.ctx.random and not torch.allclose(one, two, atol=1e-12):
-                raise Unlike("its rollout treats the answers to a prompt by their order, so groups are no sets")
+                raise Unlike("its rollout treats the answers to a prompt by their order, so groups are not sets")
 
     def _remember(self) -> None:
         """Fill memory with some steps, drawn with the seed; the policy does not change."""

@@ -1,6 +1,6 @@
 """Laws about hyper-parameters: every field changes something, and schedules are followed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, replace
 from typing import Any, Literal, get_args, get_origin
@@ -19,8 +19,8 @@ BEFORE_THE_BATCH = ("curriculum", "prompting", "rollout")
 DIRECTLY_SEEN = (*BEFORE_THE_BATCH, "replay", "reward", "update")  # others are seen in the gradient only
 
 
-def fields_matter(method: Method, seed: int) -> str:
-    """Every field of every occupant changes something: no argument is ever ignored."""
+def fields_matter(method: Method, seed: int, slots: Sequence[tuple[str, Any, Any]] | None = None) -> str:
+    """Every field of every occupant changes something: no argument is ever ignored. `slots`: of these occupants."""
     known: dict[Any, str] = {}
 
     def plain(room: str, slot: Any, occupant: Any, n: int) -> str:
@@ -35,7 +35,7 @@ def fields_matter(method: Method, seed: int) -> str:
         changed = _with(method, room, slot, new)
         return any(plain(room, slot, new, n) != _fingerprint(changed, room, slot, n) for n in range(4))
 
-    for room, slot, occupant in _slots(method):
+    for room, slot, occupant in slots_of(method) if slots is None else slots:
         for f in fields(occupant):
             tries = list(_tries(occupant, f))
             if not any(shows(room, slot, new) for new in tries):
@@ -49,7 +49,7 @@ def fields_matter(method: Method, seed: int) -> str:
 
 def schedules(method: Method, seed: int) -> str:
     """A field that takes a schedule reads its value at the current step."""
-    for room, slot, occupant in _slots(method):
+    for room, slot, occupant in slots_of(method):
         hints = hints_of(type(occupant))
         for f in fields(occupant):
             if Schedule not in get_args(hints[f.name]):
@@ -63,7 +63,7 @@ def schedules(method: Method, seed: int) -> str:
     return ""
 
 
-def _slots(method: Method) -> Iterable[tuple[str, Any, Any]]:
+def slots_of(method: Method) -> Iterable[tuple[str, Any, Any]]:
     for room in ROOMS:
         held = getattr(method, room)
         if isinstance(held, Mapping):
