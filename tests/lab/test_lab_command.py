@@ -62,7 +62,7 @@ def test_a_method_with_settings_of_its_own(capsys: pytest.CaptureFixture[str]) -
         (["lab", "grpo", "--critic", "good"], "exact or zero"),
         (["lab", "grpo optim.lr=1"], "no setting of the method"),
         (["lab", "grpo method.objective.clipped_surrogate.maen=token"], "nearest: mean"),
-        (["lab", "grpo method.objective.maen=token"], "clipped_surrogate"),
+        (["lab", "grpo method.objective.maen=token"], "nearest: mean"),
     ],
 )
 def test_refusals(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

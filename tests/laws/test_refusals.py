@@ -18,7 +18,7 @@ from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.disco import Discriminate, RightAgainstWrong
 from gruppo.methods.seele import HintRounds
-from gruppo.stages import Context, Memory, Method, Need, Occupant, Prompt, Role, need, note, setting
+from gruppo.stages import Context, Memory, Method, Need, Occupant, Prompt, Role, Term, need, note, setting
 from gruppo.stages.check import check, check_first_batch, problems
 from gruppo.stages.credit import Gae, GroupNormalised
 from gruppo.stages.objective import ClippedSurrogate, PolicyGradient, ValueLoss
@@ -41,6 +41,9 @@ class Wants(Occupant):
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need(self.readout, self.role, view=self.view),)
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return []
 
 
 @dataclass(frozen=True)

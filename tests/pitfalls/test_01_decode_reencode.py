@@ -70,5 +70,5 @@ def test_ids_of_another_length_are_refused(policy: Path) -> None:
     with running(policy) as run:
         e = next(e for e in drawn(run) if len(e.text) < e.tokens)
     s = e.sequences[0]
-    with pytest.raises(ValueError, match="slip"):
+    with pytest.raises(ValueError, match="misaligned"):
         replace(s, ids=np.concatenate([s.ids[: s.prompt_len], CharTokenizer().encode(e.text)]))

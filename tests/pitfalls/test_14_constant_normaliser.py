@@ -4,6 +4,8 @@
 change the weight of every token.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_runs import answer, far
@@ -43,6 +45,16 @@ def test_the_learner_divides_by_the_constant() -> None:
     assert far(2 * grad, half.grad(half.prepared(half.packed(SHORT)))) < 1e-12
     batch = world.prepared(world.packed(random_episodes(6)))
     assert far(world.grad(batch), world.grad(batch, cut=random_cut(batch, 1))) < 1e-9
+
+
+def test_dr_grpo_divides_by_the_longest_answer_that_the_run_allows() -> None:
+    """Not by the longest one of the batch: an answer alone in its group teaches nothing, and is one episode more."""
+    world = World(method("dr_grpo"), seed=6, on_policy=True)
+    alone, beside = (world.grad(world.prepared(world.packed(episodes))) for episodes in (SHORT, LONG))
+    assert float(alone.norm()) > 0 and far(beside, 4 / 5 * alone) < 1e-12
+    batch = world.prepared(world.packed(SHORT))
+    world.ctx.sampling = replace(world.ctx.sampling, max_tokens=2 * world.ctx.sampling.max_tokens)
+    assert far(2 * world.grad(batch), alone) < 1e-12
 
 
 @pytest.mark.parametrize("constant", [0.0, -3.0])

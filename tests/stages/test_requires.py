@@ -9,7 +9,7 @@ import torch
 
 from gruppo.data import Batch, Status, Use, pack, single_turn
 from gruppo.methods import all_methods, method
-from gruppo.stages import Context, Method, Occupant
+from gruppo.stages import Context, Method, Occupant, Term
 from gruppo.stages.check import check, check_first_batch, least_samples, problems
 from gruppo.stages.credit import COMPARES, GroupNormalised, LeaveOneOut, RunningBaseline
 from gruppo.stages.objective import PolicyGradient
@@ -237,10 +237,23 @@ def test_kinds_that_may_not_stand_in_the_same_method() -> None:
 class Column(Occupant):
     reads = ("adv_M", "note_exit_E")
 
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return []
+
 
 @dataclass(frozen=True)
 class Writes(Occupant):
     writes = ("note_exit_E",)
+
+
+@dataclass(frozen=True)
+class Undeclared(Occupant):
+    """As penalties were written before terms were declared."""
+
+
+def test_who_is_maximised_declares_terms() -> None:
+    [said] = problems(plain(penalties=Undeclared()), Context(), samples=2)
+    assert said.startswith("m: undeclared in penalties has no method terms(ctx, batch)")
 
 
 def test_what_is_read_must_be_written() -> None:

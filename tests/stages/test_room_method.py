@@ -267,6 +267,9 @@ class Compares(Occupant):
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("kl", against="nobody", when="step"),)
 
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return []
+
 
 def test_roles_that_are_not_there() -> None:
     [said] = problems(plain(rollout=Works()), Context(), samples=2)
@@ -287,6 +290,9 @@ def test_sources_that_nobody_has_a_rule_for() -> None:
     @dataclass(frozen=True)
     class Handles(Occupant):
         reads = ("expert",)
+
+        def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+            return []
 
     [said] = problems(plain(rollout=Makes()), Context(), samples=2)
     assert "makes expert tokens" in said

@@ -1,6 +1,7 @@
 """Ctrl-C once: finish the step, save, say how to go on. Twice: stop at once."""
 
 import signal
+from pathlib import Path
 
 import pytest
 from train_runs import (
@@ -40,10 +41,12 @@ def test_once_finishes_the_step_and_names_the_command() -> None:
 def test_twice_stops_at_once_and_the_last_checkpoint_stands() -> None:
     process = start("train", *SMALL, *SETTINGS, "save.name=b", seconds_each=0.04)
     wait_for(checkpoint("b", 3).is_dir, process)
+    Path("hold").touch()  # from here on a step takes many seconds: the second Ctrl-C comes before it ends
     process.send_signal(signal.SIGINT)
     wait_for(lambda: "Ctrl-C again" in said(), process)
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130
+    Path("hold").unlink()
     words = said()
     assert "gruppo: stopped at once. Step 3 is saved: go on with  gruppo train --resume runs/b" in words
     assert "Traceback" not in words and saved("b") == ["step-000003"]

@@ -27,7 +27,7 @@ SLOW_REWARD = """
 import os, time
 
 def score(task, text):
-    time.sleep(float(os.environ.get("SECONDS_EACH", 0)))
+    time.sleep(1.0 if os.path.exists("hold") else float(os.environ.get("SECONDS_EACH", 0)))
     return float(text.strip() == task.answer)
 """
 SLOWLY = ("task.reward=./reward.py:score", "eval.prompts=2")

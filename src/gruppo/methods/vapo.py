@@ -53,7 +53,7 @@ class LengthAdaptiveGae(Occupant):
 
     def lam_E(self, batch: Batch) -> Tensor:
         """The policy's λ for each episode, from the number of its sampled tokens."""
-        length_E = batch.gather(batch.sampled_N, "N", "E", "count")
+        length_E = batch.gather(batch.sampled_N, "N", "E", "count", where=batch.sampled_N)
         return adaptive_lambda(length_E.to(batch.weight_N.dtype), self.length_share)
 
 

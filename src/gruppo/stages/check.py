@@ -18,6 +18,7 @@ def problems(method: Method, ctx: Context, *, samples: int) -> list[str]:
     """Why the method cannot run, one sentence each, with the room and the remedy; [] if it can."""
     checks = (
         _requirements(method, samples),
+        _undeclared(method),
         _needs(method, ctx),
         _absent(method, ctx),
         _roles(method, ctx),
@@ -39,6 +40,15 @@ def _requirements(method: Method, samples: int) -> Iterable[str]:
         for requirement in o.requires:
             if said := requirement.before(method, room, kind(o), samples):
                 yield said
+
+
+def _undeclared(method: Method) -> Iterable[str]:
+    for room, o in method.occupants():
+        if room in ("objective", "penalties") and not hasattr(o, "terms"):
+            yield (
+                f"{method.name}: {kind(o)} in {room} has no method terms(ctx, batch), so nothing could be counted. "
+                "Declare its terms there, and return their values by name from the call."
+            )
 
 
 def least_samples(method: Method) -> int:

@@ -20,7 +20,7 @@ from gruppo.stages.method import Method, kind
 from gruppo.stages.names import nearest
 from gruppo.stages.readouts import Need, Stats
 from gruppo.stages.select import reads_current, through_second_door
-from gruppo.stages.terms import Term
+from gruppo.stages.terms import Counts, Term
 
 _AS_STORED = frozenset({"logp_gen_N", "temperature_N", "row_N"})  # in logp_gen, NaN means that nothing was sampled
 
@@ -90,11 +90,19 @@ class Goal:
         fixed = Stats({k: stop(v) for k, v in stats.items()})
         return through_second_door(self.ctx, chain, batch, fixed, current=True)
 
+    def counts(self, batch: Batch, terms: Sequence[Term]) -> Counts:
+        """The denominators of an optimiser step on this batch."""
+        return Counts({t.name: t.count(batch) for t in terms})
+
+    def weights(self, batch: Batch, terms: Sequence[Term], counts: Counts) -> list[Tensor]:
+        """The weight of each row of each term, under the counts of the whole optimiser step."""
+        return [t.weights(batch, counts.of[t.name]) for t in terms]
+
     def whole(self, batch: Batch, stats: Stats) -> "Sum":
         """J of a whole optimiser step."""
         batch = self.selected(batch, stats)
         terms = self.terms(batch)
-        weights = [t.weights(batch) for t in terms]
+        weights = self.weights(batch, terms, self.counts(batch, terms))
         out = Sum(terms, weights)
         out.value = out.add(self.values(batch, stats, terms), weights, stats)
         return out

@@ -63,11 +63,6 @@ class Method:
                     f"{self.name}: room {room} holds {occupant!r}, which is no occupant, so the loop cannot call it. "
                     "Write a @dataclass(frozen=True) class that derives from gruppo.stages.Occupant."
                 )
-            if room in ("objective", "penalties") and not hasattr(occupant, "terms"):
-                raise ValueError(
-                    f"{self.name}: {kind(occupant)} in {room} has no method terms(ctx, batch), so nothing could be "
-                    "counted. Declare its terms there, and return their values by name from the call."
-                )
 
     def but(self, **changes: Any) -> "Method":
         """This method with changes.

@@ -113,8 +113,7 @@ def _positions(batch: Batch, inputs: Inputs, at: str) -> tuple[Tensor, Tensor]:
     before = inputs.parent_M[inputs.at_N[rows]]
     if bool((before < 0).any()):
         raise ValueError(
-            "a decision is at the very start of its sequence: no state to predict it from. Begin sequences with "
-            "<bos>."
+            "a decision is at the very start of its sequence: no state to predict it from. Begin sequences with <bos>."
         )
     return before, rows
 

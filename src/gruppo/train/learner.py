@@ -188,7 +188,7 @@ class Learner:
         terms = goal.terms(batch)
         parts, made = self._parts(batch, cut), Tally()
         if goal.fused(terms) and not two_pass:
-            total = Sum(terms, [t.weights(batch) for t in terms])
+            total = Sum(terms, goal.weights(batch, terms, goal.counts(batch, terms)))
             self._fused(goal, batch, parts, total, coef, made)
         else:
             total = self._two_passes(goal, batch, parts, coef, made)

@@ -35,7 +35,7 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         try:
-            self._before = signal.signal(signal.SIGINT, self._note)
+            self._before = signal.signal(signal.SIGINT, self._on_signal)
         except ValueError:  # only the main thread gets Ctrl-C
             self._before = None
         return self
@@ -44,7 +44,7 @@ class Interrupt:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True

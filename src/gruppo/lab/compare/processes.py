@@ -162,11 +162,11 @@ class Noted(Interrupt):
 
     again = False
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.asked and not self.again:
             self.again = True
         else:
-            super()._note(number, frame)
+            super()._on_signal(number, frame)
 
 
 def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool = False) -> dict[str, str]:
