@@ -4,9 +4,9 @@
     J = J_GRPO + α/B Σ_{o ~ π_T, A(o) > 0.05} 1/|o| Σ_t log π(o_t | q, o_<t)
 
 Differs from GRPO: a quarter of the prompts is sampled once more at temperature T, and the responses with A > 0.05 are
-imitated, at most 60 per step and half as many while the entropy is above the target; no KL. Good responses drawn at T >
-1 flatten the policy, those at T < 1 sharpen it: the entropy is held at its target without a bonus. α = 1 is the weight
-of a response of advantage 1.
+imitated, at most 60 per step, or half of them while the entropy is above the target; no KL. Good responses drawn at
+T > 1 flatten the policy, those at T < 1 sharpen it: the entropy is held at its target without a bonus. With α = 1 an
+imitated response weighs about as much as one of advantage 1.
 
 H is minus the mean log-probability of the sampled tokens; the first step counts as above the target. log π is taken at
 temperature 1. The metric `sampled` includes the extra rollouts. If no response qualifies, the term is absent.
@@ -92,7 +92,7 @@ def heated_N(batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class HostAlone(Occupant):
-    """Keeps heated responses out of the surrogate and its denominator: they have their own term."""
+    """Keeps heated responses out of the surrogate (the host of the extra term) and out of its denominator."""
 
     reads = (HEATED,)
 

@@ -5,11 +5,11 @@
     J = mean over tokens with π_old < 0.9 of min(r_t A_t, clip(r_t, 1 ± 0.2) A_t),   A whitened over these tokens
 
 Differs from GRPO: credit goes to the segment that changed the chance of success, estimated without a critic by sampling
-continuations from its ends. Tokens that the policy was sure of are not learned and enter no denominator; if it was sure
-of all, all are learned. The gains of an answer's segments add up to R − V(s_0). Continuations are episodes of use
-`none`: judged and stored, not learned; `sampled` counts their tokens. Equal prefixes, such as the prompt, are one state
-and are probed once. A cut without a judged continuation is dropped. The tree variant for long answers is not
-implemented.
+continuations from its ends. Tokens that the policy was sure of are not learned from and enter no denominator; if it was
+sure of all, all are learned from. The gains of an answer's segments add up to R − V(s_0). Continuations are episodes of
+use `none`: judged and stored, but not learned from; the metric `sampled` counts their tokens. Equal prefixes, such as
+the prompt, are one state and are probed once. A cut without a judged continuation is dropped. The tree variant for long
+answers is not implemented.
 """
 
 import math
@@ -113,7 +113,7 @@ def unsure_N(batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class SegmentGain(Occupant):
-    """A_t = gain of the token's segment, whitened over the tokens that are learned; 0 where it is unknown."""
+    """A_t = gain of the token's segment, whitened over the tokens that are learned from; 0 where unknown."""
 
     writes = ("adv_N",)
     ignores = ("shift", "scale")

@@ -1,7 +1,8 @@
-"""What a role maximises in one optimiser step: the terms of its objectives and penalties. It needs no model.
+"""What a role (a model that is trained) maximises in one optimiser step: the terms of its objectives and penalties.
 
-The learner, the laws and the laboratory share it. Terms are declared before the statistics are known, they are counted
-over the whole step, and dJ/dstatistic is all that the backward pass of a model needs.
+It is computed from statistics such as log-probabilities, without a model. The learner, the laws and the laboratory
+share it. Terms are declared before the statistics are known, their denominators are counted over the whole step, and
+dJ/dstatistic is all that the backward pass of a model needs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,7 +80,7 @@ class Goal:
         return out
 
     def fused(self, terms: Sequence[Term]) -> bool:
-        """Whether micro-batches can be added up: no row depends on another sequence, and selection is done."""
+        """Whether gradients of micro-batches add up: no row depends on another sequence, and selection is done."""
         chain = self.method.select if self.role == "policy" else ()
         current = any(hasattr(o, "tokens") and reads_current(self.ctx, o) for o in chain)
         return not current and all(t.additive and t.at in "NKS" for t in terms)
@@ -121,7 +122,7 @@ class Goal:
         return mean
 
     def _clean(self, batch: Batch, stats: Stats, dropped: bool) -> tuple[Batch, Stats]:
-        """Only what may be learned from. Other roles than the policy always read tokens that selection dropped."""
+        """Only what may be learned from. Roles other than the policy always read tokens that selection dropped."""
         alive_N = batch.spread(batch.alive_E, "E", "N") & readable_N(self.method, batch)
         return _clean(batch, stats, alive_N & batch.keep_N if self.role == "policy" and not dropped else alive_N)
 
@@ -170,7 +171,7 @@ def zero_of(stats: Mapping[str, Tensor]) -> Tensor:
 
 
 def _clean(batch: Batch, stats: Stats, alive_N: Tensor) -> tuple[Batch, Stats]:
-    """Numbers of dead rows become 0, so that NaN and infinities there reach neither values nor gradients."""
+    """Rows that are not alive become 0, so that NaN and infinities there reach neither values nor gradients."""
 
     def zero(x: Tensor) -> Tensor:
         return torch.where(alive_N.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros((), dtype=x.dtype, device=x.device))

@@ -1,7 +1,7 @@
 """How one episode is played: a prompt is answered, or an earlier episode continues from a position.
 
-Rollouts make episodes with `ctx.play`. Here an episode is one answer. An environment plays several turns behind the
-same call, so methods that branch, hint, retry or reuse work with it unchanged.
+Rollouts make episodes with `ctx.play`. Here an episode is one answer. An environment can play several turns behind the
+same call (none is included yet), so that a rollout that only calls `ctx.play` need not change.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -22,7 +22,7 @@ Ids = Any  # int64 array
 class Play(Protocol):
     """Plays every start and yields (its index, the episode) in the order in which they end.
 
-    window  most tokens to sample per episode; one that needs more stays open, and can continue as a Fork; 0: no limit
+    window  maximum tokens to sample per episode; a longer one stays open, and can continue as a Fork; 0: no limit
     """
 
     def __call__(
@@ -32,7 +32,7 @@ class Play(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """An episode from its prompt. `uid` is also its random key."""
+    """An episode to be played from its prompt. `uid` is also its random key."""
 
     prompt: Prompt
     uid: int
@@ -59,7 +59,7 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """An episode of one sequence that continues from position `at`, after the tokens in `given`.
+    """An episode of one sequence, to be continued from position `at`; the tokens in `given` are inserted there first.
 
     With a `uid` of its own it is a sibling of the episode, and `node` says which decisions the two share.
     """

@@ -4,8 +4,8 @@
                       ▲                              episodes   groups                               tokens
                       └──────────── redraw ─────────────┘
 
-What differs is passed in: the tasks, how an episode is played, the judge, how to pack and how to read models. The
-trainer, step zero, the laws and the laboratory all use this walk, so what is tested is what trains.
+The trainer, step zero, the laws and the laboratory all use this walk, so what is tested is what trains. What differs
+between them is passed in: the tasks, how an episode is played, the judge, how to pack and how to read models.
 """
 
 import asyncio
@@ -192,7 +192,7 @@ class Walk:
         return self.with_needs(batch, [n for n in wanted if n not in left_out])
 
     def needs(self, ctx: Context) -> list[Need]:
-        """What the rooms read. Remembered episodes keep their log π_old as a note, so then it is always read."""
+        """What the rooms read from models; with a replay also log π_old, which is stored with its episodes."""
         return [n for _, _, n in self.method.needs(ctx)] + ([OLD] if self.method.remembers_episodes else [])
 
     def lazy_old(self, ctx: Context) -> frozenset[Need]:
@@ -210,7 +210,7 @@ class Walk:
         return batch
 
     def credited(self, ctx: Context, batch: Batch) -> Batch:
-        """After credit and the second door of select. Replayed rows may keep their stored log π_old and credit."""
+        """The batch after credit and token selection. Replayed rows may keep their stored log π_old and credit."""
         batch = _stored(batch, ("logp_old_N",)) if self.method.replay.proximal == "stored" else batch
         batch = batch.with_columns(**self.method.credit(ctx, batch))
         if self.method.replay.credited == "stored":
@@ -220,7 +220,7 @@ class Walk:
     def read_episodes(
         self, episodes: Sequence[Episode], role: str = "policy", readouts: Sequence[str] = ("logp",)
     ) -> Batch:
-        """ctx.read: these episodes as a batch, with readouts of a role as columns. For rooms before it, and observe."""
+        """ctx.read: these episodes as a batch, with readouts of a role as columns; for early rooms and for observe."""
         return self.with_needs(self.packed(episodes), [need(r, role) for r in readouts])
 
     def remembered(
@@ -233,7 +233,7 @@ class Walk:
 
 
 class Scoring:
-    """Scores episodes in the background, one task at a time, while others are still played."""
+    """Scores episodes in the background, in one asyncio task at a time, while others are still played."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
@@ -256,7 +256,7 @@ class Scoring:
 
 
 def recalled(e: Episode, credited: str) -> Episode:
-    """A remembered episode as it joins a batch: in a group of its own step, not of this one.
+    """A remembered episode as it joins a batch: in the group of its own step, apart from the groups of this one.
 
     With stored credit it stays out of the statistics of this batch.
     """
