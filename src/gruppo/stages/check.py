@@ -62,10 +62,10 @@ def _needs(method: Method, ctx: Context) -> Iterable[str]:
         where = f"{method.name}: {kind(o)} in {room} needs {n}"
         mine = next((r for r, chain in method.objectives.items() if any(x is o for x in chain)), "policy")
         if n.role not in roles:
-            yield (
-                f"{where}, and the cast has no role {n.role!r}{nearest(n.role, roles)}: the need is unmet. "
-                f"Add the role with but(cast={{{n.role!r}: Role(start=…)}}) or method.cast.{n.role}=FOLDER."
-            )
+            remedy = f"Add the role with but(cast={{{n.role!r}: Role(start=…)}}) or method.cast.{n.role}=FOLDER."
+            if READOUTS[n.readout].head == "value":
+                remedy = "Take both rooms of a method that trains one: method.credit=ppo method.objective=ppo."
+            yield f"{where}, and the cast has no role {n.role!r}{nearest(n.role, roles)}. {remedy}"
         elif (READOUTS[n.readout].head == "value") != (roles[n.role] == "head"):
             yield f"{where}, but role {n.role!r} has no such head. Use as_='head' for values, 'full' for tokens."
         if n.against and (n.against not in method.cast or roles[n.against] != "full"):

@@ -243,7 +243,7 @@ class Trainer:
 
     def _how_to_resume(self) -> str:
         if not self.folder["config.toml"].exists():
-            return "Nothing was started, and nothing is lost."
+            return "Nothing was started and nothing is lost: once that is mended, the same command starts it."
         last = latest_checkpoint(self.folder["checkpoints"])
         saved = f"Step {step_of(last)} is saved" if last else "No step is saved yet, so it begins again"
         return f"{saved}: go on with  {resume_command(self.folder)}"
