@@ -297,6 +297,12 @@ def _taken(m: Method, room: str, op: str, other: Method) -> Method:
     `+=` extends chains. A room of one occupant that comes along may only replace the plain default.
     """
     rooms = other.together if room in other.together else (room,)
+    if op == "+=" and not getattr(other, room):
+        furnished = [r for r in ROOMS if r in CHAINS and getattr(other, r)]
+        raise ValueError(
+            f"method.{room}+={other.name}: {other.name} has nothing in {room}, so nothing would change and nothing was "
+            f"started. Its chains are in {', '.join(furnished)}: method.{furnished[-1]}+={other.name}."
+        )
     changes: dict[str, Any] = {}
     for r in rooms:
         theirs = getattr(other, r)

@@ -59,8 +59,8 @@ class LookBack(Occupant):
     undo: float = setting(0.1, witness=[0.9, 0.5])
     limit: float = setting(3.0, witness=0.01)
     lr_scale: float = setting(1.0, witness=0.1)
-    epochs: int = setting(1, witness=2)
-    minibatches: int = setting(1, witness=2)
+    epochs: int = setting(1, low=1, witness=2)
+    minibatches: int = setting(1, low=1, witness=2)
     reads = ("adv_N",)
     requires = (InRoom("replay", ("last_batch",)),)
 

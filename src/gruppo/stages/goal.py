@@ -69,6 +69,11 @@ class Goal:
         clean = {dropped: self._clean(batch, stats, dropped) for dropped in flags}
         for number, (occupant, dropped) in enumerate(self.occupants()):
             found = occupant(self.ctx, *clean[dropped])
+            if not isinstance(found, Mapping):
+                raise ValueError(
+                    f"{kind(occupant)} returned {type(found).__name__}, so its values have no names. Return a dict with "
+                    "the values of the terms that it declares, by name."
+                )
             names = [t.name for t in terms if t.declared_by == number]
             if set(names) != set(found):
                 strange = next(iter(set(found) ^ set(names)))

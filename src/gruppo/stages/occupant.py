@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, fields
 from functools import cache
 from inspect import get_annotations
+from math import isnan
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from gruppo.data import Batch
@@ -67,6 +68,15 @@ RENAMED = {
     "beside": 'requires = (InRoom("room", ("kind",)),)',
     "conflicts": "refuses = (…)",
     "witness": "setting(default, witness=…) in the field",
+    "whole": "of_groups = True",
+    "answers": 'reads = ("answer_E",)',
+    "alone": 'requires = (Samples(2, "why"),)',
+    "remembers": "requires = (RecurringTasks(),)",
+    "stores": "joins = True or False",
+    "notes": 'reads = (note("name"),)',
+    "capabilities": "nothing: engines have no list of them yet",
+    "roles": "needs(ctx), which names the role",
+    "brings": "nothing: a rollout draws what it draws",
 }
 
 
@@ -91,10 +101,14 @@ class Occupant:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in RENAMED.keys() & cls.__dict__.keys() - get_annotations(cls).keys():
+        hints = {n for n, hint in get_annotations(cls).items() if "ClassVar" not in str(hint)}  # fields
+        for name in RENAMED.keys() & cls.__dict__.keys() - hints:
             raise ValueError(
                 f"{cls.__name__}.{name} is an attribute of an older gruppo and would be ignored. Write {RENAMED[name]}."
             )
+
+        if callable(cls.__dict__.get("refuses")):
+            raise ValueError(f"{cls.__name__}.refuses(batch) of an older gruppo is unfit(batch) now. Rename it.")
 
     def __post_init__(self) -> None:
         said = next((s for s in _wrong_fields(self) if s), "") or self.wrong()  # which may count on the bounds
@@ -144,6 +158,8 @@ def _outside(name: str, value: float, bounds: Mapping[str, Any]) -> str:
         and (high is None or value <= high)
         and (below is None or value < below)
     )
+    if isnan(value):
+        return f"{name}={value} is not a number, so nothing could be computed. Use a number."
     if inside:
         return ""
     allowed = [f">= {low:g}" if low is not None else f"> {above:g}" if above is not None else ""]

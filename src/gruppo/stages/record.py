@@ -81,7 +81,12 @@ def from_table(table: Any) -> Any:
 
 def _class(text: str) -> type:
     path, version = re.fullmatch(r"(.*?)(?:@(\d+))?", text, re.S).groups()  # type: ignore[union-attr]
-    cls: Any = load_object(path)
+    try:
+        cls: Any = load_object(path)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} The record may be of an older gruppo: use that version, or start again by naming the method."
+        ) from None
     if not dataclasses.is_dataclass(cls) or not isinstance(cls, type):
         raise ValueError(f"kind {path} is no dataclass, so the record cannot be rebuilt from it.")
     now = tag(cls).rpartition("@")[2]

@@ -9,6 +9,7 @@ between them is passed in: the tasks, how an episode is played, the judge, how t
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -232,6 +233,9 @@ class Walk:
         return self.method.replay.put(ctx, store, noted(batch, kept, ("logp_old_N", *self.method.credit.writes)))
 
 
+PAUSE = 0.005  # seconds between two hand-overs to the judge: each costs as much as many scores
+
+
 class Scoring:
     """Scores episodes in the background, in one asyncio task at a time, while others are still played."""
 
@@ -239,11 +243,15 @@ class Scoring:
         self.walk = walk
         self.waiting: list[Episode] = []
         self.task: asyncio.Task[None] | None = None
+        self.last = 0.0
 
     async def add(self, episode: Episode) -> None:
         if self.walk.judge is None or self.walk.judge.in_order:
             return
         self.waiting.append(episode)
+        if time.perf_counter() - self.last < PAUSE:
+            return
+        self.last = time.perf_counter()
         if self.task is None or self.task.done():
             await self.end()  # raises what the task raised
             some, self.waiting = self.waiting, []
