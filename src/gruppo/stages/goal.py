@@ -71,7 +71,7 @@ class Goal:
             found = occupant(self.ctx, *clean[dropped])
             if not isinstance(found, Mapping):
                 raise ValueError(
-                    f"{kind(occupant)} returned {type(found).__name__}, so its values have no names. Return a dict with "
+                    f"{kind(occupant)} returned {type(found).__name__}, so its values have no names. Return a dict of "
                     "the values of the terms that it declares, by name."
                 )
             names = [t.name for t in terms if t.declared_by == number]
