@@ -103,7 +103,10 @@ SENSELESS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("method.credit=segment_gain",),
         ("segment_gain in credit", "note_gain_N", "Choose the rollout"),
     ),
-    "errors of a critic that is not there": (("method.credit=gae",), ("gae in credit", "value@critic", "Add the role")),
+    "errors of a critic that is not there": (
+        ("method.credit=gae",),
+        ("gae in credit", "value@critic", "method.objective=ppo"),
+    ),
     "a critic without returns": (
         ("method=ppo", "method.credit=rloo"),
         ("value_loss in objective", "ret_N", "Choose a credit"),

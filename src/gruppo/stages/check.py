@@ -65,7 +65,7 @@ def _needs(method: Method, ctx: Context) -> Iterable[str]:
             remedy = f"Add the role with but(cast={{{n.role!r}: Role(start=…)}}) or method.cast.{n.role}=FOLDER."
             if READOUTS[n.readout].head == "value":
                 remedy = "Take both rooms of a method that trains one: method.credit=ppo method.objective=ppo."
-            yield f"{where}, and the cast has no role {n.role!r}{nearest(n.role, roles)}. {remedy}"
+            yield f"{where}, and the cast has no role {n.role!r}{nearest(n.role, roles)}: the need is unmet. {remedy}"
         elif (READOUTS[n.readout].head == "value") != (roles[n.role] == "head"):
             yield f"{where}, but role {n.role!r} has no such head. Use as_='head' for values, 'full' for tokens."
         if n.against and (n.against not in method.cast or roles[n.against] != "full"):

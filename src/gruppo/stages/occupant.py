@@ -158,10 +158,8 @@ def _outside(name: str, value: float, bounds: Mapping[str, Any]) -> str:
         and (high is None or value <= high)
         and (below is None or value < below)
     )
-    if isnan(value):
-        return f"{name}={value} is not a number, so nothing could be computed. Use a number."
     if inside:
-        return ""
+        return f"{name}={value} is not a number: nothing could be computed. Use a number." if isnan(value) else ""
     allowed = [f">= {low:g}" if low is not None else f"> {above:g}" if above is not None else ""]
     allowed += [f"<= {high:g}" if high is not None else f"< {below:g}" if below is not None else ""]
     return f"{name}={value} has no meaning here. Use a number {' and '.join(filter(None, allowed))}."
