@@ -58,7 +58,7 @@ class Goal:
             twice = next(n for n in names if names.count(n) > 1)
             raise ValueError(
                 f"{self.method.name}: two terms of {self.role} are called {twice!r}, so one would hide the other in "
-                "the log. Rename one of them, or leave one of the objectives out."
+                "the log. Rename one of them, or leave one of the objectives out: method.objective-=KIND."
             )
         return out
 

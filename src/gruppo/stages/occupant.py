@@ -106,7 +106,6 @@ class Occupant:
             raise ValueError(
                 f"{cls.__name__}.{name} is an attribute of an older gruppo and would be ignored. Write {RENAMED[name]}."
             )
-
         if callable(cls.__dict__.get("refuses")):
             raise ValueError(f"{cls.__name__}.refuses(batch) of an older gruppo is unfit(batch) now. Rename it.")
 

@@ -57,7 +57,7 @@ class Tally:
 
     def merge(self, other: "Tally") -> None:
         for name, value in other.sums.items():
-            self.add(name, value, other.counts[name])
+            self.most(name, value) if name.endswith("_max") else self.add(name, value, other.counts[name])
 
     def most(self, name: str, value: float) -> None:
         """Keep the largest value instead of a mean."""
