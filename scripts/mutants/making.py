@@ -4,7 +4,7 @@ Taken from mutmut: arithmetic, comparison and logic swapped, numbers plus one, T
 an argument left out, an `if … else` forced to one side, a lambda that returns None, += as =. Left out, because a mutant
 that cannot live says nothing of the tests and only lifts the figure: strings (messages and names), annotations,
 imports, `raise` statements, and None for an assigned value or an argument (the next line raises); and the `witness` of
-an occupant, which holds values for the laws to try, so it is a test's and not the method's. mutmut itself leaves
+a field, which holds values for the laws to try, so it is a test's and not the method's. mutmut itself leaves
 out decorated functions, class bodies and module level, for the sake of its own way to run: here they are in, since the
 records of the methods and the defaults of the occupants stand there.
 """
@@ -126,17 +126,19 @@ class _Walk(cst.CSTVisitor):
 
 
 def _witness(node: cst.CSTNode) -> bool:
-    return (
-        isinstance(node, cst.Assign)
-        and isinstance(node.targets[0].target, cst.Name)
-        and (node.targets[0].target.value == "witness")
-    )
+    """The argument `witness=` of a field: values for the laws to try."""
+    return isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value == "witness"
 
 
 def _mutations(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
     for kind, operator in mutators.mutation_operators:
         if isinstance(node, kind) and operator.__name__ not in LEFT_OUT:
             for new in operator(node):
-                if operator is mutators.operator_arg_removal and len(new.args) == len(node.args):  # type: ignore
-                    continue  # None for an argument
+                if operator is mutators.operator_arg_removal and not _removes(node, new):
+                    continue
                 yield operator.__name__, new
+
+
+def _removes(node: Any, new: Any) -> bool:
+    """Whether an argument was left out, rather than made None, and one that is not a test's."""
+    return len(new.args) < len(node.args) and sum(map(_witness, new.args)) == sum(map(_witness, node.args))
