@@ -108,5 +108,6 @@ def test_transformers_reads_the_tokenizer(tmp_path):
     other = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert (other.pad_token_id, other.bos_token_id, other.eos_token_id) == (0, 1, 2)
     for text in ("12+3=15", " a  b\n\n~", "<eos> and <pad>", ""):
-        assert other(text).input_ids == own.encode(text).tolist()
+        assert other(text).input_ids == [own.bos, *own.encode(text)]
+        assert other(text, add_special_tokens=False).input_ids == own.encode(text).tolist()
         assert other.decode([1, *own.encode(text), 2], skip_special_tokens=True) == text

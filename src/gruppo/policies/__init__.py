@@ -7,11 +7,12 @@ from gruppo.policies.folder import TinyConfig
 from gruppo.policies.layout import packed
 from gruppo.policies.load import load_policy, load_tokenizer, names
 from gruppo.policies.lora import Lora, Unadapted, has_adapter
+from gruppo.policies.save import save_policy
 from gruppo.policies.tiny import TinyTransformer
 from gruppo.policies.tokenizer import CharTokenizer
 
 __all__ = [
     "Cache", "CharTokenizer", "Critic", "Incremental", "Lora", "Policy", "TinyConfig", "TinyTransformer",
     "Unadapted", "clone", "has_adapter", "learned_state", "load_learned", "load_policy", "load_tokenizer", "names",
-    "packed",
+    "packed", "save_policy",
 ]  # fmt: skip

@@ -68,6 +68,12 @@ class Transformer(nn.Module):
     layers: int
     context: int
     lm_head: Head
+    origin: str = ""  # what it was loaded from: a folder, or a name of the hub
+
+    @property
+    def root(self) -> nn.Module:
+        """The module whose parameters have the names of the saved file."""
+        return self
 
     @property
     def output(self) -> Any:

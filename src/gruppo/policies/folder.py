@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
+
+from gruppo.data.files import write_tensors
 
 # Values that a config.json must have, or leave out, for TinyTransformer to compute the same thing.
 _FIXED: dict[str, Any] = {
@@ -96,13 +98,14 @@ def write(
         "torch_dtype": dtype,
         **special,
     }
-    sampling = {"_from_model_config": False, "do_sample": True, "max_length": config.context, **special}
+    # The whole distribution, as in training: transformers would otherwise sample from the 50 likeliest tokens.
+    sampling = {"_from_model_config": False, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    sampling |= {"max_length": config.context, **special}
     for name, content in ({"config.json": described, "generation_config.json": sampling} | dict(files)).items():
         if name in files and name == "config.json":
             content = {k: v for k, v in content.items() if k != "torch_dtype"} | {"dtype": dtype}
         write_json(folder / name, content)
-    contiguous = {name: w.contiguous() for name, w in weights.items()}
-    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 def read(folder: str | Path) -> tuple[TinyConfig, dict[str, Tensor], dict[str, dict[str, Any]]]:

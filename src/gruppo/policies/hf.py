@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.utils import logging
 
 from gruppo.data import Inputs
+from gruppo.data.files import follow_umask
 from gruppo.policies.base import Transformer
 from gruppo.policies.cache import Cache, Kept, Step, new_cache
 from gruppo.policies.dense import dense_of
@@ -96,6 +97,10 @@ class HFPolicy(Transformer):
     @property
     def trunk(self) -> nn.Module:
         return self.model.base_model
+
+    @property
+    def root(self) -> nn.Module:
+        return self.model
 
     @property
     def output(self) -> Any:
@@ -225,6 +230,8 @@ class HFPolicy(Transformer):
     def save(self, folder: str | Path) -> None:
         """Write a folder for `AutoModelForCausalLM.from_pretrained`, with any adapter merged into the weights."""
         self.model.save_pretrained(folder, state_dict=merged_state(self.model))
+        for path in Path(folder).glob("*.safetensors"):
+            follow_umask(path)
 
 
 def load_hf(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gruppo.policies.adapter import base_of, is_adapter, load_adapter
 from gruppo.policies.folder import TinyConfig, differs, first_line, read_json
 from gruppo.policies.lora import Lora, add_lora
 from gruppo.policies.smollm2 import NAME as SMOLLM2
@@ -53,6 +54,18 @@ def _load(name: str | Path, dtype: torch.dtype, device: torch.device | str, seed
     if str(name) == RANDOM:
         return TinyTransformer(TinyConfig(vocab=CharTokenizer.vocab), seed).to(device=device, dtype=dtype)
     folder = folder_of(name)
+    if is_adapter(folder):
+        need_hf(f"model={name}", "peft")
+        return load_adapter(folder, folder_of(base_of(folder)), dtype, device, checkpointing)
+    policy = _from_folder(name, folder, dtype, device, checkpointing)
+    hub = not (WEIGHTS / name).is_dir() and not Path(name).expanduser().is_dir() and str(name) != SMOLLM2
+    policy.origin = str(name if hub else folder.resolve())
+    return policy
+
+
+def _from_folder(
+    name: str | Path, folder: Path, dtype: torch.dtype, device: torch.device | str, checkpointing: bool
+) -> Any:
     config = read_json(folder / "config.json")
     # Our own transformer where it computes the same. 16 rows x 16 tokens of SmolLM2 after two prompts of 44, one
     # thread: 2.7 s of CPU time, 3.4 s with the modules of transformers (best of 4).
@@ -69,6 +82,8 @@ def load_tokenizer(name: str | Path) -> Any:
     if str(name) == RANDOM:
         return CharTokenizer()
     folder = folder_of(name)
+    if is_adapter(folder):
+        folder = folder_of(base_of(folder))
     if CharTokenizer.fits(folder):
         return CharTokenizer.load(folder)
     if not any((folder / f).is_file() for f in TOKENIZER_FILES):
@@ -88,7 +103,7 @@ def folder_of(name: str | Path) -> Path:
         need_hf(f"model={name}")
         return smollm2_folder()
     for path in (WEIGHTS / name, Path(name).expanduser()):
-        if (path / "config.json").is_file():
+        if (path / "config.json").is_file() or is_adapter(path):
             return path
     near = _near(name)
     # A name of the hub is like Qwen/Qwen2.5-0.5B-Instruct: a single word is more likely a typo.

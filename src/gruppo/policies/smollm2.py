@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from gruppo.data.files import follow_umask
+
 NAME = "smollm2"
 STALE = 3600.0  # seconds after which a temporary folder must be that of a killed process
 
@@ -92,3 +94,4 @@ def convert(gguf: Path, folder: Path) -> None:
     model.tie_weights()
     model.generation_config = packed.generation_config
     model.save_pretrained(str(folder))
+    follow_umask(folder / "model.safetensors")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 class CharTokenizer:
     """ids 0, 1, 2 are `<pad>`, `<bos>`, `<eos>`; 3 is newline; then the characters 32 to 126 in order.
 
-    `<eos>` in a text is five characters, never a special token, and `encode` adds no `<bos>` (pitfall 4).
+    `<eos>` in a text is five characters, never a special token, and `encode` adds no `<bos>` (pitfall 4). `chat` adds
+    it, and so does the tokenizer that `save` writes for transformers.
     """
 
     pad, bos, eos = 0, 1, 2
@@ -57,7 +59,10 @@ class CharTokenizer:
         return self._id
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer`."""
+        """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer`, which gives the ids of `chat`.
+
+        There is no chat template: its text would pass through the tokenizer, where `<bos>` is five characters.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         added = [
@@ -68,19 +73,29 @@ class CharTokenizer:
         # Every character, newline included, is a word of its own; unknown words are an error there too.
         split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
         model = {"type": "WordLevel", "vocab": self._id, "unk_token": "<unk>"}
-        tokenizer = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+        tokenizer = dict.fromkeys(("truncation", "padding", "normalizer"))
         tokenizer |= {"version": "1.0", "added_tokens": added, "pre_tokenizer": split, "model": model}
-        tokenizer |= {"decoder": {"type": "Fuse"}}
+        tokenizer |= {"post_processor": self._post_processor(), "decoder": {"type": "Fuse"}}
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             "split_special_tokens": True,  # `<eos>` in a text stays five characters
+            "model_input_names": ["input_ids", "attention_mask"],  # a Llama takes no token_type_ids
+            "padding_side": "left",  # prompts of a batch end together, and answers follow
             "pad_token": "<pad>",
             "bos_token": "<bos>",
             "eos_token": "<eos>",
         }
         write_json(folder / "tokenizer.json", tokenizer)
         write_json(folder / "tokenizer_config.json", config)
+
+    def _post_processor(self) -> dict[str, Any]:
+        """`<bos>` in front of a text, in the words of the package tokenizers."""
+        bos, first, second = ({"SpecialToken": {"id": "<bos>", "type_id": 0}},
+                              *({"Sequence": {"id": part, "type_id": 0}} for part in "AB"))  # fmt: skip
+        special = {"<bos>": {"id": "<bos>", "ids": [self.bos], "tokens": ["<bos>"]}}
+        pieces = {"single": [bos, first], "pair": [bos, first, second]}
+        return {"type": "TemplateProcessing", **pieces, "special_tokens": special}
 
     @classmethod
     def fits(cls, folder: str | Path) -> bool:

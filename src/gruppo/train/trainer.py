@@ -1,59 +1,44 @@
 """From a configuration to a trained policy: set up, check, train, evaluate, save, resume."""
 
-import asyncio
-import json
 import os
-import shlex
-import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from gruppo.methods import refurnished
 from gruppo.stages import StepRecord
-from gruppo.tasks import BUILT_IN
 from gruppo.tasks.load import short_name
-from gruppo.train.checkpoint import State, latest_checkpoint, load_checkpoint, save_checkpoint, step_of
+from gruppo.train.callbacks import Callback, Step, tensorboard
+from gruppo.train.checkpoint import (
+    State,
+    checkpoints,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    set_aside,
+    step_of,
+)
 from gruppo.train.config import RunConfig
 from gruppo.train.doctor import refuse, step_zero
 from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
-from gruppo.train.folder import RunFolder, config_changes
+from gruppo.train.folder import RunFolder, read_json
+from gruppo.train.lock import Lock
 from gruppo.train.loop import train_step
+from gruppo.train.manifest import damage
 from gruppo.train.progress import Display
 from gruppo.train.run import Run
-from gruppo.train.winrate import Wins, win_words
+from gruppo.train.stop import Stop
+from gruppo.train.summary import closing_words, summary_of
+from gruppo.train.waiting import Loop
+from gruppo.train.winrate import Wins
 
 
-class Interrupt:
-    """Ctrl-C once: finish the step, save, stop. Twice: stop at once; the last checkpoint remains."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __enter__(self) -> "Interrupt":
-        try:
-            self._before = signal.signal(signal.SIGINT, self._on_signal)
-        except ValueError:  # only the main thread gets Ctrl-C
-            self._before = None
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        # Not print, which this signal may have interrupted.
-        os.write(2, b"\nfinishing this step, then saving; Ctrl-C again stops at once\n")
-
-
-def new_folder(config: RunConfig) -> RunFolder:
-    """A new, empty folder; if two runs start in the same second, the later one gets a number."""
+@contextmanager
+def new_folder(config: RunConfig) -> Iterator[RunFolder]:
+    """A new folder, locked; if two runs start in the same second, the later one gets a number."""
     task = short_name(config.task.name)
     plain = f"{config.method.name}-{task}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [config.save.name] if config.save.name else [plain, *(f"{plain}-{i}" for i in range(2, 100))]
@@ -62,21 +47,27 @@ def new_folder(config: RunConfig) -> RunFolder:
         try:
             folder.path.mkdir(parents=True, exist_ok=bool(config.save.name))
         except FileExistsError:
+            if not folder.path.is_dir():
+                raise ValueError(
+                    f"{folder.path} is a file, so nothing was started. Choose another save.name."
+                ) from None
             continue
         except OSError as error:
             raise ValueError(
                 f"{folder.path} cannot be made ({error.strerror}), so nothing was started. Choose another save.folder."
             ) from None
-        if not folder["config.toml"].exists():
-            return folder
+        try:
+            with Lock(folder.path):
+                if not folder["config.toml"].exists() and not checkpoints(folder["checkpoints"]):
+                    yield folder
+                    return
+        finally:
+            folder.drop_if_empty()  # if nothing was started
+    folder = RunFolder(Path(config.save.folder) / names[0])
     raise ValueError(
-        f"{Path(config.save.folder) / names[0]} holds a run already: a second one would mix with it. Choose another "
-        f"save.name, or go on with it: {resume_command(RunFolder(Path(config.save.folder) / names[0]))}"
+        f"{folder.path} holds a run already: a second one would mix with it. Choose another save.name, or go on with "
+        f"it: {folder.resume_command}"
     )
-
-
-def resume_command(folder: RunFolder) -> str:
-    return f"gruppo train --resume {shlex.quote(str(folder.path))}"
 
 
 def refuse_ranks() -> None:
@@ -89,140 +80,238 @@ def refuse_ranks() -> None:
         )
 
 
-def train(config: RunConfig, *, quiet: bool = False) -> dict[str, Any]:
+def train(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Train from the start. Returns the summary, which is also in the run folder."""
     refuse_ranks()
-    folder = new_folder(config)
-    try:
-        return Trainer(config, folder, quiet).go()
-    finally:
-        folder.drop_if_empty()  # if nothing was started
+    with Stop() as stop, new_folder(config) as folder, told(folder):
+        return Trainer(config, folder, quiet, callbacks=callbacks, stop=stop).go()
 
 
 def resume(
-    path: Path, config: RunConfig | None = None, *, trust_code: bool = False, allow: bool = False, quiet: bool = False
+    path: Path,
+    change: Callable[[RunConfig], RunConfig] = lambda config: config,
+    *,
+    trust_code: bool = False,
+    allow: bool = False,
+    skip_damaged: bool = False,
+    quiet: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Continue a run from its newest complete checkpoint, exactly; without one, from the start.
+    """Continue a run from its newest checkpoint, exactly; without one, from the start.
 
-    A changed configuration is refused unless `allow` is set. The number of threads is not compared here: `Run.restore`
-    requires that it is the same.
+    What differs from the run as it was started (the configuration, also by `change`, and the files that it depends on)
+    is listed and refused unless `allow` is set. A damaged checkpoint is refused, or set aside with `skip_damaged`.
     """
     refuse_ranks()
     folder = RunFolder(path)
-    before = folder.read_config(trust_code)
-    last = latest_checkpoint(folder["checkpoints"])
-    config = config or before
-    changes = config_changes(replace(before, threads=config.threads), config)
-    if changes and not allow:
-        listed = "\n".join(f"  {c}" for c in changes)
+    if not folder["config.toml"].is_file() and not checkpoints(folder["checkpoints"]):
+        folder.read_config()  # raises
+    with Stop() as stop, Lock(folder.path), told(folder):
+        say = Display("", 0, quiet=quiet).say
+        last = newest(folder, skip_damaged, say)
+        state = load_checkpoint(last) if last else None
+        record = state.beside.get("run.json") if state else None
+        if mended := folder.mend(record):
+            say(mended)
+        config = change(folder.read_config(trust_code))
+        changes = folder.changes_to(config, record)
+        if changes and not allow:
+            listed = "\n".join(f"  {c}" for c in changes)
+            raise ValueError(
+                "the configuration, or what the run depends on, is not what the run was started with, so it would not "
+                f"go on exactly:\n{listed}\nLeave these out, or add --allow-changes to go on with them."
+            )
+        if state is not None and (done := finished(folder, state.step, config.steps)):
+            say(done)
+            return read_json(folder["summary.json"])
+        trainer = Trainer(config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow)
+        return trainer.go(state)
+
+
+def newest(folder: RunFolder, skip_damaged: bool, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint, if it is whole; a damaged one is refused, or set aside for the one before it."""
+    found = checkpoints(folder["checkpoints"])
+    for path in reversed(found):
+        said = damage(path)
+        if not said:
+            return path
+        earlier = next((p for p in reversed(found[: found.index(path)]) if not damage(p)), None)
+        before = f"{earlier.name}, the one before it, is whole" if earlier else "there is no whole one before it"
+        if not skip_damaged:
+            again = "goes on from there" if earlier else "begins again"
+            raise ValueError(
+                f"{path} is damaged: {said}. {before}: to set the damaged one aside, and the run {again}:  "
+                f"{folder.resume_command} --skip-damaged"
+            )
+        say(f"{path.name} is damaged ({said}) and was set aside as {set_aside(path).name}; {before}")
+    return None
+
+
+def finished(folder: RunFolder, done: int, steps: int) -> str:
+    """Says that a run has come to its end; "" if it has not, or if what it left has to be written again."""
+    if not folder["summary.json"].is_file() or folder.damage():
+        return ""
+    early = read_json(folder["summary.json"]).get("ended_early", "")
+    if done > steps:
         raise ValueError(
-            f"the configuration is not the one the run was started with, so it would not go on exactly:\n{listed}\n"
-            "Leave these out, or add --allow-changes to go on with them."
+            f"steps={steps}, but {done} steps are done, and none can be undone. Use steps={done + steps} or so to "
+            "train longer, or start a new run."
         )
-    if last is not None and step_of(last) >= config.steps and folder["summary.json"].is_file():
-        return _finished(folder, step_of(last), quiet)
-    return Trainer(config, folder, quiet, changes).go(load_checkpoint(last) if last else None)
-
-
-def _finished(folder: RunFolder, steps: int, quiet: bool) -> dict[str, Any]:
-    """The summary of a run that has done all its steps."""
-    summary = json.loads(folder["summary.json"].read_text())
-    Display("", steps, quiet=quiet).say(
-        f"{folder.path} is finished: all of its {steps} steps are done, so nothing was trained. To train longer:  "
-        f"{resume_command(folder)} steps={2 * steps} --allow-changes"
+    if done < steps and not early:
+        return ""
+    why = f"it ended early ({early})" if early else f"all of its {done} steps are done"
+    return (
+        f"{folder.path} is finished: {why}, so nothing was trained. To train longer:  {folder.resume_command} "
+        f"steps={2 * done} --allow-changes"
     )
-    return summary
+
+
+@contextmanager
+def told(folder: RunFolder) -> Iterator[None]:
+    """Whatever ends a run early, at whatever moment: the last words say which step is saved, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(how_to_resume(folder)) from None
+    except (ValueError, OSError) as error:
+        if "gruppo train --resume" in str(error):
+            raise
+        said = f"{error.strerror}: {error.filename or folder.path}" if isinstance(error, OSError) else str(error)
+        raise ValueError(f"{said}\n{how_to_resume(folder)}") from error
+    except Exception as error:
+        error.add_note(how_to_resume(folder))
+        raise
+
+
+def how_to_resume(folder: RunFolder) -> str:
+    if not folder["config.toml"].exists():
+        return "Nothing was started and nothing is lost: once that is mended, the same command starts it."
+    last = latest_checkpoint(folder["checkpoints"])
+    saved = f"Step {step_of(last)} is saved" if last else "No step is saved yet, so it begins again"
+    return f"{saved}: go on with  {folder.resume_command}"
 
 
 class Trainer:
-    def __init__(self, config: RunConfig, folder: RunFolder, quiet: bool = False, changes: Sequence[str] = ()) -> None:
-        self.config, self.folder, self.changes = config, folder, changes
+    """A run in its folder. `go()` does all steps; `steps()` hands over each one."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        quiet: bool = False,
+        changes: Sequence[str] = (),
+        *,
+        callbacks: Sequence[Callback] = (),
+        stop: Stop | None = None,
+        allow: bool = False,
+    ) -> None:
+        self.config, self.folder, self.changes, self.allow = config, folder, changes, allow
         wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)  # refused before anything is loaded
+        self.callbacks = [*tensorboard(config.save.tensorboard), *callbacks]
+        self.stop = stop or Stop()
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
         self.run = Run(config, self.display.say)
-        self.board: Any = None
+        self.wins = Wins(self.run, config.eval.prompts)
         self.before: float | None = None
         self.after: float | None = None
         self.seconds, self.tokens = 0.0, 0.0
-        self.wins = Wins(self.run, config.eval.prompts)
+        self.done = 0
+        self.early = ""  # why the run ends before its last step
+        self.summary: dict[str, Any] = {}
 
     def go(self, state: State | None = None) -> dict[str, Any]:
-        """From the start, or from a state. If it ends early, the message says how to resume."""
+        """All steps, from the start or from a state; the summary."""
+        for _ in self.steps(state):
+            pass
+        return self.summary
+
+    def end_early(self, why: str) -> None:
+        """For callbacks: this step is the last one."""
+        self.early = why
+
+    def steps(self, state: State | None = None) -> Iterator[Step]:
+        """Trains, and hands over each step when it is done. Who leaves early can go on from the step before."""
+        loop = Loop()
         try:
-            with self.display, Interrupt() as interrupt:
-                done = asyncio.run(self._steps(state, interrupt))
-            return self._finish(done)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(self._how_to_resume()) from None
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{error}\n{self._how_to_resume()}") from error
-        except Exception as error:
-            error.add_note(self._how_to_resume())
-            raise
+            with self.display:
+                self.done = loop(self._begin()) if state is None else self._restore(state)
+                while self.done < self.config.steps and not self.early and not self.stop.asked:
+                    step = loop(self._step(self.done))
+                    try:
+                        yield step
+                    except GeneratorExit:
+                        self._save(self.done)
+                        raise
+            self._finish()
         finally:
             self.run.close()
-            if self.board is not None:
-                self.board.close()
+            for c in self.callbacks:
+                c.end(self, self.summary if self.summary and "stopped" not in self.summary else None)
+            loop.close()
 
     async def _begin(self) -> int:
         refuse(await step_zero(self.run))
-        self.board = _board(self.config, self.folder)
         self.folder.write_config(self.config)
-        self.folder.cut_metrics(-1)  # left by a run that was stopped before its first checkpoint
+        self.folder.set_metrics(b"")  # left by a run that was stopped before its first checkpoint
+        self.display.say(f"run folder  {self.folder.path}")
         if changed := refurnished(self.config.method):
             self.display.say("\n".join(changed))
         self.run.warn_if_few_recur()
+        for c in self.callbacks:
+            c.begin(self, ())
         start = await self._evaluate()
         self.before = start.accuracy
         self._log({"step": 0, **start.logged(), **await self.wins.row(start)})
         return 0
 
     def _restore(self, state: State) -> int:
-        self.run.restore(state)
+        self.run.restore(state, self.allow)
         facts = state.facts
         self.before, self.after = facts["accuracy_before"], facts["held_out"]
         self.seconds, self.tokens = facts["seconds"], facts["tokens"]
         self.wins.facts = facts.get("wins", {})
+        self.early = facts.get("ended_early", "") if not self.changes else ""
         if self.changes:
             self.folder.write_config(self.config)
             self.display.say("going on with changes:\n" + "\n".join(f"  {c}" for c in self.changes))
-        self.folder.cut_metrics(state.step)
-        self.board = _board(self.config, self.folder)
+        self.folder.set_metrics(state.beside["metrics.jsonl"])
         self.display.first = state.step
         self.display.say(f"resumed {self.folder.path} after step {state.step}")
+        rows = self.folder.metrics()
+        for c in self.callbacks:
+            c.begin(self, rows)
         return state.step
 
-    async def _steps(self, state: State | None, interrupt: Interrupt) -> int:
-        first = await self._begin() if state is None else self._restore(state)
-        for step in range(first, self.config.steps):
-            try:
-                record = await train_step(self.run, step)
-            except ValueError as error:
-                if self.run.between_steps:
-                    self._save(step)
-                raise ValueError(f"step {step + 1}: {error}") from error
-            await self._after_step(step + 1, record)
-            if interrupt.asked:
-                self._save(step + 1)
-                return step + 1
-        return self.config.steps
+    async def _step(self, step: int) -> Step:
+        try:
+            record = await train_step(self.run, step)
+        except ValueError as error:
+            if self.run.between_steps:
+                self._save(step)
+            raise ValueError(f"step {step + 1}: {error}") from error
+        self.done = step + 1
+        out = Step(self.done, await self._row(record), record)
+        self._log(out.row)
+        self.display.update(self.done, out.row)
+        for c in self.callbacks:
+            c.step(self, out)
+        last, save = self.done == self.config.steps or bool(self.early), self.config.save
+        if save.episodes_every and (self.done % save.episodes_every == 0 or last):
+            self.folder.write_episodes(self.done, record.episodes)
+        if last or self.stop.asked or (save.checkpoint_every and self.done % save.checkpoint_every == 0):
+            self._save(self.done)
+        return out
 
-    async def _after_step(self, done: int, record: StepRecord) -> None:
-        c, row = self.config, {"step": done, **record.facts}
+    async def _row(self, record: StepRecord) -> dict[str, Any]:
+        every, row = self.config.eval.every, {"step": self.done, **record.facts}
         self.seconds += row["seconds"]
         self.tokens += row["tokens"]
-        last = done == c.steps
-        if last or (c.eval.every and done % c.eval.every == 0):
+        if self.done == self.config.steps or (every and self.done % every == 0):
             found = await self._evaluate()
             self.after = found.accuracy
             row |= found.logged() | await self.wins.row(found)
-        self._log(row)
-        self.display.update(done, row)
-        if c.save.episodes_every and (done % c.save.episodes_every == 0 or last):
-            self.folder.write_episodes(done, record.episodes)
-        if last or (c.save.checkpoint_every and done % c.save.checkpoint_every == 0):
-            self._save(done)
+        return row
 
     async def _evaluate(self) -> Evaluation:
         sampling = replace(self.run.sampling, temperature=self.config.eval.temperature, top_k=0, top_p=1.0)
@@ -231,80 +320,28 @@ class Trainer:
 
     def _log(self, row: dict[str, Any]) -> None:
         self.folder.append_metrics(row)
-        if self.board is not None:
-            for name, value in row.items():
-                if name != "step":
-                    self.board.add_scalar(name, value, row["step"])
+        for c in self.callbacks:
+            c.row(self, row)
 
     def _save(self, done: int) -> None:
         facts = {"accuracy_before": self.before, "held_out": self.after, "seconds": self.seconds, "tokens": self.tokens}
         facts |= {"wins": self.wins.facts} if self.wins.facts else {}
-        save_checkpoint(self.folder["checkpoints"], self.run.state(done, facts), self.config.save.keep)
+        facts |= {"ended_early": self.early} if self.early else {}
+        state = self.run.state(done, facts)
+        state.beside = {"run.json": self.folder.record(), "metrics.jsonl": self.folder["metrics.jsonl"].read_bytes()}
+        save_checkpoint(self.folder["checkpoints"], state, self.config.save.keep)
 
-    def _how_to_resume(self) -> str:
-        if not self.folder["config.toml"].exists():
-            return "Nothing was started and nothing is lost: once that is mended, the same command starts it."
-        last = latest_checkpoint(self.folder["checkpoints"])
-        saved = f"Step {step_of(last)} is saved" if last else "No step is saved yet, so it begins again"
-        return f"{saved}: go on with  {resume_command(self.folder)}"
-
-    def _finish(self, done: int) -> dict[str, Any]:
-        if done < self.config.steps:
-            self.display.say(f"stopped after step {done} of {self.config.steps}. {self._how_to_resume()}")
-            facts = {"steps": done, "stopped": True, "folder": str(self.folder.path)}
-            return {**facts, "resume": resume_command(self.folder)}
+    def _finish(self) -> None:
+        if self.done < self.config.steps and not self.early:
+            self._save(self.done)
+            self.display.say(f"stopped after step {self.done} of {self.config.steps}. {how_to_resume(self.folder)}")
+            facts = {"steps": self.done, "stopped": True, "folder": str(self.folder.path)}
+            self.summary = {**facts, "resume": self.folder.resume_command}
+            return
         self.run.models["policy"].save(self.folder["policy"])
         self.run.tokenizer.save(self.folder["policy"])
-        summary = {
-            "method": self.config.method.name,
-            "task": self.config.task.name,
-            "seed": self.config.seed,
-            "accuracy_before": self.before,
-            "accuracy_after": self.after,
-            **self.wins.summary(),
-            "seconds": round(self.seconds, 2),
-            "steps": done,
-            "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
-            "folder": str(self.folder.path),
-        }
-        self.folder.write_summary(summary)
-        self.folder.draw_curves(f"{self.config.method.name} on {self.config.task.name}, seed {self.config.seed}")
-        self.display.say(closing_words(summary, self.folder))
-        return summary
-
-
-def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
-    other = "grpo" if summary["method"] == "dapo" else "dapo"
-    again = f"task={summary['task']} task.level=3"
-    if summary["task"] not in BUILT_IN:  # other tasks have settings that only the config file knows
-        again = f"--config {shlex.quote(str(folder['config.toml']))}"
-    return "\n".join(
-        [
-            f"held-out accuracy {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in "
-            f"{summary['steps']} steps, {summary['seconds']:.0f} s of training",
-            *win_words(summary),
-            f"  curves    {folder['curves.png']}",
-            *([f"  episodes  {folder['episodes']}"] if folder["episodes"].is_dir() else []),
-            f"  policy    {folder['policy']}   (transformers: "
-            f"AutoModelForCausalLM.from_pretrained({str(folder['policy'])!r}))",
-            f"  summary   {folder['summary.json']}",
-            f"try next:  gruppo methods   ·   gruppo train method={other}   ·   gruppo methods diff grpo dapo",
-            f"           gruppo eval {shlex.quote(str(folder['policy']))} {again}",
-        ]
-    )
-
-
-def _board(config: RunConfig, folder: RunFolder) -> Any:
-    if config.save.tensorboard == "no":
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        if config.save.tensorboard == "yes":
-            raise ValueError(
-                "save.tensorboard=yes, but tensorboard is not installed: nothing would be written. "
-                "pip install 'gruppo[tensorboard]', or save.tensorboard=no."
-            ) from None
-        return None
-    last = latest_checkpoint(folder["checkpoints"])
-    return SummaryWriter(str(folder["tensorboard"]), purge_step=step_of(last) + 1 if last else None)
+        c = self.config
+        self.folder.draw_curves(f"{c.method.name} on {c.task.name}, seed {c.seed}")
+        self.summary = summary_of(self)
+        self.folder.write_summary(self.summary)
+        self.display.say(closing_words(self.summary, self.folder))
