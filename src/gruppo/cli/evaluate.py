@@ -12,7 +12,7 @@ from gruppo.engines.native import NativeEngine
 from gruppo.lab.compare.statistics import Pair, pairwise
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Sampling
-from gruppo.tasks.judge import Judge
+from gruppo.tasks.judge import judge_of
 from gruppo.train.config import RunConfig
 from gruppo.train.estimates import Interval
 from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
@@ -47,7 +47,7 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
     device, dtype = place_of(config)
     # All are loaded before the first is evaluated, so that one that cannot be loaded costs no time.
     loaded = {n: (load_policy(n, dtype, device, config.seed), load_tokenizer(n)) for n in policies}
-    judge = Judge(tasks.scorer, seconds=config.task.seconds, workers=config.task.workers).start()
+    judge = judge_of(tasks, config.task, _to_stderr).start()
     out: dict[str, Evaluation] = {}
     try:
         for name, (policy, tokenizer) in loaded.items():

@@ -30,6 +30,10 @@ class Died(Exception):
     """The process has ended; the message says how."""
 
 
+class Woken(Exception):
+    """`wake` was called."""
+
+
 class Channel:
     """Runs `main()` of a module in a process of its own, until `close()`, or until this object or Python ends.
 
@@ -43,7 +47,7 @@ class Channel:
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, bufsize=0, env=environment, start_new_session=True
         )
-        self._chunks: SimpleQueue[bytes] = SimpleQueue()
+        self._chunks: SimpleQueue[bytes | None] = SimpleQueue()
         self._replies: list[Any] = []  # the next one is the last
         self._rest = b""
         self.close = weakref.finalize(self, _stop, self._process, os.getpid())
@@ -63,7 +67,11 @@ class Channel:
         except (OSError, ValueError):  # broken, or closed by `close`
             raise Died(self._ending()) from None
 
-    def read(self, seconds: float) -> tuple[str, Any]:
+    def wake(self) -> None:
+        """Ends a `read` that can be woken, from another thread."""
+        self._chunks.put(None)
+
+    def read(self, seconds: float, wakes: bool = False) -> tuple[str, Any]:
         """The next reply, (kind, content). One that has arrived is returned however late we are."""
         deadline = time.monotonic() + seconds
         while not self._replies:
@@ -71,6 +79,10 @@ class Channel:
                 chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
                 raise Hung from None
+            if chunk is None:
+                if wakes:
+                    raise Woken
+                continue
             if not chunk:
                 raise Died(self._ending())
             *lines, self._rest = (self._rest + chunk).split(b"\n")
@@ -98,7 +110,7 @@ def _parsed(lines: list[bytes]) -> list[Any]:
         return list(lines)
 
 
-def _collect(pipe: Any, chunks: "SimpleQueue[bytes]", gather: float) -> None:
+def _collect(pipe: Any, chunks: "SimpleQueue[bytes | None]", gather: float) -> None:
     """Reads replies as they come; an empty chunk is the end. In a thread, because Windows cannot wait for pipes."""
     with pipe:
         while chunk := pipe.read(1 << 16):

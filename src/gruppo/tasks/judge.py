@@ -4,47 +4,60 @@ A failure is a status and never a reward of 0. For a comparison with pebble, see
 """
 
 import asyncio
+import sys
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
-from gruppo.tasks.base import Scorer, Task
+from gruppo.tasks.base import Scorer, Task, TaskSet
 from gruppo.tasks.extract import answer_of
 from gruppo.tasks.imports import split_path
-from gruppo.tasks.pool import Pool, Verdict
+from gruppo.tasks.jobs import Job, Limits, Verdict
+from gruppo.tasks.pool import Pool
+from gruppo.tasks.settings import TaskConfig
 
-__all__ = ["Judge", "Verdict"]
+__all__ = ["Judge", "Verdict", "judge_of"]
 
 PATIENCE = 0.25  # seconds that answers wait before more workers are started
+SILENCE = 30.0  # seconds without a verdict, or until a scorer is loaded, before the user is told
+
+
+def _to_stderr(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 class Judge:
-    """Scores answers with the scorer at an import path, each within `seconds` (a batched scorer: each call).
+    """Scores answers with the scorer at an import path, each within `seconds`.
 
     A scorer is `(task, text) -> number or {name: number}`, or batched, `(tasks, texts) -> [...]`; a plain number is
-    the component "task". A class or a factory is called once with the arguments of a `Scorer`, and returns such a
-    function, which may keep state.
+    the component "task". Either may be `async def`. A class or a factory is called once with the arguments of a
+    `Scorer`, and returns such a function, which may keep state.
 
     The first worker process starts with the first call, or with `start()`. A function runs in up to `workers`
-    processes (0: one per core, at most 8), which are started when answers have to wait. A batched scorer, and one
-    that may keep state, has one worker, which sees the answers in the order of the calls. When an answer takes too
-    long, its worker is killed with everything it started, and a new one continues without the state of the old one.
+    processes (0: one per core, at most 8), which are started when answers have to wait. One that is `async def` judges
+    up to `concurrency` answers at once in each of them (0 workers: in one). A batched scorer, and one that may keep
+    state, has one worker, which sees the answers in the order of the calls. When an answer takes too long, its worker
+    is killed with everything it started, and a new one continues without the state of the old one. A batched call has
+    `call_seconds` (0: `seconds` for each of its answers). `say` is given sentences for the user.
     """
 
     def __init__(
-        self, scorer: str | Scorer, seconds: float = 5.0, start_seconds: float = 60.0, workers: int = 0
+        self,
+        scorer: str | Scorer,
+        seconds: float = 5.0,
+        start_seconds: float = 60.0,
+        workers: int = 0,
+        concurrency: int = 64,
+        call_seconds: float = 0.0,
+        say: Callable[[str], None] = _to_stderr,
     ) -> None:
         given = scorer if isinstance(scorer, Scorer) else Scorer(scorer)
         where, name = split_path(given.path)
-        for label, value in (("seconds", seconds), ("start_seconds", start_seconds)):
-            if not value > 0:
-                raise ValueError(f"{label}={value}: every answer would be too late. Use a number above 0.")
-        if workers < 0:
-            raise ValueError(
-                f"task.workers={workers}: there is no such number of processes. Use 0 (automatic) or more."
-            )
-        self.scorer, self.seconds = f"{where}:{name}", seconds
-        self._pool = Pool(self.scorer, dict(given.args), seconds, start_seconds, workers)
+        self.scorer, self.seconds, self.say = f"{where}:{name}", seconds, say
+        limits = Limits(seconds, start_seconds, workers, concurrency, call_seconds)
+        self._pool = Pool(self.scorer, dict(given.args), limits)
         weakref.finalize(self, self._pool.close).atexit = False  # at exit, the processes end by themselves
 
     @property
@@ -77,20 +90,29 @@ class Judge:
         """The reply to each item, or a Verdict that says why there is none."""
         if not items:
             return []
-        done = self._pool.done
+        done, quiet = self._pool.done, Quiet(self)
         job = self._pool.submit(kind, items)
         reply = asyncio.wrap_future(job.future)
         try:
             while not (await asyncio.wait({reply}, timeout=PATIENCE))[0]:
                 done = self._pool.grow(done)
+                quiet.look(job)
             return reply.result()
         finally:
             job.future.cancel()  # if this task was cancelled, the remaining items are not scored
+            quiet.tell()
 
     def start(self) -> "Judge":
         """Starts the first worker now, and waits for it; a ValueError says why the scorer cannot be loaded."""
-        self._pool.submit("start", []).future.result()
-        return self
+        job, quiet = self._pool.submit("start", []), Quiet(self)
+        while True:
+            try:
+                job.future.result(PATIENCE)
+                return self
+            except NotYet:
+                if job.future.done():  # the scorer's own error
+                    raise
+                quiet.look(job)
 
     def close(self) -> None:
         """Ends the workers. A later call of `score` starts new ones."""
@@ -101,3 +123,42 @@ class Judge:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class Quiet:
+    """Tells the user what a call waits for: hangs at once, and anything else after `SILENCE`, then ever more rarely."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge, self.pool = judge, judge._pool
+        self.since, self.wait, self.done = time.monotonic(), SILENCE, judge._pool.done
+
+    def look(self, job: Job) -> None:
+        self.tell()
+        if self.pool.done != self.done:
+            self.since, self.wait, self.done = time.monotonic(), SILENCE, self.pool.done
+        spent = time.monotonic() - self.since
+        if spent < self.wait:
+            return
+        self.wait *= 2
+        limits = self.pool.limits
+        if not self.pool.loaded:
+            limit = f"task.start_seconds={limits.start_seconds:g}"
+            self.judge.say(f"{self.judge.scorer} has been loading for {spent:.0f} s ({limit})")
+        else:
+            each = (
+                f"task.call_seconds={limits.call_seconds:g}"
+                if limits.call_seconds
+                else f"task.seconds={limits.seconds:g}"
+            )
+            self.judge.say(f"{job.missing} answers have waited {spent:.0f} s for the scorer ({each})")
+
+    def tell(self) -> None:
+        notes = self.pool.hangs.notes
+        while notes:
+            self.judge.say(notes.pop(0))
+
+
+def judge_of(tasks: TaskSet, config: TaskConfig, say: Callable[[str], None] = _to_stderr) -> Judge:
+    """The judge of a task set, with the limits of the settings."""
+    c = config
+    return Judge(tasks.scorer, c.seconds, c.start_seconds, c.workers, c.concurrency, c.call_seconds, say)

@@ -8,14 +8,15 @@ import os
 import pickle
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from gruppo.tasks.channel import Channel, Died, Hung
+from gruppo.tasks.flight import Flight, died, unsent
+from gruppo.tasks.hangs import Hangs
+from gruppo.tasks.jobs import SLOW, Job, Limits, Part, Verdict, closed
+
+__all__ = ["Limits", "Pool", "Verdict"]
 
 MOST = 8  # workers, if their number is automatic
 GATHER = 0.0005  # seconds between two reads of replies
@@ -23,57 +24,14 @@ MESSAGE = 0.05  # seconds of work that a message to a worker should hold
 GROWTH = 4  # a message has at most this many times the items of the last one
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The components of an answer's reward, or why there are none."""
-
-    components: dict[str, float]
-    status: Literal["ok", "env_error", "timeout"] = "ok"
-    error: str = ""
-
-
-class Job:
-    """One call: its items, and the replies so far."""
-
-    def __init__(self, kind: str, items: Sequence[Any]) -> None:
-        self.kind, self.items = kind, items
-        self.replies: list[Any] = [None] * len(items)
-        self.waiting = deque(range(len(items)))
-        self.missing = len(items)
-        self.future: Future[list[Any]] = Future()
-
-    def reply(self, indices: Sequence[int], replies: Sequence[Any]) -> None:
-        for index, reply in zip(indices, replies, strict=False):
-            self.replies[index] = reply
-        self.missing -= len(replies)
-        if not self.missing:
-            with suppress(InvalidStateError):  # cancelled
-                self.future.set_result(self.replies)
-
-    def fail(self, error: Exception) -> None:
-        with suppress(InvalidStateError):
-            self.future.set_exception(error)
-
-
-class Part(NamedTuple):
-    """Some items of a job, for one worker."""
-
-    job: Job
-    indices: list[int]
-
-    def request(self) -> bytes:
-        items = [self.job.items[i] for i in self.indices]
-        return pickle.dumps((self.job.kind, items), protocol=pickle.HIGHEST_PROTOCOL)
-
-
 class Pool:
     """The queue of jobs and the lanes that serve it. The first job starts one lane; `grow` adds others."""
 
-    def __init__(self, scorer: str, args: dict[str, Any], seconds: float, start_seconds: float, workers: int) -> None:
-        self.scorer, self.args, self.seconds, self.start_seconds = scorer, args, seconds, start_seconds
-        self.workers = workers or min(MOST, _cores())
+    def __init__(self, scorer: str, args: dict[str, Any], limits: Limits) -> None:
+        self.scorer, self.args, self.limits = scorer, args, limits
+        self.hangs = Hangs(limits.seconds)
         self.most = 1  # lanes; the first worker finds out whether the scorer can run in several
-        self.loaded = self.batched = False
+        self.loaded = self.batched = self.together = False
         self.in_order = True  # until the first worker says that any order will do
         self.lost = self.done = 0  # workers, items
         self._jobs: list[Job] = []  # those with waiting items
@@ -87,6 +45,8 @@ class Pool:
             if not self._lanes:
                 self._add_lane()
             self._changed.notify_all()
+            for lane in self._lanes:
+                lane.wake()
         return job
 
     def grow(self, before: int) -> int:
@@ -105,7 +65,7 @@ class Pool:
             jobs, self._jobs = self._jobs, []
             self.in_order = True  # the next worker may find another scorer in the file
             for job in jobs:
-                job.fail(_closed())
+                job.fail(closed())
             for lane in lanes:
                 lane.ended = True
             self._changed.notify_all()
@@ -127,14 +87,14 @@ class Pool:
             return not lane.ended
 
     def take(self, lane: "Lane") -> Part | None:
-        """The next items of the first job, or all of them for a batched scorer; None if there are none."""
+        """The next items of the first job, for a batched scorer all of them or its share; None if there are none."""
         with self._changed:
             while self._jobs and not lane.ended:
                 job = self._jobs[0]
                 if job.future.done():  # cancelled
                     self._jobs.pop(0)
                     continue
-                most = len(job.waiting) if self.batched and job.kind == "score" else lane.size
+                most = -(-len(job.items) // self.most) if self.batched and job.kind == "score" else lane.size
                 indices = [job.waiting.popleft() for _ in range(min(most, len(job.waiting)))]
                 if not job.waiting:
                     self._jobs.pop(0)
@@ -148,21 +108,33 @@ class Pool:
         job, rest = part.job, part.indices[len(replies) :]
         with self._changed:
             self.done += len(replies)
+            if job.kind == "score":
+                calls = 1 if self.batched else len(replies)
+                self.hangs.count(part, replies[:calls], len(self._lanes) * (lane.width if self.together else 1))
             job.reply(part.indices, replies)
             if rest and lane.ended:
-                job.fail(_closed())
+                job.fail(closed())
             elif rest:
                 if job not in self._jobs:
                     self._jobs.insert(0, job)
                 job.waiting.extendleft(reversed(rest))
                 self._changed.notify_all()
+            if self.hangs.dead:
+                self._give_up()
 
-    def ready(self, lane: "Lane", batched: bool, parallel: bool) -> None:
+    def _give_up(self) -> None:
+        """The answers that wait are not judged. The next call tries again, with those that its lanes take at once."""
+        for job in [j for j in self._jobs if j.kind == "score"]:
+            self._jobs.remove(job)
+            job.give_up(self.hangs.verdict)
+
+    def ready(self, lane: "Lane", batched: bool, together: bool, stateless: bool, alone: bool) -> None:
         """A lane has loaded the scorer."""
+        usual = 1 if together else min(MOST, _cores())  # one process can wait for many answers
         with self._changed:
-            self.batched, self.loaded, self.in_order = batched, True, not parallel
+            self.batched, self.together, self.loaded, self.in_order = batched, together, True, not stateless
             if self._lanes == [lane]:
-                self.most = self.workers if parallel else 1
+                self.most = self.limits.workers or usual if stateless and not alone else 1
 
     def refuse(self, lane: "Lane", error: Exception) -> None:
         """A lane cannot load the scorer. It ends if there are others; the last one fails all jobs instead."""
@@ -177,11 +149,11 @@ class Pool:
             jobs, self._jobs = self._jobs, []
             for job in jobs:
                 if self.loaded:
-                    job.reply(job.waiting, [said] * len(job.waiting))
+                    job.give_up(said)
                 else:
                     job.fail(error)
 
-    def lose(self, lane: "Lane") -> None:
+    def lost_by(self, lane: "Lane") -> None:
         """A lane has lost its worker."""
         with self._changed:
             self.lost += not lane.ended
@@ -196,6 +168,7 @@ class Lane(threading.Thread):
         self.channel: Channel | None = None
         self.ended = False
         self.size = 1  # items in one message
+        self.width = pool.limits.concurrency  # items in hand, if the scorer is async
         self.unread = 0  # messages in a row that no worker has read
 
     def run(self) -> None:
@@ -206,9 +179,16 @@ class Lane(threading.Thread):
             except Exception as error:
                 pool.refuse(self, error)
                 continue
-            part = pool.take(self)
-            if part is not None:
+            if pool.together:
+                Flight(self, channel).run()
+            elif part := pool.take(self):
                 pool.finish(self, part, self._serve(channel, part))
+
+    def wake(self) -> None:
+        """There are new items; a lane whose worker can take more of them is told."""
+        channel = self.channel
+        if self.pool.together and channel is not None:
+            channel.wake()
 
     def end(self) -> None:
         """Ends the worker and the thread."""
@@ -219,7 +199,7 @@ class Lane(threading.Thread):
 
     def _ready(self) -> Channel:
         if self.channel is not None and not self.channel.alive:
-            self._lose()
+            self.lose()
         if self.channel is None:
             self.channel = Channel("gruppo.tasks.worker", gather=GATHER)
             try:
@@ -232,15 +212,15 @@ class Lane(threading.Thread):
 
     def _load(self, channel: Channel) -> None:
         if self.ended:  # `end` may not have seen the channel
-            raise _closed()
-        scorer, seconds = self.pool.scorer, self.pool.start_seconds
+            raise closed()
+        scorer, seconds = self.pool.scorer, self.pool.limits.start_seconds
         try:
-            channel.send(pickle.dumps((scorer, self.pool.args)))
+            channel.send(pickle.dumps((scorer, self.pool.args, self.pool.limits.seconds)))
             kind, content = channel.read(seconds)
         except Hung:
             raise ValueError(
-                f"{scorer} was not loaded within {seconds:g} s, so nothing can be judged. Raise start_seconds, or "
-                "import less in its file."
+                f"{scorer} was not loaded within {seconds:g} s, so nothing can be judged. Raise "
+                "task.start_seconds, or let it load less."
             ) from None
         except Died as error:
             raise ValueError(f"{scorer}: the process that loads it died ({error}). stderr may say more.") from None
@@ -248,27 +228,26 @@ class Lane(threading.Thread):
             raise ValueError(content)
         self.pool.ready(self, *content)
 
-    def _lose(self) -> None:
+    def lose(self) -> None:
+        """Ends the worker; the next items get a new one."""
         if self.channel is not None:
             self.channel.close()
             self.channel = None
-            self.pool.lose(self)
+            self.pool.lost_by(self)
 
     def _serve(self, channel: Channel, part: Part) -> list[Any]:
         """The replies to the first items of a part; the others have to be sent again."""
         try:
             request = part.request()
         except Exception as error:
-            return self._unsent(
-                part, f"The tasks cannot be sent to the scorer: {error}. Use plain values in Task.meta."
-            )
+            return self._unsent(part, unsent(error))
         try:
             channel.send(request)
-            kind, content = channel.read(self.pool.start_seconds)
+            kind, content = channel.read(self.pool.limits.start_seconds)
         except (Hung, Died) as error:  # not the fault of an answer, so another worker gets the message
-            self._lose()
+            self.lose()
             self.unread += 1
-            return [] if self.unread < 2 else _failed(part, f"The scorer's process cannot be reached ({error}).")
+            return [] if self.unread < 2 else part.failed(f"The scorer's process cannot be reached ({error}).")
         self.unread = 0
         return self._replies(channel, part) if kind == "begun" else self._unsent(part, content)
 
@@ -277,11 +256,11 @@ class Lane(threading.Thread):
         if len(part.indices) > 1 and not self.pool.batched:
             self.size = 1
             return []
-        return _failed(part, why)
+        return part.failed(why)
 
     def _replies(self, channel: Channel, part: Part) -> list[Any]:
         replies: list[Any] = []
-        seconds, begun = self.pool.seconds, time.monotonic()
+        seconds, setting, begun = *self._limit(part), time.monotonic()
         try:
             while len(replies) < len(part.indices):
                 kind, content = channel.read(seconds)
@@ -289,27 +268,32 @@ class Lane(threading.Thread):
                     break
                 replies += content if kind == "all" else [content]
         except (Hung, Died) as error:
-            self._lose()
+            self.lose()
             if self.ended:
                 return replies
-            status, why = "timeout", f"Judging took longer than {seconds:g} s, so the scorer was killed and the answer "
-            why += "has no reward. Raise task.seconds, or make the scorer faster."
+            status, why = "timeout", SLOW.format(seconds, "scorer was killed", setting)
             if isinstance(error, Died):
-                status, why = "env_error", f"The scorer's process died ({error}), so the answer has no reward. "
-                why += "Look for os._exit or a crash in a C library; stderr may say more."
-            whole = self.pool.batched and part.job.kind == "score"
-            return replies + _failed(part, why, status)[: None if whole else 1]
+                status, why = "env_error", died(error)
+            return replies + part.failed(why, status)[: None if self._whole(part) else 1]
         fitting = int(len(replies) * MESSAGE / max(1e-6, time.monotonic() - begun))
         self.size = max(1, min(fitting, GROWTH * max(self.size, len(replies))))
         return replies
 
+    def _whole(self, part: Part) -> bool:
+        """Whether the items of a part are judged together."""
+        return self.pool.batched and part.job.kind == "score"
 
-def _failed(part: Part, error: str, status: Any = "env_error") -> list[Any]:
-    return [Verdict({}, status, error)] * len(part.indices)
-
-
-def _closed() -> Exception:
-    return RuntimeError("the judge was closed, so the answers that were still waiting have no score.")
+    def _limit(self, part: Part) -> tuple[float, str]:
+        """Seconds until the next reply, and the setting to raise: a batched call has them for each of its answers."""
+        limits = self.pool.limits
+        if not self._whole(part):
+            return limits.seconds, "task.seconds"
+        each = f"task.seconds (now {limits.seconds:g} per answer)"
+        return (
+            (limits.call_seconds, "task.call_seconds")
+            if limits.call_seconds
+            else (limits.seconds * len(part.indices), each)
+        )
 
 
 def _cores() -> int:

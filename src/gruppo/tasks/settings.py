@@ -28,9 +28,13 @@ class TaskConfig:
     args: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # arguments of the reward
     seconds: float = 5.0  # time limit for judging one answer
     workers: int = 0  # processes that judge answers at the same time; 0: one per core, at most 8
+    concurrency: int = 64  # answers that an `async def` reward judges at once, in each process
+    call_seconds: float = 0.0  # time limit for a call of a batched reward; 0: seconds for each answer
+    start_seconds: float = 60.0  # time limit for loading the reward
 
 
 _PLAIN = TaskConfig()
+JUDGING = ("seconds", "workers", "concurrency", "call_seconds", "start_seconds")
 
 
 def plain(value: Any) -> Any:
@@ -42,7 +46,7 @@ def plain(value: Any) -> Any:
 
 def refuse_unused(settings: TaskConfig, used: tuple[str, ...]) -> None:
     """Refuses a setting that the task would silently ignore."""
-    everywhere = ("name", "reward", "args", "seconds", "workers", "system", "template")
+    everywhere = ("name", "reward", "args", *JUDGING, "system", "template")
     for f in fields(TaskConfig):
         value = getattr(settings, f.name)
         if f.name not in (*everywhere, *used) and value != getattr(_PLAIN, f.name):

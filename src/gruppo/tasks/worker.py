@@ -4,11 +4,12 @@ Requests are pickles, because they come from our own parent. Replies are JSON, s
 the parent unpickle something.
 """
 
+import asyncio
 import inspect
 import pickle
 import traceback
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from math import isfinite
 from numbers import Real
 from time import monotonic
@@ -17,6 +18,7 @@ from typing import Any
 from gruppo.tasks.answers import answers
 from gruppo.tasks.child import Parent
 from gruppo.tasks.imports import load_object, misfit, nearest, written
+from gruppo.tasks.together import is_async, serve, unreadable
 
 Row = tuple[dict[str, float], str, str]  # components, status, error
 
@@ -27,17 +29,24 @@ _REMEDY = (
 _FORMS = "Write (task, text) for one answer, or (tasks, texts) for many at once."
 
 
+class CannotJudge(ValueError):
+    """An answer that a scorer cannot judge. Its sentence is shown as it is, without the lines of code."""
+
+
 def main() -> None:
-    """Serves requests until the parent ends. The first one is the import path of the scorer, and its arguments."""
+    """Serves requests until the parent ends. The first one: import path, arguments and seconds of the scorer."""
     parent = Parent()
     try:
-        path, args = pickle.loads(parent.receive())
+        path, args, seconds = pickle.loads(parent.receive())
         found = load_object(path)
         scorer = made(found, path, args)
         batched = is_batch(scorer)
     except ValueError as error:
         return parent.send("refused", str(error))
-    parent.send("ready", [batched, not batched and is_stateless(found, scorer)])
+    together = is_async(scorer) and not batched
+    parent.send("ready", [batched, together, is_stateless(found, scorer, batched), is_alone(scorer)])
+    if together:
+        return serve(scorer, seconds, parent, components, _failed, _answers)
     while True:
         _serve(scorer, batched, parent)
 
@@ -47,9 +56,7 @@ def _serve(scorer: Callable[..., Any], batched: bool, parent: Parent) -> None:
     try:
         kind, items = pickle.loads(request)
     except Exception as error:
-        return parent.send(
-            "unread", f"The scorer's process cannot read the tasks: {error!r}. Use plain values in Task.meta."
-        )
+        return parent.send("unread", unreadable(error))
     parent.send("begun")  # from here on, the end of this process is the fault of an answer
     if batched and kind == "score":
         return parent.send("all", _batch_rows(scorer, items))
@@ -117,25 +124,54 @@ def is_batch(scorer: Any) -> bool:
     return all(plural) and len(plural) == 2
 
 
-def is_stateless(found: Any, scorer: Any) -> bool:
-    """Whether answers may be scored in any order and process: a plain function, or a class with `stateless = True`."""
+def is_stateless(found: Any, scorer: Any, batched: bool = False) -> bool:
+    """Whether answers may be scored in any order and process: a plain function, or what has `stateless = True`.
+
+    A batched function without that mark may compare the answers of a call.
+    """
     plain = scorer is found or isinstance(scorer, partial)
-    return (plain and inspect.isfunction(found)) or bool(getattr(scorer, "stateless", False))
+    function = plain and inspect.isfunction(found)
+    marked = getattr(found if function else scorer, "stateless", False)
+    return bool(marked) or (function and not batched)
+
+
+def is_alone(scorer: Any) -> bool:
+    """Whether the scorer wants one process, in whatever order: `one_worker = True`."""
+    return bool(getattr(scorer, "one_worker", False))
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    """One event loop for all calls, so that what a scorer keeps open (a connection) stays usable."""
+    return asyncio.Runner()
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _called(scorer: Callable[..., Any], *given: Any) -> Any:
+    value = scorer(*given)
+    return _runner().run(_awaited(value)) if inspect.isawaitable(value) else value
 
 
 def _row(scorer: Callable[..., Any], item: tuple[Any, str]) -> Row:
     try:
-        return components(scorer(*item))
+        return components(_called(scorer, *item))
     except BaseException as error:  # sys.exit in a scorer is the scorer's failure too
-        return {}, "env_error", _last_lines(error)
+        return _failed(error)
+
+
+def _failed(error: BaseException) -> Row:
+    return {}, "env_error", _last_lines(error)
 
 
 def _batch_rows(scorer: Callable[..., Any], items: list[tuple[Any, str]]) -> list[Row]:
     try:
-        values = scorer([task for task, _ in items], [text for _, text in items])
+        values = _called(scorer, [task for task, _ in items], [text for _, text in items])
         found = None if isinstance(values, (str, bytes, dict)) else list(values)
     except BaseException as error:
-        return [({}, "env_error", _last_lines(error))] * len(items)
+        return [_failed(error)] * len(items)
     if found is None or len(found) != len(items):
         got = f"{type(values).__name__} and not a list" if found is None else f"{len(found)} values"
         said = (
@@ -143,7 +179,7 @@ def _batch_rows(scorer: Callable[..., Any], items: list[tuple[Any, str]]) -> lis
             "Return a list with one value for each answer, in their order."
         )
         return [({}, "env_error", said)] * len(items)
-    return [components(value) for value in found]
+    return [_failed(value) if isinstance(value, CannotJudge) else components(value) for value in found]
 
 
 def components(value: Any) -> Row:
@@ -184,5 +220,7 @@ def _short(value: Any) -> str:
 
 
 def _last_lines(error: BaseException) -> str:
+    if isinstance(error, CannotJudge):
+        return str(error)
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     return "The scorer raised, so the answer has no reward:\n" + "\n".join(lines[-6:])

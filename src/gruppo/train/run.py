@@ -17,7 +17,7 @@ from gruppo.stages.requires import RecurringTasks
 from gruppo.stages.walk import Walk
 from gruppo.tasks import TaskSet
 from gruppo.tasks.fit import refuse_unfit
-from gruppo.tasks.judge import Judge
+from gruppo.tasks.judge import judge_of
 from gruppo.tasks.load import load
 from gruppo.train.allocator import keep_freed_memory
 from gruppo.train.cast import build_cast
@@ -56,7 +56,7 @@ class Run:
         if self.tokenizer.rewrites:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
-        self.judge = Judge(self.tasks.scorer, seconds=config.task.seconds, workers=config.task.workers).start()
+        self.judge = judge_of(self.tasks, config.task, self.warn).start()
         self.learner = Learner(self.method, self.models, config.optim, self.warn, together)
         self.clock = self.learner.clock
         self.walk = Walk(
