@@ -23,7 +23,7 @@ from gruppo.stages.credit import Gae, LeaveOneOut
 from gruppo.stages.objective import ClippedSurrogate, ValueLoss
 from gruppo.stages.penalties import EntropyBonus, ReferenceKL
 from gruppo.stages.record import record_hash, to_table
-from gruppo.train.config import LOWEST, RunConfig
+from gruppo.train.config import RunConfig
 
 DEFAULT = RunConfig()
 PATHS = tuple(paths(DEFAULT))
@@ -69,11 +69,9 @@ WORD = st.text("abcdefgh_", min_size=1, max_size=6)
 def values(path: str) -> st.SearchStrategy[Any]:
     """Values that the field takes."""
     wanted, said = hint(path), bounds(path)
-    low, high = said.get("low", said.get("above", LOWEST.get(path))), said.get("high", said.get("below"))
+    low, high = said.get("low", said.get("above")), said.get("high", said.get("below"))
     edges = {"exclude_min": "above" in said, "exclude_max": "below" in said}
     numbers = st.floats(low, high, allow_nan=False, allow_infinity=False, **edges)
-    if path == "max_failures":
-        return st.floats(0, 1)
     if get_origin(wanted) is Literal:
         return st.sampled_from(get_args(wanted))
     if Schedule in get_args(wanted):
@@ -84,7 +82,13 @@ def values(path: str) -> st.SearchStrategy[Any]:
         return st.floats(0, allow_infinity=False, exclude_min=True) | st.sampled_from(
             ["token", "sequence", "group_sum"]
         )
-    plain = {bool: st.booleans(), int: st.integers(low, 10**9), float: numbers, str: TEXT, float | str: TEXT}
+    plain = {
+        bool: st.booleans(),
+        int: st.integers(low, int(said.get("high", 10**9))),
+        float: numbers,
+        str: TEXT,
+        float | str: TEXT,
+    }
     if wanted == tuple[int, ...]:
         return st.lists(st.integers(1, 99), max_size=3).map(tuple)
     return plain[wanted] if wanted in plain else st.lists(WORD, max_size=3).map(tuple)

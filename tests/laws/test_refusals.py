@@ -293,7 +293,7 @@ def test_fields_outside_their_bounds_are_refused_before_they_are_used() -> None:
         def wrong(self) -> str:
             return "" if 1 / self.step < 1000 else "too many steps. Use a larger one."
 
-    with pytest.raises(ValueError, match=r"step=0.0 has no meaning here. Use a number > 0"):
+    with pytest.raises(ValueError, match=r"step=0.0 is out of range: use a number > 0"):
         InSteps(step=0.0)
     with pytest.raises(ValueError, match=r"too many steps"):
         InSteps(step=1e-4)

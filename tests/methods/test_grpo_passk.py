@@ -39,7 +39,7 @@ def test_passk_of_whole_groups() -> None:
         for k in (len(rewards), len(rewards) + 3):  # a group of less than k counts as a whole
             close(adv(BestOfK(k=max(k, 2)), batch_of(group(rewards))), expected)
     close(adv(BestOfK(k=4, eps=1.5), batch_of(group(ONE_RIGHT))), [0.5, 0, 0, 0])
-    with pytest.raises(ValueError, match=r"k=1 has no meaning here. Use a number >= 2"):
+    with pytest.raises(ValueError, match=r"k=1 is out of range: use a whole number >= 2"):
         BestOfK(k=1)
 
 

@@ -171,7 +171,7 @@ def test_a_constant_probe_is_a_constant_baseline() -> None:
 @pytest.mark.parametrize("fields", [{"ridge": 0.0}, {"window": 0}, {"examples": 1}, {"last": 0}])
 def test_refused(fields: dict[str, Any]) -> None:
     [(name, value)] = fields.items()
-    with pytest.raises(ValueError, match=f"{name}={value} has no meaning here"):
+    with pytest.raises(ValueError, match=f"{name}={value} is out of range"):
         StateProbe(**fields)
 
 

@@ -105,7 +105,7 @@ def test_spo_edges() -> None:
     assert keep_N.tolist() == [True, True]
     assert credit(segmented(0, [math.nan, 1.0, 1.0], [1, 1, 1])) == [0.0, 0.0, 0.0]
     assert credit(segmented(0, [1.0, 0.0], [1, 0])) == [0.0, 0.0]
-    with pytest.raises(ValueError, match=r"interval=0 has no meaning here. Use a number >= 1"):
+    with pytest.raises(ValueError, match=r"interval=0 is out of range: use a whole number >= 1"):
         Segments(interval=0)
 
 
@@ -143,5 +143,5 @@ def test_spo_settings_at_their_bounds() -> None:
     assert Segments(sure=1.0, interval=1, probes=1).unsure(path)[2:].tolist() == [True, False, True]
     for wrong in ({"sure": 0.0}, {"sure": 1.5}, {"interval": 0}, {"probes": 0}):
         [(name, value)] = wrong.items()
-        with pytest.raises(ValueError, match=f"{name}={value} has no meaning here"):
+        with pytest.raises(ValueError, match=f"{name}={value} is out of range"):
             Segments(**wrong)

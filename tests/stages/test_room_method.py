@@ -389,7 +389,7 @@ def test_given_tokens_do_not_count_in_the_kl_of_an_answer() -> None:
 def test_steps_of_a_batch() -> None:
     assert [Passes(e, m).steps for e, m in ((1, 1), (2, 3), (3, 1), (1, 4))] == [1, 6, 3, 4]
     for e, m in ((0, 1), (1, 0), (0, 0)):
-        with pytest.raises(ValueError, match=r"=0 has no meaning here. Use a number >= 1\."):
+        with pytest.raises(ValueError, match=r"=0 is out of range: use a whole number >= 1\."):
             Passes(e, m)
 
 

@@ -140,9 +140,9 @@ def test_gates_that_let_nothing_through_are_refused() -> None:
     for low, high in ((1.0, 1.0), (2.0, 1.0)):
         with pytest.raises(ValueError, match="no ratio would pass"):
             SamplerGate(gate_low=low, gate_high=high)
-    with pytest.raises(ValueError, match=r"gate_low=-0.1 has no meaning here. Use a number >= 0\."):
+    with pytest.raises(ValueError, match=r"gate_low=-0.1 is out of range: use a number >= 0\."):
         SamplerGate(gate_low=-0.1, gate_high=1.0)
-    with pytest.raises(ValueError, match=r"cap=0.0 has no meaning here. Use a number > 0\."):
+    with pytest.raises(ValueError, match=r"cap=0.0 is out of range: use a number > 0\."):
         TruncatedImportance(cap=0.0)
 
 

@@ -1,28 +1,24 @@
-"""`key=value` settings on the tree of a run: paths are resolved here, values by pydantic.
+"""`key=value` settings on the tree of a run: paths are resolved here, values in gruppo.cli.values.
 
 tyro, jsonargparse, pydantic-settings and omegaconf were tried (docs/design/configuration.md): none takes a room from a
-named method or edits a chain by name. Pydantic converts text to the type of a field and explains what is wrong with it.
+named method or edits a chain by name.
 """
 
 import dataclasses
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from functools import reduce
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-from pydantic import Field, TypeAdapter, ValidationError
-
+from gruppo.cli.values import coerce, plain_value
+from gruppo.fields import hints_of, outside
 from gruppo.methods import all_methods, method
 from gruppo.stages import CHAINS, ROOMS, Ema, Every, Method, Never, Occupant, Role, Schedule, kind
 from gruppo.stages.check import subclasses
 from gruppo.stages.method import added
 from gruppo.stages.names import nearest
-from gruppo.stages.occupant import hints_of
 from gruppo.stages.record import from_table
-from gruppo.stages.schedule import is_schedule
 from gruppo.tasks.imports import load_object
 from gruppo.train.config import RunConfig
 
@@ -80,7 +76,7 @@ def verify(node: Any, at: str = "") -> None:
         for f in dataclasses.fields(node):
             value = getattr(node, f.name)
             if isinstance(value, bool | int | float | str):
-                coerce(value, hints_of(type(node))[f.name], at + f.name, strict=True)
+                coerce(value, hints_of(type(node))[f.name], at + f.name, f.metadata, strict=True)
             verify(value, f"{at}{f.name}.")
 
 
@@ -158,14 +154,6 @@ def _put_in_table(table: Mapping[str, Any], path: list[str], s: Setting) -> dict
     return {**table, key: plain_value(s.value) if isinstance(s.value, str) else s.value}
 
 
-def plain_value(text: str) -> Any:
-    """Numbers, true, false, lists and quoted strings as in TOML; anything else is the text itself."""
-    if re.fullmatch(r"true|false|[-+]?[0-9][0-9_]*(\.[0-9]+)?([eE][-+]?[0-9]+)?|\[.*\]|\".*\"", text, re.S):
-        with suppress(tomllib.TOMLDecodeError):
-            return tomllib.loads(f"v = {text}")["v"]
-    return text
-
-
 def _put_in_chain(chain: tuple[Any, ...], key: str, rest: list[str], s: Setting) -> tuple[Any, ...]:
     here = {kind(o): i for i, o in enumerate(chain)}
     owner = {f.name: kind(o) for o in reversed(chain) for f in dataclasses.fields(o)}  # the first that has the field
@@ -231,24 +219,11 @@ def _leaf(node: Any, key: str, s: Setting) -> Any:
         raise ValueError(
             f"{s}: it has fields of its own. Set one of them, for example {next(paths(before, s.path + '.'))}."
         )
-    return coerce(s.value, hints_of(type(node))[key], s.path)
-
-
-def coerce(value: Any, hint: Any, path: str, strict: bool = False) -> Any:
-    """Text, or a TOML value, converted to the type of a field."""
-    schedules = hint is not Any and Schedule in (hint, *get_args(hint))
-    if isinstance(value, str) and (schedules or hint is Any) and is_schedule(value):
-        return Schedule(value)
-    if isinstance(value, str) and str(hint).startswith("tuple"):
-        value = tuple(v.strip() for v in value.split(",") if v.strip())
-    if hint is Any:  # a mean is a name or a number
-        hint = Annotated[float | str, Field(union_mode="left_to_right")]
-    try:
-        return TypeAdapter(float if schedules else hint).validate_python(value, strict=strict)
-    except ValidationError as error:
-        wanted = error.errors()[0]["msg"]
-        extra = ", or a schedule such as linear(0.1, 0.0, steps=100)" if schedules else ""
-        raise ValueError(f"{path}={value}: {wanted}{extra}. Nothing was started; use such a value.") from None
+    field, hint = next(f for f in dataclasses.fields(node) if f.name == key), hints_of(type(node))[key]
+    value = coerce(s.value, hint, s.path, field.metadata)
+    if said := outside(str(s), value, field, hint):
+        raise ValueError(said)
+    return value
 
 
 # rooms

@@ -12,6 +12,13 @@ Ints = NDArray[np.int64]
 Reals = NDArray[np.floating]
 
 
+LEAST_TEMPERATURE = 1e-6  # logits divided by less may leave the range of float32
+
+
+class NotFinite(ValueError):
+    """A model gives logits that are not finite: no checkpoint of it should be kept."""
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """Continue `prefix`. A fork is a request with a longer prefix.
@@ -35,7 +42,11 @@ class Request:
             raise ValueError("prefix is empty: there is nothing to continue. Give at least one id, such as bos.")
         for name, good, remedy in (
             ("max_tokens", self.max_tokens >= 1, "nothing would be sampled. Use 1 or more."),
-            ("temperature", 0 <= self.temperature < np.inf, "logits are divided by it. Use more than 0, or 0: greedy."),
+            (
+                "temperature",
+                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < np.inf,
+                f"logits are divided by it. Use at least {LEAST_TEMPERATURE:g}, or 0: greedy.",
+            ),
             ("top_p", 0 < self.top_p <= 1, "it is a probability mass. Use a number in (0, 1]; 1 keeps every id."),
             ("top_k", self.top_k >= 0, "it is a number of ids. Use 1 or more, or 0 to keep every id."),
             ("topk_logprobs", self.topk_logprobs >= 0, "it is a number of ids. Use 0 or more."),

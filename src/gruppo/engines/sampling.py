@@ -69,6 +69,7 @@ class Draw:
     logp_B: Tensor
     logp_BV: Tensor  # at the temperature, before truncation
     keep_BV: Tensor | None  # ids with positive probability; None if no row truncates
+    lost_B: Tensor  # rows whose logits give no distribution: the token means nothing
 
 
 def draw(logits_BV: Tensor, settings: Settings, pos_B: Tensor) -> Draw:
@@ -87,8 +88,9 @@ def draw(logits_BV: Tensor, settings: Settings, pos_B: Tensor) -> Draw:
     mass_B = cdf_BV[:, -1]
     # u · mass may round up to mass; the next number below still selects an id with positive probability.
     at_B = torch.minimum(u_B * mass_B, torch.nextafter(mass_B, torch.zeros_like(mass_B)))
-    token_B = torch.searchsorted(cdf_BV, at_B[:, None], right=True)
-    return Draw(token_B[:, 0], drawn_BV.gather(1, token_B)[:, 0], logp_BV, keep_BV)
+    # Where nothing can be drawn the index is one beyond the last id, which on a GPU would abort the process.
+    token_B = torch.searchsorted(cdf_BV, at_B[:, None], right=True).clamp(max=cdf_BV.shape[-1] - 1)
+    return Draw(token_B[:, 0], drawn_BV.gather(1, token_B)[:, 0], logp_BV, keep_BV, ~torch.isfinite(mass_B))
 
 
 def kept(logp_BV: Tensor, settings: Settings) -> Tensor:

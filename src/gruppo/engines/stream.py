@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gruppo.engines.base import Completion, Request
+from gruppo.engines.base import Completion, NotFinite, Request
 from gruppo.engines.record import Record
 from gruppo.engines.sampling import draw, settings_of
 from gruppo.policies.base import Incremental
@@ -89,7 +89,14 @@ class Stream:
         self.record.write(self.row_req, self.row_pos - self.length_n[self.row_req], drawn)
         self.token_B, self.row_pos = drawn.token_B, self.row_pos + 1
         count = self.row_pos - self.length_n[self.row_req]
-        stopped = (drawn.token_B[:, None] == self.settings.stop_BS).any(1).cpu().numpy()
+        stopped_B = (drawn.token_B[:, None] == self.settings.stop_BS).any(1)
+        stopped, lost = torch.stack([stopped_B, drawn.lost_B]).cpu().numpy()  # both at once: a GPU is waited for here
+        if lost.any():
+            raise NotFinite(
+                f"the logits of {int(lost.sum())} of {len(lost)} answers are not finite, so no token can be drawn: the "
+                "weights of the model have left the range of numbers. Lower optim.lr, and go on from a checkpoint "
+                "before this step; if no step was taken yet, use another model."
+            )
         done = stopped | (count >= self.limit_n[self.row_req])
         if not done.any():
             return []

@@ -33,8 +33,8 @@ class LongerIsRight(Occupant):
     """
 
     threshold: float = setting(0.5, witness=2.0)
-    factor: float = setting(0.1, witness=0.5)
-    eps: float = setting(1e-6, witness=1.0)
+    factor: float = setting(0.1, low=0, witness=0.5)
+    eps: float = setting(1e-6, low=0, witness=1.0)
     writes = ("adv_N",)
     requires = (COMPARES,)
 

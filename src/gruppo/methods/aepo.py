@@ -41,11 +41,11 @@ class WithHeated(Occupant):
     most            the largest number imitated per step; half of it while the entropy is above the target
     """
 
-    target_entropy: float = setting(0.5, witness=9.0)
+    target_entropy: float = setting(0.5, low=0, witness=9.0)
     heat: float = setting(0.2, low=0, below=1, witness=0.9)  # 1 − heat is a temperature
-    share: float = setting(0.25, witness=1.0)
+    share: float = setting(0.25, low=0, high=1, witness=1.0)
     min_adv: float = setting(0.05, witness=2.0)
-    most: int = setting(60, witness=0)
+    most: int = setting(60, low=0, witness=0)
     writes = ("note_heated_E",)
     requires = (
         Samples(
@@ -104,8 +104,8 @@ class HostAlone(Occupant):
 class HeatedLikelihood(Occupant):
     """heated_coef/B Σ 1/|o| Σ_t log π(o_t) over heated responses, at temperature 1; B counts all responses."""
 
-    heated_coef: float = setting(1.0, witness=0.3)
-    mean: Any = setting("sequence", added=True)
+    heated_coef: float = setting(1.0, low=0, witness=0.3)
+    mean: Any = setting("sequence", above=0, added=True)
     reads = (HEATED, "dropped")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

@@ -61,7 +61,7 @@ class ExpertLikelihood(Occupant):
 
     expert_coef: Sched = setting(0.1, low=0, witness=0.6)
     phi: Literal["uncertain", "one", "probability"] = "uncertain"
-    mean: Any = "token"
+    mean: Any = setting("token", above=0)
     reads = ("expert",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

@@ -40,7 +40,7 @@ class InsideAndBetween(Occupant):
 
     blend_slope: float = setting(20.0, witness=1.0)
     blend_entropy: float = setting(1.5, witness=0.5)
-    eps: float = setting(1e-6, witness=1.0)
+    eps: float = setting(1e-6, low=0, witness=1.0)
     writes = ("adv_N", "adv_global_N", "local_N")
     ignores = ("shift", "scale")
     reads = ("answer_E",)
@@ -79,9 +79,9 @@ def answer_entropy(batch: Batch) -> Tensor:
 class TwoSurrogates(Occupant):
     """w min(r A, clip(r) A) + (1 − w) min(r Ā, clip(r) Ā), with clip(r) = clip(r, 1 − clip_low, 1 + clip_high)."""
 
-    clip_low: float = setting(0.2, witness=0.05)
-    clip_high: float = setting(0.28, witness=0.05)
-    mean: Any = "episode"
+    clip_low: float = setting(0.2, low=0, witness=0.05)
+    clip_high: float = setting(0.28, low=0, witness=0.05)
+    mean: Any = setting("episode", above=0)
     reads = ("adv_N", "adv_global_N", "local_N")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

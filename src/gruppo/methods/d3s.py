@@ -35,11 +35,11 @@ class DownSample(Occupant):
     token_share  of their tokens, the share that is kept; moves linearly to token_share_last over the run
     """
 
-    group_share: float = setting(0.5, witness=0.9)
-    group_share_last: float = setting(1.0, witness=0.0)
-    batch_share: float = setting(0.5, witness=0.9)
-    token_share: float = setting(0.2, witness=0.8)
-    token_share_last: float = setting(0.5, witness=9.0)
+    group_share: float = setting(0.5, low=0, high=1, witness=0.9)
+    group_share_last: float = setting(1.0, low=0, high=1, witness=0.0)
+    batch_share: float = setting(0.5, low=0, high=1, witness=0.9)
+    token_share: float = setting(0.2, low=0, high=1, witness=0.8)
+    token_share_last: float = setting(0.5, low=0, witness=9.0)
     reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

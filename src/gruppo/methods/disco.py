@@ -48,10 +48,10 @@ class Discriminate(Occupant):
     kl_limit    δ, the mean KL per token up to which there is no penalty
     """
 
-    tau: float = setting(10.0, witness=0.5)
-    trust_coef: float = setting(1e3, witness=10.0)
+    tau: float = setting(10.0, above=0, witness=0.5)
+    trust_coef: float = setting(1e3, low=0, witness=10.0)
     kl_limit: float = setting(1e-4, witness=0.5)
-    mean: Any = setting("drawn_group", added=True)
+    mean: Any = setting("drawn_group", above=0, added=True)
     reads = ("right_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

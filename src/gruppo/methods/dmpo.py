@@ -32,10 +32,10 @@ class MatchDistribution(Occupant):
     equal_groups  also match in groups of equal reward, where p is flat
     """
 
-    match_coef: float = 2.0
+    match_coef: float = setting(2.0, low=0)
     target_temperature: float = setting(1.0 / 15.0, above=0, witness=1.0)
     equal_groups: bool = True
-    mean: Any = "group"
+    mean: Any = setting("group", above=0)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (NOW,)

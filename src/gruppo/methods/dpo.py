@@ -33,9 +33,9 @@ class DirectPreference(Occupant):
     loss       sigmoid or hinge. For h = 0.4, −0.513 or −0.6; for h = 1.2, −0.263 or 0: past 1 the hinge is satisfied
     """
 
-    beta: float = setting(0.1, witness=0.5)
-    smoothing: float = setting(0.0, witness=0.1)
-    mean: Any = setting("token", added=True)
+    beta: float = setting(0.1, above=0, witness=0.5)
+    smoothing: float = setting(0.0, low=0, high=1, witness=0.1)
+    mean: Any = setting("token", above=0, added=True)
     loss: Literal["sigmoid", "hinge"] = setting("sigmoid", added=True)
     reads = ("win_P", "lose_P", "expert")
 

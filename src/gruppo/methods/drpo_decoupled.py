@@ -37,10 +37,10 @@ class Decoupled(Occupant):
 
     length_temperature: float = setting(0.1, above=0, witness=1.0)
     budget_tokens: int = setting(0, low=0, witness=30)
-    tau: float = setting(10.0, witness=0.5)
-    trust_coef: float = setting(1e3, witness=10.0)
+    tau: float = setting(10.0, above=0, witness=0.5)
+    trust_coef: float = setting(1e3, low=0, witness=10.0)
     kl_limit: float = setting(1e-4, witness=0.5)
-    mean: Any = setting("drawn_group", added=True)
+    mean: Any = setting("drawn_group", above=0, added=True)
     reads = ("right_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

@@ -36,8 +36,8 @@ class AgreeingAnswers(Occupant):
     or not below `answer_entropy_high`.
     """
 
-    answer_entropy_high: float = setting(1.0, witness=0.5)
-    answer_entropy_low: float = setting(0.0, witness=0.9)
+    answer_entropy_high: float = setting(1.0, low=0, witness=0.5)
+    answer_entropy_low: float = setting(0.0, low=0, high=1, witness=0.9)
     of_groups = True
     replaces = ("task",)
     reads = ("answer_E",)

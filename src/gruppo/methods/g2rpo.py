@@ -88,9 +88,9 @@ class EntropyBand(Occupant):
     H is the mean entropy of the step's policy tokens, in nats. The defaults are ours.
     """
 
-    band_coef: Sched = 0.01
+    band_coef: Sched = setting(0.01, low=0)
     entropy_low: float = 0.1
-    entropy_high: float = 1.0
+    entropy_high: float = setting(1.0, low=0)
 
     def wrong(self) -> str:
         return "" if self.entropy_low < self.entropy_high else (

@@ -37,7 +37,7 @@ class DecoupledNormalised(Occupant):
 
     weights: Mapping[str, float] = setting({}, witness={"style": 0.25})
     over: Literal["episode", "token"] = "episode"
-    eps: float = setting(1e-4, witness=1.0)
+    eps: float = setting(1e-4, low=0, witness=1.0)
     writes = ("adv_N",)
     ignores = ("shift", "scale")
     requires = (COMPARES,)

@@ -26,9 +26,9 @@ from gruppo.stages.update import Passes
 class GeometricMean(Occupant):
     """A · exp(mean_t c_t), c_t = min(log r_t, log_clip_high) if A > 0, else max(log r_t, −log_clip_low)."""
 
-    log_clip_low: float = setting(0.4, witness=0.05)
-    log_clip_high: float = setting(0.4, witness=0.05)
-    mean: Any = setting("sequence", added=True)
+    log_clip_low: float = setting(0.4, low=0, witness=0.05)
+    log_clip_high: float = setting(0.4, low=0, witness=0.05)
+    mean: Any = setting("sequence", above=0, added=True)
     reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

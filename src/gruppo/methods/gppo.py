@@ -27,10 +27,10 @@ class GradientPreserving(Occupant):
     clip_dual  lower bound clip_dual · A where A < 0, without a gradient beyond it; 0: none
     """
 
-    clip_low: float = setting(0.2, witness=0.6)
-    clip_high: float = setting(0.28, witness=0.9)
-    clip_dual: float = setting(10.0, witness=1.5)
-    mean: Any = "token"
+    clip_low: float = setting(0.2, low=0, witness=0.6)
+    clip_high: float = setting(0.28, low=0, witness=0.9)
+    clip_dual: float = setting(10.0, low=0, witness=1.5)
+    mean: Any = setting("token", above=0)
     reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

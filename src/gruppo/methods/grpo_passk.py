@@ -34,7 +34,7 @@ class BestOfK(Occupant):
     """
 
     k: int = setting(2, low=2, witness=4)
-    eps: float = setting(1e-6, witness=1.0)
+    eps: float = setting(1e-6, low=0, witness=1.0)
     normalise: bool = setting(True, added=True)
     writes = ("adv_N",)
     ignores = ("shift", "scale")

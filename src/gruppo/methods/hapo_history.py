@@ -35,7 +35,7 @@ class ShorterThanBefore(Occupant):
     least  lower bound for a right answer; a wrong answer gets at most 0, one without a history 0
     """
 
-    length_coef: float = setting(1.0, witness=0.3)
+    length_coef: float = setting(1.0, low=0, witness=0.3)
     least: float = setting(-0.7, witness=-0.1)
     requires = (RecurringTasks(),)
 

@@ -22,8 +22,8 @@ from gruppo.stages.relations import answered_E, averaged, pair_terms, pair_value
 class IdentityPreference(Occupant):
     """−(h − 1/(2β))², h the mean log-ratio of the chosen answer minus that of the rejected one."""
 
-    beta: float = setting(0.1, witness=0.5)
-    mean: Any = setting("token", added=True)
+    beta: float = setting(0.1, above=0, witness=0.5)
+    mean: Any = setting("token", above=0, added=True)
     reads = ("win_P", "lose_P", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

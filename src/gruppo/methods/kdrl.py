@@ -34,10 +34,10 @@ class TeacherKL(Occupant):
     estimator  k1, k2 or k3, as in reference_kl
     """
 
-    teacher_coef: Sched = setting(0.002, witness=0.5)
+    teacher_coef: Sched = setting(0.002, low=0, witness=0.5)
     mask: Mask = "nothing"
     estimator: Estimator = "k2"
-    mean: Any = setting("token", added=True)
+    mean: Any = setting("token", above=0, added=True)
 
     def unfit(self, batch: Batch) -> str:
         return "" if self.mask == "nothing" else BINARY_REWARD.at_first_batch(batch)

@@ -27,9 +27,9 @@ from gruppo.stages.objective import NOW, OLD
 class KlCovariance(Occupant):
     """r A, minus trust_coef |log π − log π_old| on the `chosen_share` of tokens with the largest covariance."""
 
-    chosen_share: float = setting(2e-3, witness=[0.2, 0.0])
-    trust_coef: float = setting(1.0, witness=3.0)
-    mean: Any = "token"
+    chosen_share: float = setting(2e-3, low=0, high=1, witness=[0.2, 0.0])
+    trust_coef: float = setting(1.0, low=0, witness=3.0)
+    mean: Any = setting("token", above=0)
     reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

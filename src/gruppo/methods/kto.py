@@ -52,10 +52,10 @@ class GoodOrBad(Occupant):
 class ProspectUtility(Occupant):
     """λ_D σ(β (ρ − z)) for good answers, λ_U σ(β (z − ρ)) for bad ones; λ_D is good_coef, λ_U bad_coef."""
 
-    beta: float = setting(0.1, witness=0.5)
-    good_coef: float = setting(1.0, witness=2.0)
-    bad_coef: float = setting(1.0, witness=2.0)
-    mean: Any = setting("token", added=True)
+    beta: float = setting(0.1, above=0, witness=0.5)
+    good_coef: float = setting(1.0, low=0, witness=2.0)
+    bad_coef: float = setting(1.0, low=0, witness=2.0)
+    mean: Any = setting("token", above=0, added=True)
     reads = ("label_E", "other_E", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

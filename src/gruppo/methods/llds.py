@@ -32,9 +32,9 @@ ROUNDED = 1e-5  # smaller decreases of log π are rounding
 class HoldLikelihood(Occupant):
     """−hold_coef · max(log π_old − log π, 0) on tokens with A ≥ 0 whose turn or answer (`gate`) became less likely."""
 
-    hold_coef: Sched = setting(0.2, witness=0.9)
+    hold_coef: Sched = setting(0.2, low=0, witness=0.9)
     gate: Gate = "turn"
-    mean: Any = setting("token", added=True)
+    mean: Any = setting("token", above=0, added=True)
     reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

@@ -39,8 +39,8 @@ class VarianceAware(Occupant):
     """
 
     weighted_share: float = setting(0.5, low=0, high=1, witness=1.0)
-    outcome_coef: float = setting(0.8, witness=0.0)
-    diversity_coef: float = setting(0.2, witness=3.0)
+    outcome_coef: float = setting(0.8, low=0, witness=0.0)
+    diversity_coef: float = setting(0.2, low=0, witness=3.0)
     refresh_every: int = setting(35, low=1, witness=1)
     requires = (RecurringTasks(),)
 

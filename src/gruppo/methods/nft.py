@@ -51,10 +51,10 @@ class NegativeAware(Occupant):
     prompt_weight  centred: 1 − r_q, as in Dr.GRPO; normalised: √((1 − r_q)/r_q), as in GRPO
     """
 
-    bad_coef: float = setting(1.0, witness=0.0)
+    bad_coef: float = setting(1.0, low=0, witness=0.0)
     floor: float = setting(1.0, above=0, witness=0.1)
     prompt_weight: PromptWeight = "centred"
-    mean: Any = "episode_sum/1000"
+    mean: Any = setting("episode_sum/1000", above=0)
     reads = ("right_N", "rate_N")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

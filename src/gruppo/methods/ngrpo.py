@@ -30,7 +30,7 @@ class VirtualBest(Occupant):
 
     top_reward: float = setting(1.0, witness=2.0)
     copies: int = setting(1, low=0, witness=3)  # 0 is GRPO
-    eps: float = setting(1e-6, witness=1.0)
+    eps: float = setting(1e-6, low=0, witness=1.0)
     writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:

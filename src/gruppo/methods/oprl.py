@@ -41,8 +41,8 @@ class EpisodeAndSteps(Occupant):
     normalise  A within the group: leave_one_out, x − mean of the others; group, (x − mean) / (std + 1e-6)
     """
 
-    beta: float = setting(0.05, witness=0.5)
-    step_coef: float = setting(1.0, witness=5.0)
+    beta: float = setting(0.05, above=0, witness=0.5)
+    step_coef: float = setting(1.0, low=0, witness=5.0)
     normalise: Literal["leave_one_out", "group"] = setting("leave_one_out", added=True)
     writes = ("adv_N", "win_P", "lose_P", "margin_P", "beta_E")
     ignores = ("shift",)
@@ -66,7 +66,7 @@ class EpisodeAndSteps(Occupant):
 class PairLikelihood(Occupant):
     """log σ(S_w − S_l), S = β Σ_t (log π_φ − log π_old) over the policy's tokens: the objective of φ."""
 
-    mean: Any = setting("token", added=True)
+    mean: Any = setting("token", above=0, added=True)
     reads = ("win_P", "lose_P", "beta_E")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

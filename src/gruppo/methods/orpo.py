@@ -27,8 +27,8 @@ from gruppo.stages.relations import answered_E, averaged, pair_terms, pair_value
 class OddsRatio(Occupant):
     """Mean log-likelihood of chosen answers + odds_coef · log σ(log odds ratio)."""
 
-    odds_coef: float = setting(0.1, witness=1.0)
-    mean: Any = setting("token", added=True)
+    odds_coef: float = setting(0.1, low=0, witness=1.0)
+    mean: Any = setting("token", above=0, added=True)
     reads = ("win_P", "lose_P", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

@@ -56,9 +56,9 @@ class LookBack(Occupant):
     """
 
     window: int = setting(8, low=2, witness=3)
-    undo: float = setting(0.1, witness=[0.9, 0.5])
-    limit: float = setting(3.0, witness=0.01)
-    lr_scale: float = setting(1.0, witness=0.1)
+    undo: float = setting(0.1, low=0, witness=[0.9, 0.5])
+    limit: float = setting(3.0, low=0, witness=0.01)
+    lr_scale: float = setting(1.0, low=0, witness=0.1)
     epochs: int = setting(1, low=1, witness=2)
     minibatches: int = setting(1, low=1, witness=2)
     reads = ("adv_N",)

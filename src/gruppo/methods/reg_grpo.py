@@ -27,8 +27,8 @@ from gruppo.stages.update import Passes
 class Regression(Occupant):
     """−(A_i − (ρ_i − mean ρ) / (std ρ + eps))² over a group; ρ is the log-ratio of a whole answer."""
 
-    eps: float = setting(0.01, witness=1.0)
-    mean: Any = setting("group", added=True)
+    eps: float = setting(0.01, above=0, witness=1.0)
+    mean: Any = setting("group", above=0, added=True)
     reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

@@ -47,8 +47,8 @@ class ExpertInGroup(Occupant):
 class MixedImportance(Occupant):
     """r A on the policy's tokens, w A (1 − sg π)^explore on the experts'; `mean` is a sum over a constant."""
 
-    explore: float = setting(0.5, witness=3.0)
-    mean: Any = "episode_sum/max_tokens"
+    explore: float = setting(0.5, low=0, witness=3.0)
+    mean: Any = setting("episode_sum/max_tokens", above=0)
     reads = ("adv_N", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

@@ -26,7 +26,7 @@ class SoftGate(Occupant):
 
     tau_pos: float = setting(1.0, above=0, witness=3.0)
     tau_neg: float = setting(1.05, above=0, witness=3.0)
-    mean: Any = "sequence"
+    mean: Any = setting("sequence", above=0)
     reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

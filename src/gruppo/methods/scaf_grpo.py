@@ -33,7 +33,7 @@ class HelpFailedGroups(Occupant):
     """
 
     levels: int = setting(12, low=0, witness=1)
-    exempt_share: float = setting(0.15, witness=0.05)
+    exempt_share: float = setting(0.15, low=0, high=1, witness=0.05)
     requires = (InRoom("prompting", ("hint", "hint_in_message")),)
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:

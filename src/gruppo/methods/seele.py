@@ -78,8 +78,8 @@ class HintLikelihood(Occupant):
     Covers hints of the policy's own answers, not those of an expert.
     """
 
-    hint_coef: float = setting(0.001, witness=0.5)
-    mean: Any = setting("episode_sum", added=True)
+    hint_coef: float = setting(0.001, low=0, witness=0.5)
+    mean: Any = setting("episode_sum", above=0, added=True)
     reads = ("hint",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

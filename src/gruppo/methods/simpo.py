@@ -23,9 +23,9 @@ from gruppo.stages.relations import answered_E, averaged, pair_terms, pair_value
 class MeanPreference(Occupant):
     """log σ(r_w − r_l − target_margin), r = β · mean_t log π."""
 
-    beta: float = setting(2.0, witness=0.5)
+    beta: float = setting(2.0, above=0, witness=0.5)
     target_margin: float = setting(1.0, witness=0.2)
-    mean: Any = setting("token", added=True)
+    mean: Any = setting("token", above=0, added=True)
     reads = ("win_P", "lose_P", "expert")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

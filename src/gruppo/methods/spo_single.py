@@ -49,9 +49,9 @@ class Tracked(Occupant):
     """
 
     drift_half: float = setting(0.06, above=0, witness=10.0)
-    keep_low: float = setting(0.875, low=0, witness=0.1)
-    keep_high: float = setting(0.96, high=1, witness=0.9)
-    eps: float = setting(1e-8, witness=1.0)
+    keep_low: float = setting(0.875, low=0, high=1, witness=0.1)
+    keep_high: float = setting(0.96, low=0, high=1, witness=0.9)
+    eps: float = setting(1e-8, low=0, witness=1.0)
     writes = ("adv_N", "drift_E")
     ignores = ("shift",)
     requires = (RecurringTasks(),)
@@ -110,7 +110,7 @@ def _by_task(batch: Batch | None, column: str) -> Table:
 class ByTracker(Occupant):
     """Draw tasks in proportion to √(v (1 − v)) + least_weight, v the tracked value; v = 0.5 for an unseen task."""
 
-    least_weight: float = setting(0.05, witness=5.0)
+    least_weight: float = setting(0.05, low=0, witness=5.0)
     requires = (InRoom("credit", ("tracked",)),)
 
     def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:

@@ -32,8 +32,8 @@ class Selective(Occupant):
 
     capacity: int = setting(512, low=1, witness=1)
     share: float = setting(0.25, low=0, below=1, witness=0.6)
-    max_age: int = setting(5, witness=1)
-    power: float = setting(1.0, witness=4.0)
+    max_age: int = setting(5, low=0, witness=1)
+    power: float = setting(1.0, low=0, witness=4.0)
     proximal: Proximal = "stored"
     credited: Credited = "stored"
     joins = True

@@ -67,9 +67,9 @@ class WindowGae(Occupant):
     An open episode bootstraps from its last value.
     """
 
-    gamma: float = setting(1.0, witness=0.5)
-    lam: float = setting(0.95, witness=0.3)
-    lam_value: float = setting(1.0, witness=0.3)
+    gamma: float = setting(1.0, low=0, high=1, witness=0.5)
+    lam: float = setting(0.95, low=0, high=1, witness=0.3)
+    lam_value: float = setting(1.0, low=0, high=1, witness=0.3)
     writes = ("adv_N", "ret_N")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

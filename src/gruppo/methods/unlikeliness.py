@@ -30,7 +30,7 @@ from gruppo.stages.update import Passes
 class Unlikeliness(Occupant):
     """Component `unlikely` = −rank_coef · task · rank / G: the penalty on a right answer for being likely."""
 
-    rank_coef: float = setting(0.25, witness=0.5)
+    rank_coef: float = setting(0.25, low=0, witness=0.5)
     of_groups = True
     requires = (Samples(2, "It ranks the answers to one prompt, and a single answer has no rank."),)
 

@@ -37,9 +37,9 @@ class LengthAdaptiveGae(Occupant):
     Also writes `right_N`, which marks the tokens of right answers.
     """
 
-    gamma: float = setting(1.0, witness=0.5)
-    length_share: float = setting(0.05, witness=2.0)
-    lam_value: float = setting(1.0, witness=0.3)
+    gamma: float = setting(1.0, low=0, high=1, witness=0.5)
+    length_share: float = setting(0.05, above=0, witness=2.0)
+    lam_value: float = setting(1.0, low=0, high=1, witness=0.3)
     writes = ("adv_N", "ret_N", "right_N")
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
@@ -61,8 +61,8 @@ class LengthAdaptiveGae(Occupant):
 class ImitateRight(Occupant):
     """+nll_coef · mean log π over the tokens of right answers; 0 if there are none."""
 
-    nll_coef: float = setting(0.1, witness=0.5)
-    mean: Any = setting("token", added=True)
+    nll_coef: float = setting(0.1, low=0, witness=0.5)
+    mean: Any = setting("token", above=0, added=True)
     reads = ("right_N",)
     requires = (BINARY_REWARD,)
 

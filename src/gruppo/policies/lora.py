@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from gruppo.data import Inputs
+from gruppo.fields import Checked, setting
 from gruppo.policies.cache import Cache
 
 
 @dataclass(frozen=True)
-class Lora:
+class Lora(Checked):
     """A low-rank adapter on linear layers, without dropout: with it every forward would be another policy."""
 
-    rank: int = 0  # 0: no adapter, all weights are trained
-    alpha: float = 32.0  # the output of the adapter is multiplied by alpha / rank
+    rank: int = setting(0, low=0)  # 0: no adapter, all weights are trained
+    alpha: float = setting(32.0, above=0)  # the output of the adapter is multiplied by alpha / rank
     targets: tuple[str, ...] = ()  # names of linear layers, such as q_proj; empty: all but the head
 
 

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from gruppo.fields import Checked, setting
 from gruppo.stages.schedule import Sched
+
+ADAM = "AdamW moves every weight by about lr in each step"  # why a learning rate is at most 1
 
 
 @dataclass(frozen=True)
@@ -12,23 +15,23 @@ class Never:
 
 
 @dataclass(frozen=True)
-class Every:
+class Every(Checked):
     """The role becomes a copy of `source` every `steps` steps."""
 
-    steps: int = 10
+    steps: int = setting(10, low=1)
     source: str = "policy"
 
 
 @dataclass(frozen=True)
-class Ema:
+class Ema(Checked):
     """θ ← (1 − tau) θ + tau θ_source after every step."""
 
-    tau: float = 0.1
+    tau: float = setting(0.1, low=0, high=1)
     source: str = "policy"
 
 
 @dataclass(frozen=True)
-class Role:
+class Role(Checked):
     """The policy, or another model of the method.
 
     start  "policy" or another role: a copy of its initial weights; or the name or folder of a policy; "": must be given
@@ -39,7 +42,7 @@ class Role:
     start: str = "policy"
     as_: Literal["full", "head"] = "full"
     train: bool = False
-    lr: Sched = 0.0  # 0: the run's learning rate
+    lr: Sched = setting(0.0, low=0, high=1, why=ADAM)  # 0: the run's learning rate
     refresh: Never | Every | Ema = Never()
 
 

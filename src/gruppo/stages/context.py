@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, keyed
+from gruppo.fields import Checked, setting
 from gruppo.stages.schedule import Sched, at
 
 
@@ -102,13 +103,14 @@ class Memory(dict[str, Any]):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Checked):
     """How tokens are drawn."""
 
-    max_tokens: int = 16  # per answer; in a run, 0: as the task says
-    temperature: float = 1.0  # 0: greedy, so all answers of a group are the same
-    top_k: int = 0  # 0: all tokens
-    top_p: float = 1.0  # 1: all tokens
+    max_tokens: int = setting(16, low=0)  # per answer; in a run, 0: as the task says
+    # The smallest temperature is that of gruppo.engines.base.
+    temperature: float = setting(1.0, low=1e-6, also=0)  # 0: greedy, so all answers of a group are the same
+    top_k: int = setting(0, low=0)  # 0: all tokens
+    top_p: float = setting(1.0, above=0, high=1)  # 1: all tokens
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from gruppo.fields import setting
 from gruppo.stages.cast import PLAIN_CAST, Role
 from gruppo.stages.context import Context
 from gruppo.stages.curriculum import Uniform
@@ -36,7 +37,7 @@ class Method:
     name: str
     credit: Any
     objective: Any  # a chain, or {role: chain}
-    version: int = 1
+    version: int = setting(1, low=1)
     paper: str = ""
     doc: str = ""
     base: str = ""

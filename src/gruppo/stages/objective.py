@@ -33,7 +33,7 @@ class PolicyGradient(Occupant):
     `mean="episode_sum"`: summed over an episode's tokens, then averaged over episodes.
     """
 
-    mean: Any = "episode_sum"
+    mean: Any = setting("episode_sum", above=0)
     reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
@@ -53,8 +53,8 @@ class ClippedSurrogate(Occupant):
     clip_low: float = setting(0.2, low=0, witness=0.6)
     clip_high: float = setting(0.2, low=0, witness=0.9)
     clip_dual: float = setting(0.0, low=0, witness=1.5)
-    mean: Any = "sequence"
-    coef: Sched = setting(1.0, added=True)
+    mean: Any = setting("sequence", above=0)
+    coef: Sched = setting(1.0, low=0, added=True)
     reads = ("adv_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
@@ -79,7 +79,7 @@ class ValueLoss(Occupant):
     return."""
 
     clip_value: float = setting(0.5, low=0, witness=0.05)
-    mean: Any = setting("token", added=True)
+    mean: Any = setting("token", above=0, added=True)
     reads = ("ret_N",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

@@ -1,45 +1,15 @@
 """Occupants: what a method puts in its rooms. Small frozen dataclasses whose fields are their hyper-parameters."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import field, fields
-from functools import cache
 from inspect import get_annotations
-from math import isnan
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal
 
 from gruppo.data import Batch
+from gruppo.fields import Checked, hints_of, setting
 from gruppo.stages.context import Context, Memory, StepRecord
-from gruppo.stages.names import nearest
 from gruppo.stages.readouts import Need
 from gruppo.stages.requires import Requirement
 
-
-def setting(
-    default: Any,
-    *,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    below: float | None = None,
-    witness: Any = None,
-    added: bool = False,
-) -> Any:
-    """A field with bounds, which the base class checks for every occupant.
-
-    low, high      the smallest and the largest value
-    above, below   the same, exclusive
-    witness        values, at least one of which must change what the occupant does (the law `fields_matter`); needed
-                   only where the law's own tries (a tenth, three times, 0, the other names) change nothing
-    added          the field was added after the first release, and its default changes nothing: records that hold the
-                   default keep their hash
-    """
-    bounds = {"low": low, "above": above, "high": high, "below": below}
-    metadata = {k: v for k, v in bounds.items() if v is not None}
-    metadata |= {} if witness is None else {"witness": witness if isinstance(witness, list) else [witness]}
-    metadata |= {"neutral": default} if added else {}
-    if isinstance(default, Mapping):
-        return field(default_factory=lambda: dict[Any, Any](default), metadata=metadata, hash=False)
-    return field(default=default, metadata=metadata)
+__all__ = ["RENAMED", "NoteColumn", "Occupant", "hints_of", "note", "setting"]
 
 
 class NoteColumn(str):
@@ -80,7 +50,7 @@ RENAMED = {
 }
 
 
-class Occupant:
+class Occupant(Checked):
     """Base of every occupant. `__call__` is the algorithm and never changes state; `observe` may.
 
     reads     columns that another occupant writes ("adv_N", or note("exit")), answers ("answer_E"), and sources of
@@ -109,15 +79,6 @@ class Occupant:
         if callable(cls.__dict__.get("refuses")):
             raise ValueError(f"{cls.__name__}.refuses(batch) of an older gruppo is unfit(batch) now. Rename it.")
 
-    def __post_init__(self) -> None:
-        said = next((s for s in _wrong_fields(self) if s), "") or self.wrong()  # which may count on the bounds
-        if said:
-            raise ValueError(said)
-
-    def wrong(self) -> str:
-        """Why these values cannot be used together, with the remedy; "" if they can."""
-        return ""
-
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         """What it reads from models."""
         return ()
@@ -128,37 +89,3 @@ class Occupant:
 
     def observe(self, record: StepRecord, memory: Memory) -> None:
         """The only place where state changes: once a step, after the update."""
-
-
-@cache
-def hints_of(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
-def _wrong_fields(occupant: Any) -> Iterable[str]:
-    """One sentence for each value that is not in its Literal, or outside its bounds."""
-    for f in fields(occupant):
-        value, hint = getattr(occupant, f.name), hints_of(type(occupant)).get(f.name)
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            known = [str(x) for x in get_args(hint)]
-            yield (
-                f"{f.name}={value!r} is not one of its values{nearest(str(value), known)}, so nothing could be "
-                f"computed. Use {', '.join(known)}."
-            )
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield _outside(f.name, value, f.metadata)
-
-
-def _outside(name: str, value: float, bounds: Mapping[str, Any]) -> str:
-    low, above, high, below = (bounds.get(k) for k in ("low", "above", "high", "below"))
-    inside = (
-        (low is None or value >= low)
-        and (above is None or value > above)
-        and (high is None or value <= high)
-        and (below is None or value < below)
-    )
-    if inside:
-        return f"{name}={value} is not a number: nothing could be computed. Use a number." if isnan(value) else ""
-    allowed = [f">= {low:g}" if low is not None else f"> {above:g}" if above is not None else ""]
-    allowed += [f"<= {high:g}" if high is not None else f"< {below:g}" if below is not None else ""]
-    return f"{name}={value} has no meaning here. Use a number {' and '.join(filter(None, allowed))}."

@@ -30,7 +30,7 @@ class ReferenceKL(Occupant):
     """
 
     kl_coef: Sched = setting(0.04, low=0, witness=0.5)
-    mean: Any = "sequence"
+    mean: Any = setting("sequence", above=0)
     estimator: Literal["k1", "k2", "k3", "k1+", "k3+", "full"] = setting("k3", added=True)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
@@ -54,7 +54,7 @@ class EntropyBonus(Occupant):
     """+entropy_coef · H(π(· | s_t)), with gradient."""
 
     entropy_coef: Sched = setting(0.01, witness=0.5)
-    mean: Any = setting("token", added=True)
+    mean: Any = setting("token", above=0, added=True)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("entropy", when="step"),)

@@ -20,9 +20,8 @@ def plain(ctx: Context, ask: Ask) -> list[Prompt]:
 
 
 def worded(ctx: Context, task: Any, text: str) -> Any:
-    """The ids of the task's dialogue, with this text as the last message."""
-    *before, last = task.messages
-    return ctx.tokenizer.chat([*before, {**last, "content": text}])
+    """The ids of the task's dialogue, with this text as the prompt."""
+    return ctx.tokenizer.chat(replace(task, prompt=text).messages)
 
 
 def hint_of(ask: Ask) -> str:

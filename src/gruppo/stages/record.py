@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gruppo.stages.method import Method
+from gruppo.stages.method import Method, kind
 from gruppo.stages.names import nearest
 from gruppo.stages.schedule import Schedule, is_schedule
 from gruppo.tasks.imports import load_object
@@ -52,31 +52,42 @@ def tag(cls: type) -> str:
     return f"{where}:{cls.__qualname__}@{getattr(cls, 'version', 1) if cls is not Method else 1}"
 
 
-def from_table(table: Any) -> Any:
-    """The inverse of `to_table`."""
+def from_table(table: Any, at: str = "") -> Any:
+    """The inverse of `to_table`. `at` is the path of the table, for messages: "method.update."."""
     if isinstance(table, Mapping) and "kind" in table:
-        cls = _class(str(table["kind"]))
-        given = {k: from_table(v) for k, v in table.items() if k != "kind"}
-        known = {f.name for f in dataclasses.fields(cls)}
-        for name in given:
-            if name not in known:
-                raise ValueError(
-                    f"{cls.__name__} has no field {name!r}{nearest(name, known)}. Fields: {', '.join(sorted(known))}."
-                )
-        for name in ("cast", "breaks"):
-            if cls is Method and name in given:
-                given[name] = MappingProxyType(given[name])
-        try:
-            return cls(**given)
-        except TypeError as error:
-            raise ValueError(f"{cls.__name__} cannot be rebuilt from this table: {error}. Mend the table.") from None
+        given = {k: from_table(v, f"{at}{k}.") for k, v in table.items() if k != "kind"}
+        return _made(_class(str(table["kind"])), given, at)
     if isinstance(table, Mapping):
-        return {k: from_table(v) for k, v in table.items()}
+        return {k: from_table(v, f"{at}{k}.") for k, v in table.items()}
     if isinstance(table, list | tuple):
-        return tuple(from_table(v) for v in table)
+        return tuple(from_table(v, _inside(at, v)) for v in table)
     if isinstance(table, str) and is_schedule(table):
         return Schedule(table)
     return table
+
+
+def _made(cls: Any, given: dict[str, Any], at: str) -> Any:
+    known = {f.name for f in dataclasses.fields(cls)}
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"{cls.__name__} has no field {name!r}{nearest(name, known)}. Fields: {', '.join(sorted(known))}."
+            )
+    for name in ("cast", "breaks"):
+        if cls is Method and name in given:
+            given[name] = MappingProxyType(given[name])
+    try:
+        return cls(**given)
+    except TypeError as error:
+        raise ValueError(f"{cls.__name__} cannot be rebuilt from this table: {error}. Mend the table.") from None
+    except ValueError as error:
+        named = str(error).partition("=")[0] in known
+        raise ValueError(f"{at if named else ''}{error}") from None
+
+
+def _inside(at: str, table: Any) -> str:
+    """The path of an occupant in a chain."""
+    return f"{at}{kind(_class(str(table['kind'])))}." if isinstance(table, Mapping) and "kind" in table else at
 
 
 def _class(text: str) -> type:

@@ -132,7 +132,7 @@ class Alike(Occupant):
 class Likelihood(Occupant):
     """mean_t log π(o_t) over the tokens of answers, of the policy and of experts."""
 
-    mean: Any = "token"
+    mean: Any = setting("token", above=0)
     reads = ("expert",)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:

@@ -26,6 +26,16 @@ class Schedule:
         name, args, kwargs = _parse(self.text)
         return float(_KINDS[name](step, memory, *args, **kwargs))
 
+    def extremes(self) -> tuple[float, ...]:
+        """Numbers between which all its values lie, as far as the text says; memory may hold any."""
+        name, args, kwargs = _parse(self.text)
+        given = signature(_KINDS[name]).bind(0, {}, *args, **kwargs)
+        given.apply_defaults()
+        values = [
+            given.arguments[k] for k in ("start", "end", "value", "first", "then", "default") if k in given.arguments
+        ]
+        return tuple(float(v) for v in [*values, *dict(given.arguments.get("table", {})).values()])
+
     def __str__(self) -> str:
         return self.text
 
@@ -60,7 +70,7 @@ def _warmup(step: int, memory: Mapping[str, Any], value: float, steps: int) -> f
 
 
 def _steps(step: int, memory: Mapping[str, Any], table: Mapping[int, float]) -> float:
-    return table[max(k for k in table if k <= max(step, min(table)))]
+    return dict(table)[max(k for k in table if k <= max(step, min(table)))]
 
 
 def _switch(step: int, memory: Mapping[str, Any], at: int, first: float, then: float) -> float:
@@ -98,7 +108,7 @@ def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
         raise ValueError(f"{name!r} is no kind of schedule{nearest(name, _KINDS)}. Kinds: {', '.join(_KINDS)}.")
     try:
         float(_KINDS[name](0, {}, *args, **kwargs))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         wanted = ", ".join(list(signature(_KINDS[name]).parameters)[2:])
         raise ValueError(f"{text!r} is no schedule, so the field has no value. Write {name}({wanted}).") from None
     return name, args, kwargs

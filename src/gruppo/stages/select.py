@@ -125,7 +125,7 @@ class SamplerGate(Occupant):
     """
 
     gate_low: float = setting(0.5, low=0, witness=1.2)
-    gate_high: float = setting(2.0, witness=0.9)
+    gate_high: float = setting(2.0, above=0, witness=0.9)
     level: Weighed = "token"
     counted: bool = False
 

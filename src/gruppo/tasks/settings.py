@@ -4,15 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from gruppo.fields import Checked, setting
+
 
 @dataclass(frozen=True)
-class TaskConfig:
+class TaskConfig(Checked):
     """Which problems, and which scorer judges the answers."""
 
     name: str = "addition"  # built in, mix:NAME+NAME, ./data.jsonl, hf:NAME or hf:./folder, gym:NAME, or ./file.py:make
     level: str = ""  # "2", or a mixture "1-3"; empty: the default of the task
     seed: int = 0  # chooses the problems and their order, but never those that are held out
-    train_size: int = 0  # problems to train on; 0: all rows of a file, or 20,000 generated problems
+    train_size: int = setting(0, low=0)  # problems to train on; 0: all rows of a file, or 20,000 generated problems
     held_out: float | str = ""  # a share of the rows, a file, or a split; empty: the test split of a dataset, else 0.1
     prompt: str = ""  # field of a row with the prompt; empty: prompt, question, problem, ..., whichever exists
     answer: str = ""  # field of a row with the right answer; empty: answer, output, completion, ...
@@ -24,13 +26,13 @@ class TaskConfig:
     system: str = ""  # system prompt, for models with a chat template
     template: str = ""  # prompt made from the fields of a row: "{question} Answer with a number."
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # for a gym task, or for your make
-    reward: str = ""  # exact, numeric, math, regex, json_schema, listed, or ./file.py:function; empty: the task's own
+    reward: str = ""  # exact, numeric, math, regex, json_schema, listed, reward_model, llm_judge, or ./file.py:function
     args: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # arguments of the reward
-    seconds: float = 5.0  # time limit for judging one answer
-    workers: int = 0  # processes that judge answers at the same time; 0: one per core, at most 8
-    concurrency: int = 64  # answers that an `async def` reward judges at once, in each process
-    call_seconds: float = 0.0  # time limit for a call of a batched reward; 0: seconds for each answer
-    start_seconds: float = 60.0  # time limit for loading the reward
+    seconds: float = setting(5.0, above=0, high=1e6)  # time limit for judging one answer
+    workers: int = setting(0, low=0, high=1024)  # processes that judge answers at once; 0: one per core, at most 8
+    concurrency: int = setting(64, low=1)  # answers that an `async def` reward judges at once, in each process
+    call_seconds: float = setting(0.0, low=0)  # time limit for a call of a batched reward; 0: seconds for each answer
+    start_seconds: float = setting(60.0, above=0)  # time limit for loading the reward
 
 
 _PLAIN = TaskConfig()

@@ -1,25 +1,18 @@
 """The configuration of a run: one tree of typed, frozen dataclasses, saved with every run to repeat it."""
 
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Literal
 
+from gruppo.fields import Checked, setting
 from gruppo.methods import method
 from gruppo.policies import Lora
-from gruppo.stages import Method, Sampling, Schedule
+from gruppo.stages import Method, Sampling
 from gruppo.tasks import TaskConfig
 from gruppo.train.learner import OptimConfig
 
-LOWEST: dict[str, float] = {
-    **dict.fromkeys(("steps", "prompts", "samples", "eval.prompts", "eval.samples"), 1),
-    **dict.fromkeys(("save.keep", "optim.micro_tokens"), 1),
-    **dict.fromkeys(("threads", "budget_tokens", "eval.every", "save.checkpoint_every", "save.episodes_every"), 0),
-    **{"optim.lr": 0, "optim.weight_decay": 0, "optim.clip_norm": 1e-12, "model.lora.rank": 0},
-}
-
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Checked):
     """The initial policy."""
 
     name: str = "tiny"  # tiny, smollm2, a Hugging Face folder, or a name on its hub
@@ -30,28 +23,28 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Checked):
     """Held-out evaluation: `prompts` problems, `samples` answers each, always with the same random keys."""
 
-    every: int = 10  # steps; 0: only before and after
-    prompts: int = 500  # held-out problems
-    samples: int = 1  # answers per problem
+    every: int = setting(10, low=0)  # steps; 0: only before and after
+    prompts: int = setting(500, low=1)  # held-out problems
+    samples: int = setting(1, low=1)  # answers per problem
     k: tuple[int, ...] = ()  # of pass@k and maj@k, for example 1,4,16; empty: 1 and samples
-    temperature: float = 1.0  # 0: greedy
+    temperature: float = setting(1.0, low=1e-6, also=0)  # 0: greedy
 
 
 @dataclass(frozen=True)
-class SaveConfig:
+class SaveConfig(Checked):
     folder: str = "runs"  # where run folders are made
     name: str = ""  # empty: method-task-seed-time
-    checkpoint_every: int = 20  # steps; 0: only at the end
-    keep: int = 2  # checkpoints; older ones are removed
-    episodes_every: int = 10  # steps; 0: none
+    checkpoint_every: int = setting(20, low=0)  # steps; 0: only at the end
+    keep: int = setting(2, low=1)  # checkpoints; older ones are removed
+    episodes_every: int = setting(10, low=0)  # steps; 0: none
     tensorboard: Literal["auto", "yes", "no"] = "auto"  # auto: if it is installed
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Checked):
     method: Method = field(default_factory=lambda: method("grpo"))
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
@@ -59,19 +52,11 @@ class RunConfig:
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     save: SaveConfig = SaveConfig()
-    steps: int = 60  # training steps, each with one batch of episodes
-    prompts: int = 64  # tasks per step
-    samples: int = 8  # answers per task
+    steps: int = setting(60, low=1)  # training steps, each with one batch of episodes
+    prompts: int = setting(64, low=1)  # tasks per step
+    samples: int = setting(8, low=1)  # answers per task
     seed: int = 0  # of everything that is drawn
-    budget_tokens: int = 0  # sampled tokens per step, redraws included; 0: no limit
-    max_failures: float = 0.5  # share of episodes that may fail in a step before the run stops
+    budget_tokens: int = setting(0, low=0)  # sampled tokens per step, redraws included; 0: no limit
+    max_failures: float = setting(0.5, low=0, high=1)  # share of episodes that may fail in a step before the run stops
     accept: tuple[str, ...] = ()  # names of the checks of step zero that may fail; saved with the run
-    threads: int = 0  # 0: torch's default
-
-    def __post_init__(self) -> None:
-        for path, low in LOWEST.items():
-            value = attrgetter(path)(self)
-            if not isinstance(value, Schedule) and not (isinstance(value, int | float) and value >= low):
-                raise ValueError(f"{path}={value}: a run cannot be made with it. Use a number, {path} >= {low:g}.")
-        if not 0 <= self.max_failures <= 1:
-            raise ValueError(f"max_failures={self.max_failures} is not a share of episodes. Use a number from 0 to 1.")
+    threads: int = setting(0, low=0, high=4096)  # 0: torch's default

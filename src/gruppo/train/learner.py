@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, micro_rows
+from gruppo.fields import Checked, setting
 from gruppo.policies import learned_state, load_learned
 from gruppo.policies.memory import free_memory, out_of_memory
 from gruppo.stages import Context, Method, Need, Stats
+from gruppo.stages.cast import ADAM
 from gruppo.stages.goal import Goal, Sum, zero_of
 from gruppo.stages.schedule import Sched
 from gruppo.train.cast import average
@@ -27,20 +29,21 @@ from gruppo.train.ranks import Ranks
 from gruppo.train.timing import Clock
 
 T = TypeVar("T")
+LARGEST_NORM = 1e18  # of weights: float32 ends at 3e38, and the forward pass multiplies weights
 Cut = Sequence[Tensor] | None
 Parts = Sequence[tuple[Tensor, bool]]  # the sequences of each micro-batch of this rank, and whether they count
 
 
 @dataclass(frozen=True)
-class OptimConfig:
+class OptimConfig(Checked):
     """Settings of the optimiser."""
 
-    lr: Sched = 1e-4  # a number or a schedule
-    beta1: float = 0.9  # AdamW's
-    beta2: float = 0.95  # AdamW's
-    weight_decay: float = 0.0  # AdamW's
-    clip_norm: float = 1.0  # largest norm of the gradient
-    micro_tokens: int = 16384  # input tokens per micro-batch; shared prefixes count once
+    lr: Sched = setting(1e-4, low=0, high=1, why=ADAM)  # a number or a schedule
+    beta1: float = setting(0.9, low=0, below=1)  # AdamW's
+    beta2: float = setting(0.95, low=0, below=1)  # AdamW's
+    weight_decay: float = setting(0.0, low=0)  # AdamW's
+    clip_norm: float = setting(1.0, low=1e-12, infinite=True)  # largest norm of the gradient; inf: any
+    micro_tokens: int = setting(16384, low=1)  # input tokens per micro-batch; shared prefixes count once
     share_prefixes: bool = True  # compute shared prefixes of sequences once, where that is faster
 
 
@@ -319,6 +322,18 @@ class Learner:
                 f"gradient norm of {role} is {norm} for the third step in a row: the weights would be lost. Lower "
                 "optim.lr or the coefficients, and look at the last episodes; the last checkpoint is untouched."
             )
+
+    @torch.no_grad()
+    def refuse_broken(self) -> None:
+        """Ends the run if a step has made weights that are not finite, or so large that their squares are not."""
+        for role in self.trained:
+            norm = float(torch.nn.utils.get_total_norm(self._params(role)))
+            if not norm < LARGEST_NORM:
+                raise ValueError(
+                    f"the weights of {role} have left the range of numbers (their norm is {norm:g}), so this step is "
+                    f"lost and not saved. Lower optim.lr (it was {self.lr(role):g} here) or optim.clip_norm "
+                    f"({self.config.clip_norm:g}); with --allow-changes a run goes on from its last checkpoint."
+                )
 
 
 def sampler_gap(tally: Tally, batch: Batch, logp_old_N: Tensor) -> None:

@@ -3,6 +3,7 @@
 import time
 from inspect import isawaitable
 
+from gruppo.engines.base import NotFinite
 from gruppo.stages import StepRecord
 from gruppo.stages.check import check_first_batch
 from gruppo.train.cast import refresh
@@ -18,7 +19,13 @@ async def train_step(run: Run, step: int) -> StepRecord:
     learner.begin(ctx)
     before = run.engine.sampled
 
-    drawn, kept = await walk.collected(ctx)  # curriculum, prompting, rollout, reward, select.episodes, group rewards
+    try:
+        drawn, kept = await walk.collected(
+            ctx
+        )  # curriculum, prompting, rollout, reward, select.episodes, group rewards
+    except NotFinite:
+        run.between_steps = False  # these weights are not to be saved
+        raise
     facts = episode_metrics(drawn) | {"rounds": ctx.round + 1.0, "sampled": float(run.engine.sampled - before)}
     run.stop_if_failing(facts["failed"], drawn)
     run.warn_if_dead(facts["dead_groups"])
@@ -37,6 +44,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
         taken = method.update(ctx, learner, batch)  # objective and penalties, once per optimiser step
         if isawaitable(taken):
             await taken
+        learner.refuse_broken()
         facts |= batch_metrics(batch)
         run.version += 1
         refresh(method, run.models, step)
