@@ -297,7 +297,7 @@ GOOD = {"prompt": "a", "answer": "b"}
         ({"prompt": "a", "answer": ["b"]}, "line 3: the field 'answer' is list and not a text or number; a part of it"),
         ({"prompt": [], "answer": "b"}, "no turn of the user"),
         ({"prompt": ["hi"], "answer": "b"}, "one of its messages is str"),
-        ({"prompt": [{"role": "tool", "content": "x"}], "answer": "b"}, "the role 'tool'"),
+        ({"prompt": [{"role": "robot", "content": "x"}], "answer": "b"}, "the role 'robot'"),
         ('{"prompt": "a", "answer": NaN}', "line 3: the field 'answer' is NaN"),
         (
             '{"prompt": "a", "answer": "b", "x": ' + "[" * 100_000 + "]" * 100_000 + "}",

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from gruppo.policies.folder import first_line, read_json
+from gruppo.policies.tokenizer import refuse_tools
 
 Ints = NDArray[np.int64]
-Messages = Sequence[dict[str, str]]  # {"role": "system" | "user" | "assistant", "content": …}
+Messages = Sequence[Mapping[str, Any]]  # {"role": "system" | "user" | "assistant" | "tool", "content": …}
 MARK = "Zq7"  # stands for an answer while a template is examined
 STUB = ({"role": "user", "content": "a"}, {"role": "assistant", "content": MARK})
 
@@ -72,10 +73,13 @@ class HFTokenizer:
         Without a template: the tokenizer's bos if it adds one, then the contents, separated by blank lines.
         """
         if not self.has_template:
+            refuse_tools(messages, f"model {self.name!r}")
             return self._untemplated("\n\n".join(m["content"] for m in messages))
         for m in messages:
             self._refuse_specials(m)
-        return self._ids(self._rendered(messages, answer, options))
+        text = self._rendered(messages, answer, options)
+        self._refuse_unseen_tools(messages, text, answer, options)
+        return self._ids(text)
 
     def follow(self, messages: Messages, last: int | None = None, **options: Any) -> Ints:
         """What follows a sampled answer: the end of its turn, new messages, the start of the next answer.
@@ -130,8 +134,8 @@ class HFTokenizer:
         """The rendered text. Without support for system messages, theirs is put before the first user message."""
 
         def render(talk: Messages) -> str:
-            text = self.tok.apply_chat_template(list(talk), tokenize=False, add_generation_prompt=answer, **options)
-            return str(text)
+            talk = [_in_parts(m) for m in talk] if self.takes_parts else list(talk)
+            return str(self.tok.apply_chat_template(talk, tokenize=False, add_generation_prompt=answer, **options))
 
         try:
             return render(messages)
@@ -140,7 +144,7 @@ class HFTokenizer:
                 f"the chat template of {self.name!r} is not valid: {error.message} (line {error.lineno}). Correct it, "
                 "or copy the tokenizer files of the base model."
             ) from None
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:  # a TypeError: "…" + null in the template
             if len(messages) > 1 and messages[0]["role"] == "system":
                 system, first, *rest = messages
                 with contextlib.suppress(jinja2.TemplateError):
@@ -151,6 +155,27 @@ class HFTokenizer:
                 "roles, or remove the system prompt."
             ) from None
 
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template shows contents only as lists of parts, [{"type": "text", "text": …}], not as texts."""
+        talk: list[Mapping[str, Any]] = [{"role": "user", "content": MARK}]
+        with contextlib.suppress(jinja2.TemplateError, TypeError):
+            if MARK in str(self.tok.apply_chat_template(talk, tokenize=False)):
+                return False
+        with contextlib.suppress(jinja2.TemplateError, TypeError):
+            return MARK in str(self.tok.apply_chat_template([_in_parts(m) for m in talk], tokenize=False))
+        return False
+
+    def _refuse_unseen_tools(self, messages: Messages, text: str, answer: bool, options: dict[str, Any]) -> None:
+        """Refuse calls and results that the template does not show: other ones would give the same text."""
+        for i, message in enumerate(messages):
+            for what, other in _other_tools(message):
+                if self._rendered([*messages[:i], other, *messages[i + 1 :]], answer, options) == text:
+                    raise ValueError(
+                        f"the chat template of {self.name!r} does not show {what}, so the model would answer without "
+                        "it. Use a model whose template has tools, or data without them."
+                    )
+
     def _ids(self, text: str) -> Ints:
         return np.asarray(self.tok(text, add_special_tokens=False)["input_ids"], np.int64)
 
@@ -159,7 +184,7 @@ class HFTokenizer:
         start = [i for i in added if i == self.tok.bos_token_id][:1]  # never its eos, which would end the prompt
         return np.concatenate([np.asarray(start, np.int64), self.encode(text)])
 
-    def _refuse_specials(self, message: dict[str, str]) -> None:
+    def _refuse_specials(self, message: Mapping[str, Any]) -> None:
         found = None if message["role"] == "assistant" else self._special_words.search(message["content"])
         if found:
             raise ValueError(
@@ -179,6 +204,22 @@ class HFTokenizer:
     def save(self, folder: str | Path) -> None:
         """Write tokenizer and chat template for `AutoTokenizer`."""
         self.tok.save_pretrained(str(folder))
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _other_tools(message: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what is changed, the message with this change) for the result, and for every call, of a tool."""
+    if message["role"] == "tool":
+        yield "the result of a tool", {**message, "content": message["content"] + MARK}
+    calls: list[dict[str, Any]] = message.get("tool_calls") or []
+    for i, call in enumerate(calls):
+        f = call["function"]
+        for what, changed in (("call", {"name": f["name"] + MARK}), ("arguments", {"arguments": {MARK: MARK}})):
+            other = [*calls[:i], {**call, "function": {**f, **changed}}, *calls[i + 1 :]]
+            yield f"the {what} of the tool {f['name']!r}", {**message, "tool_calls": other}
 
 
 def load_hf_tokenizer(folder: Path, name: str) -> HFTokenizer:

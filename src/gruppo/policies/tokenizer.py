@@ -13,6 +13,15 @@ SPECIALS = ("<pad>", "<bos>", "<eos>")
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 
 
+def refuse_tools(messages: Sequence[Mapping[str, Any]], who: str) -> None:
+    """For a tokenizer without a chat template: joined contents would not show who calls what."""
+    if any(m.get("role") == "tool" or m.get("tool_calls") for m in messages):
+        raise ValueError(
+            f"{who} has no chat template, so calls and results of tools would be lost or look like the user's words. "
+            "Use a chat model with tools, or data without them."
+        )
+
+
 class CharTokenizer:
     """ids 0, 1, 2 are `<pad>`, `<bos>`, `<eos>`; 3 is newline; then the characters 32 to 126 in order.
 
@@ -49,8 +58,9 @@ class CharTokenizer:
                 )
         return "".join(self.tokens[i] for i in numbers if i >= len(SPECIALS))
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int64]:
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
         """`<bos>` and the contents, separated by blank lines: there is no chat template."""
+        refuse_tools(messages, "the built-in policy")
         text = "\n\n".join(m["content"] for m in messages)
         return np.concatenate([np.array([self.bos], np.int64), self.encode(text)])
 

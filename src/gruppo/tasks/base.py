@@ -23,7 +23,8 @@ class Task:
     """One problem. The last line of `solution` is the answer; the lines before it are the steps.
 
     `system` is the system prompt, for models with a chat template. `meta["messages"]` are the turns before the prompt,
-    and `meta["hints"]` prefixes of a right answer, weakest first.
+    `meta["messages_after"]` calls and results of tools after it, and `meta["hints"]` prefixes of a right answer,
+    weakest first.
     """
 
     uid: str
@@ -55,10 +56,16 @@ class Task:
         return tuple(given)
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        """The dialogue of the prompt: system prompt, earlier turns, prompt."""
+    def messages(self) -> list[dict[str, Any]]:
+        """The dialogue of the prompt: system prompt, earlier turns, prompt, calls and results of tools."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *self.meta.get("messages", ()), {"role": "user", "content": self.prompt}]
+        before, after = self.meta.get("messages", ()), self.meta.get("messages_after", ())
+        return [*system, *before, {"role": "user", "content": self.prompt}, *after]
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether its dialogue has calls or results of tools."""
+        return any(m["role"] == "tool" or m.get("tool_calls") for m in self.messages)
 
 
 def beginnings(parts: Sequence[str], between: str = "") -> tuple[str, ...]:

@@ -21,7 +21,8 @@ def refuse_unfit(tasks: TaskSet, tokenizer: Any, context: int, max_tokens: int) 
         for c in set(task.prompt).difference(seen):
             seen[c] = task
     longest = sorted(rows, key=lambda t: -len(t.prompt))[:LONGEST]
-    for task in {t.uid: t for t in (*seen.values(), *longest)}.values():
+    tools = [t for t in rows if t.uses_tools][:LONGEST]  # which not every chat template can show
+    for task in {t.uid: t for t in (*seen.values(), *longest, *tools)}.values():
         try:
             length = len(tokenizer.chat(task.messages))
         except ValueError as error:

@@ -11,6 +11,7 @@ from typing import Any
 from gruppo.tasks.base import Task
 from gruppo.tasks.extract import boxed
 from gruppo.tasks.imports import nearest
+from gruppo.tasks.messages import Said
 from gruppo.tasks.settings import TaskConfig
 from gruppo.tasks.template import MISSING, compiled, lookup
 
@@ -24,7 +25,8 @@ USUAL = {
     "chosen": ("chosen",),
     "rejected": ("rejected",),
 }
-OURS = ("answers", "messages")  # have a meaning in Task.meta, so fields of a row with these names get an underscore
+# These have a meaning in Task.meta, so fields of a row with these names get an underscore.
+OURS = ("answers", "messages", "messages_after")
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Reader:
             raise ValueError(f"{self.table.where(index)}: {error}. Correct the row or remove it.") from None
 
     def _read(self, row: Row) -> Read | None:
-        said = Said.of(_value(row, self.prompt)) if self.prompt else Said()
+        said = Said.of(_value(row, self.prompt), self.prompt) if self.prompt else Said()
         scored, said = self._pair(row, said) if self.chosen else (self._scored(row), said)
         if len(scored) > 1 and len({a["text"] for a in scored}) == 1:
             return None
@@ -111,8 +113,9 @@ class Reader:
         listed = scored or ([{"text": solution}] if solution and solution != answer else [])
         meta = self._meta(row) | ({"answers": listed} if listed else {})
         meta |= {"messages": list(said.before)} if said.before else {}
+        meta |= {"messages_after": list(said.after)} if said.after else {}
         task = Task(
-            uid=f"{self.table.name}/{_hash(json.dumps([prompt, said.before, answer, listed]), 8).hex()}",
+            uid=f"{self.table.name}/{_hash(json.dumps([prompt, said.context, answer, listed]), 8).hex()}",
             prompt=prompt,
             answer=answer,
             level=_level(row),
@@ -121,9 +124,9 @@ class Reader:
             system=self.settings.system or said.system,
             meta=meta,
         )
-        return Read(task, _hash(json.dumps([said.prompt, said.before]) if said.prompt else prompt, 16))
+        return Read(task, _hash(json.dumps([said.prompt, said.context]) if said.prompt else prompt, 16))
 
-    def _answers(self, row: Row, said: "Said", scored: list[dict[str, Any]]) -> tuple[str, str]:
+    def _answers(self, row: Row, said: Said, scored: list[dict[str, Any]]) -> tuple[str, str]:
         """The right answer, short, and the worked solution."""
         if scored:
             best = max(scored, key=lambda a: a["reward"])
@@ -136,12 +139,12 @@ class Reader:
             raise ValueError(f"the field {self.answer or self.solution or 'answer'!r} is empty")
         return answer, solution
 
-    def _pair(self, row: Row, said: "Said") -> tuple[list[dict[str, Any]], "Said"]:
+    def _pair(self, row: Row, said: Said) -> tuple[list[dict[str, Any]], Said]:
         """A preference: texts, or conversations that differ in the last turn."""
         sides = [_value(row, self.chosen), _value(row, self.rejected)]
         if all(isinstance(s, list) for s in sides):
-            better, worse = map(Said.answered, sides)
-            alike = (better.prompt, better.before) == (worse.prompt, worse.before)
+            better, worse = Said.answered(sides[0], self.chosen), Said.answered(sides[1], self.rejected)
+            alike = (better.prompt, better.context) == (worse.prompt, worse.context)
             if not alike and not said.prompt:
                 raise ValueError("the conversations of its two answers do not begin alike")
             # A prompt may be only one of the turns.
@@ -181,58 +184,6 @@ class Reader:
         own = {f"{k}_" if k in OURS else k: v for k, v in row.items() if k not in used}
         kept = row.get(self.answer)
         return own if kept is None or isinstance(kept, (str, bool, int, float)) else own | {self.answer: kept}
-
-
-@dataclass(frozen=True)
-class Said:
-    """The parts of a prompt: the last user turn, the turns before it, the system prompt, and an answer after it."""
-
-    prompt: str = ""
-    answer: str = ""
-    system: str = ""
-    before: tuple[dict[str, str], ...] = ()
-
-    @staticmethod
-    def of(value: Any) -> "Said":
-        if isinstance(value, str):
-            return Said(value)
-        if not isinstance(value, (list, tuple)):
-            raise ValueError(f"its prompt is {type(value).__name__} and neither a text nor a list of messages")
-        turns = [_turn(m) for m in value]
-        system = "\n\n".join(t["content"] for t in turns if t["role"] == "system")
-        turns = [t for t in turns if t["role"] != "system"]
-        answer = turns.pop()["content"] if turns and turns[-1]["role"] == "assistant" else ""
-        if not turns or turns[-1]["role"] != "user":
-            raise ValueError("its messages have no turn of the user to answer")
-        return Said(turns[-1]["content"], answer, system, tuple(turns[:-1]))
-
-    @staticmethod
-    def answered(value: list[Any]) -> "Said":
-        """A side of a preference: a conversation that ends with the answer, or only the turn of the answer."""
-        turns = [_turn(m) for m in value]
-        if not turns or turns[-1]["role"] != "assistant":
-            raise ValueError("one of its two conversations does not end with a turn of the assistant")
-        return Said(answer=turns[0]["content"]) if len(turns) == 1 else Said.of(turns)
-
-    @property
-    def user_turns(self) -> tuple[str, ...]:
-        return (*(t["content"] for t in self.before if t["role"] == "user"), self.prompt)
-
-
-_ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
-
-
-def _turn(message: Any) -> dict[str, str]:
-    if not isinstance(message, Mapping):
-        raise ValueError(f"one of its messages is {type(message).__name__} and not {{role, content}}")
-    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
-    role = _ROLES.get(str(role), role)
-    if role not in ("system", "user", "assistant") or not isinstance(content, str):
-        raise ValueError(
-            f"one of its messages has the role {role!r} and {type(content).__name__} as content; use texts of system, "
-            "user and assistant"
-        )
-    return {"role": role, "content": content}
 
 
 def _value(row: Row, name: str) -> Any:
