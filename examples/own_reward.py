@@ -3,8 +3,9 @@
 gruppo train task=addition task.reward=./examples/own_reward.py:near task.seconds=1
 
 A function of `(task, text)` judges one answer, one of `(tasks, texts)` all answers of a draw at once. Both run in
-a process of their own, at most `task.seconds` long. Return a number, or named parts: `task` is the one that counts as
-accuracy, and the reward is the sum. If an answer cannot be judged, raise: it is left out, and never counts as 0.
+a process of their own, at most `task.seconds` per answer. Return a number, or named parts: `task` is the one that
+counts as accuracy, and the reward is the sum. If an answer cannot be judged, raise: it is left out, and never counts
+as 0.
 """
 
 from gruppo.tasks import Task

@@ -86,6 +86,10 @@ def test_one_row_that_hangs_with_all_its_answers_is_not_a_dead_scorer(file: str)
     items = [*[("bad", "x")] * 16, *ANSWERS[:16]]
     with Judge(f"{file}:some", seconds=0.3, workers=2, say=lambda s: None) as judge:
         assert [v.status for v in score(judge, *items)] == ["timeout"] * 16 + ["ok"] * 16
+        assert not judge._pool.hangs.dead
+    with Judge(f"{file}:dead", seconds=0.3, workers=1, say=lambda s: None) as judge:
+        score(judge, *ANSWERS)
+        assert judge._pool.hangs.row == LEAST, "after a few hangs of one task, others are tried first"
 
 
 # ---- the rule itself

@@ -269,6 +269,17 @@ def test_a_reference_that_is_asked_for_must_be_there(server: Server) -> None:
     assert "Reference:\nnone" in direct().messages(open_question, "1")[0]["content"]
 
 
+def test_a_dialogue_is_shown_whole() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+    before = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    meta = {"messages": before, "messages_after": [call, {"role": "tool", "content": "2"}]}
+    task = Task("t", "1+1?", "2", 1, "own", system="Be short.", meta=meta)
+    assert direct(prompt="{prompt}").messages(task, "")[0]["content"] == (
+        "system: Be short.\n\nuser: Hello\n\nassistant: Hi\n\nuser: 1+1?\n\n"
+        'assistant: {"function": {"name": "add"}}\n\ntool: 2'
+    )
+
+
 # ---- the cache and the limit of cost
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gruppo.tasks.base import Task
+from gruppo.tasks.dialogue import told
 from gruppo.tasks.extract import whole
 from gruppo.tasks.kept import Kept
 from gruppo.tasks.template import compiled
@@ -116,9 +117,7 @@ class LLMJudge:
         """The request for one answer."""
         if self.needs_reference and not task.answer:
             raise CannotJudge(f"task {task.uid} has no answer for {{reference}} in task.args.prompt. Leave it out.")
-        earlier = task.meta.get("messages", ())
-        prompt = "\n\n".join(f"{m['role']}: {m['content']}" for m in task.messages) if earlier else task.prompt
-        fields = {"prompt": prompt, "reference": task.answer or "none", "answer": text}
+        fields = {"prompt": told(task), "reference": task.answer or "none", "answer": text}
         fields |= {"lowest": f"{self.lowest:g}", "highest": f"{self.highest:g}"}
         system = [{"role": "system", "content": self.system(fields)}] if self.system(fields) else []
         return [*system, {"role": "user", "content": self.prompt(fields)}]

@@ -95,6 +95,8 @@ class Pool:
                     self._jobs.pop(0)
                     continue
                 most = -(-len(job.items) // self.most) if self.batched and job.kind == "score" else lane.size
+                if job.kind == "score" and not self.in_order:
+                    self.hangs.prefer_others(job)
                 indices = [job.waiting.popleft() for _ in range(min(most, len(job.waiting)))]
                 if not job.waiting:
                     self._jobs.pop(0)

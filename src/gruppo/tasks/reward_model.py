@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from gruppo.tasks.base import Task
+from gruppo.tasks.dialogue import said
 from gruppo.tasks.imports import library, nearest
 from gruppo.tasks.worker import CannotJudge
 
@@ -129,7 +130,7 @@ class RewardModel:
         if tok.chat_template:
             dialogue = [*task.messages, {"role": "assistant", "content": text}]
             return dict(tok(tok.apply_chat_template(dialogue, tokenize=False), add_special_tokens=False))
-        return dict(tok("\n".join(m["content"] for m in task.messages), text))
+        return dict(tok("\n".join(map(said, task.messages)), text))
 
     def scores(self, inputs: Sequence[dict[str, list[int]]]) -> list[float]:
         """One forward pass. Padded on the right, where positions do not change."""

@@ -26,7 +26,7 @@ class TaskConfig(Checked):
     system: str = ""  # system prompt, for models with a chat template
     template: str = ""  # prompt made from the fields of a row: "{question} Answer with a number."
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # for a gym task, or for your make
-    reward: str = ""  # exact, numeric, math, regex, json_schema, listed, reward_model, llm_judge, or ./file.py:function
+    reward: str = ""  # exact, math, reward_model, llm_judge, ... or ./file.py:function; empty: the task's own
     args: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # arguments of the reward
     seconds: float = setting(5.0, above=0, high=1e6)  # time limit for judging one answer
     workers: int = setting(0, low=0, high=1024)  # processes that judge answers at once; 0: one per core, at most 8
