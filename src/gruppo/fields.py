@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 BOUNDS = ("low", "above", "high", "below")
 LARGEST_WHOLE = 2**63 - 1  # of a tensor, and of a TOML file
+LARGEST_REAL = 3e38  # of a tensor in float32
 
 
 def setting(
@@ -118,8 +119,9 @@ def _outside(said: str, x: float, bounds: Mapping[str, Any], hint: Any) -> str:
     if not inside and x != bounds.get("also", math.nan):
         why = f", because {bounds['why']}" if "why" in bounds else ""
         return f"{said} is out of range{why}: {wanted}"
-    if abs(x) == math.inf and not bounds.get("infinite"):
-        return f"{said} is not finite: {wanted}"
+    if abs(x) > LARGEST_REAL and not bounds.get("infinite"):
+        why = "is not finite" if abs(x) == math.inf else "is out of range, because float32 ends at 3e38"
+        return f"{said} {why}: {wanted}"
     return ""
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gruppo.cli import overrides
 from gruppo.cli.overrides import apply, from_toml, paths
+from gruppo.fields import LARGEST_REAL
 from gruppo.methods import all_methods, method
 from gruppo.methods.chord import ExpertLikelihood
 from gruppo.stages import ROOMS, Ema, Method, Schedule, kind
@@ -71,7 +72,8 @@ def values(path: str) -> st.SearchStrategy[Any]:
     wanted, said = hint(path), bounds(path)
     low, high = said.get("low", said.get("above")), said.get("high", said.get("below"))
     edges = {"exclude_min": "above" in said, "exclude_max": "below" in said}
-    numbers = st.floats(low, high, allow_nan=False, allow_infinity=False, **edges)
+    least, most = (-LARGEST_REAL if low is None else low), (LARGEST_REAL if high is None else high)
+    numbers = st.floats(least, most, allow_nan=False, allow_infinity=False, **edges)
     if get_origin(wanted) is Literal:
         return st.sampled_from(get_args(wanted))
     if Schedule in get_args(wanted):
@@ -79,9 +81,7 @@ def values(path: str) -> st.SearchStrategy[Any]:
             Schedule
         )
     if wanted is Any:
-        return st.floats(0, allow_infinity=False, exclude_min=True) | st.sampled_from(
-            ["token", "sequence", "group_sum"]
-        )
+        return st.floats(0, LARGEST_REAL, exclude_min=True) | st.sampled_from(["token", "sequence", "group_sum"])
     plain = {
         bool: st.booleans(),
         int: st.integers(low, int(said.get("high", 10**9))),

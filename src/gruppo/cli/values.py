@@ -29,6 +29,8 @@ def coerce(value: Any, hint: Any, path: str, bounds: Mapping[str, Any] = NO_BOUN
         value = tuple(map(_whole, value)) if hint == tuple[int, ...] and isinstance(value, tuple | list) else value
     both = Annotated[float | str, Field(union_mode="left_to_right")]  # a mean is a number or a name
     wanted: Any = both if hint is Any else float if schedules else hint
+    if isinstance(value, bool) and wanted in (int, float, both):
+        value = str(value)  # true is no number, and in a TOML file it is a mistake
     try:
         return TypeAdapter(wanted).validate_python(value, strict=strict)
     except ValidationError:

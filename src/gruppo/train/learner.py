@@ -29,7 +29,7 @@ from gruppo.train.ranks import Ranks
 from gruppo.train.timing import Clock
 
 T = TypeVar("T")
-LARGEST_NORM = 1e18  # of weights: float32 ends at 3e38, and the forward pass multiplies weights
+LARGEST_NORM = 1e9  # of weights: that of the largest models is below 1e5, and float32 ends soon when layers multiply
 Cut = Sequence[Tensor] | None
 Parts = Sequence[tuple[Tensor, bool]]  # the sequences of each micro-batch of this rank, and whether they count
 
@@ -155,6 +155,19 @@ class Learner:
                 optimiser.param_groups[0]["lr"] = self.lr(role) if lr is None else lr
                 self._step(optimiser)
             optimiser.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def refuse_broken(self) -> None:
+        """Ends the run if a step has made weights that are not finite, or far too large to give finite logits."""
+        for role in self.trained:
+            norm = float(torch.nn.utils.get_total_norm(self._params(role)))
+            if not norm < LARGEST_NORM:
+                raise ValueError(
+                    f"the weights of {role} have left the range of numbers (their norm is {norm:g}), so this step is "
+                    f"lost and not saved. Lower optim.lr (it was {self.lr(role):g} here), optim.clip_norm "
+                    f"({self.config.clip_norm:g}) or optim.weight_decay ({self.config.weight_decay:g}); with "
+                    "--allow-changes a run goes on from its last checkpoint."
+                )
 
     def snapshot(self, role: str) -> dict[str, Any]:
         """A copy of the weights and the optimiser state of a role, for `restore`."""
@@ -320,20 +333,9 @@ class Learner:
         if self.bad_steps[role] >= 3:
             raise ValueError(
                 f"gradient norm of {role} is {norm} for the third step in a row: the weights would be lost. Lower "
-                "optim.lr or the coefficients, and look at the last episodes; the last checkpoint is untouched."
+                "optim.lr, optim.clip_norm or the coefficients, and look at the last episodes; the last checkpoint is "
+                "untouched."
             )
-
-    @torch.no_grad()
-    def refuse_broken(self) -> None:
-        """Ends the run if a step has made weights that are not finite, or so large that their squares are not."""
-        for role in self.trained:
-            norm = float(torch.nn.utils.get_total_norm(self._params(role)))
-            if not norm < LARGEST_NORM:
-                raise ValueError(
-                    f"the weights of {role} have left the range of numbers (their norm is {norm:g}), so this step is "
-                    f"lost and not saved. Lower optim.lr (it was {self.lr(role):g} here) or optim.clip_norm "
-                    f"({self.config.clip_norm:g}); with --allow-changes a run goes on from its last checkpoint."
-                )
 
 
 def sampler_gap(tally: Tally, batch: Batch, logp_old_N: Tensor) -> None:
