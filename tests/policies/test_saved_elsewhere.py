@@ -244,8 +244,8 @@ def test_smollm2_answers_alike(tmp_path, rank):
                 if "lora_B" in n:
                     p.normal_(0.0, 0.002, generator=torch.Generator().manual_seed(0))
     save_policy(tmp_path / "policy", policy, own)
-    tasks = load_task("sums")
-    talks = [t.messages for t in [*tasks.held_out, *tasks.train]][:200]
+    sums = [(a, b) for a in range(10) for b in range(20)]
+    talks = [[{"role": "user", "content": f"What is {a} + {b}? Answer with just the number."}] for a, b in sums]
     mine = ours(policy, own, talks, 12)
     model, tok = loaded(tmp_path / "policy")
     assert theirs(model, tok, talks, 12) == mine
