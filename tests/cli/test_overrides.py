@@ -69,9 +69,10 @@ WORD = st.text("abcdefgh_", min_size=1, max_size=6)
 
 def values(path: str) -> st.SearchStrategy[Any]:
     """Values that the field takes."""
-    wanted, said = hint(path), bounds(path)
+    wanted: Any = hint(path)
+    said: dict[str, Any] = bounds(path)
     low, high = said.get("low", said.get("above")), said.get("high", said.get("below"))
-    edges = {"exclude_min": "above" in said, "exclude_max": "below" in said}
+    edges: dict[str, Any] = {"exclude_min": "above" in said, "exclude_max": "below" in said}
     least, most = (-LARGEST_REAL if low is None else low), (LARGEST_REAL if high is None else high)
     numbers = st.floats(least, most, allow_nan=False, allow_infinity=False, **edges)
     if get_origin(wanted) is Literal:

@@ -232,10 +232,19 @@ def test_a_component_that_slips() -> None:
 
 
 def test_a_way_to_average_that_is_none() -> None:
-    for mean, said in (("tokens", r"mean='tokens' is no way to average. Use one of"), (0.0, r"mean=0.0.*above 0")):
-        world = World(GRPO.but(objective=ClippedSurrogate(mean=mean)), 0)
-        with pytest.raises(ValueError, match=said):
-            world.gradient(random_episodes(0))
+    world = World(GRPO.but(objective=ClippedSurrogate(mean="tokens")), 0)
+    with pytest.raises(ValueError, match=r"mean='tokens' is no way to average. Use one of"):
+        world.gradient(random_episodes(0))
+    with pytest.raises(ValueError, match=r"mean=0.0 is out of range: use a number > 0"):
+        ClippedSurrogate(mean=0.0)
+    unbounded = World(GRPO.but(objective=AnyMean(mean=0.0)), 0)  # of somebody's own, without bounds in its field
+    with pytest.raises(ValueError, match=r"mean=0.0.*above 0"):
+        unbounded.gradient(random_episodes(0))
+
+
+@dataclass(frozen=True)
+class AnyMean(ClippedSurrogate):
+    mean: Any = "token"
 
 
 def test_a_step_of_baselines_makes_no_batch() -> None:
