@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ OWN = {
     "pieces": ("golden", "methods"),
     "methods": ("methods", "golden", "stages", "registry"),
 }
+LAW = re.compile(r"tests/methods/test_(\w+)\.py::test_laws\[")
+BROAD = ("grpo", "ppo", "dpo")  # between them they use most pieces
 
 
 class Session:
@@ -91,27 +94,36 @@ class Tests:
         """Tests that touch the mutated lines; where none does (a record, a default, what runs at import), the file.
 
         Those of the mutant's own folder first; there the quickest of each test file, then the second quickest of each,
-        and so on: many kinds of test early. `since`: only tests that are newer.
+        and so on: many kinds of test early. Laws last. `since`: only tests that are newer.
         """
         lines = range(m.line, m.last + 1)
         found = set[str]().union(*(self._by_line.get((m.file, n), set[str]()) for n in lines))
         if not m.live or (not found and budget > THOROUGH):
             found = found | self._by_file.get(m.file, set[str]()) | self._records
-        if budget > THOROUGH:  # the laws of the method, or of three that between them use most pieces
-            names = (Path(m.file).stem,) if m.file.startswith("methods/") else ("grpo", "ppo", "dpo")
-            found |= {t for t in self.seconds if t.startswith(tuple(f"{running.LAWS}{n}-" for n in names))}
+        found -= _other_laws(m, found)
         found = {t for t in found if self._since[t] >= since}
         by_file: dict[str, list[str]] = {}
         for name in sorted(found, key=lambda t: (self.seconds[t], t)):
             by_file.setdefault(name.split("::")[0], []).append(name)
         own = tuple(f"tests/{folder}/" for folder in OWN.get(m.file.split("/")[0], ()))
         turns = sorted(
-            (not t.startswith(own), i, self.seconds[t], t) for mine in by_file.values() for i, t in enumerate(mine)
+            (bool(LAW.match(t)), not t.startswith(own), i, self.seconds[t], t)
+            for mine in by_file.values()
+            for i, t in enumerate(mine)
         )
         out, spent = list[str](), 0.0
-        for _, _, seconds, name in turns:
+        for *_, seconds, name in turns:
             if out and spent + seconds > budget:
                 continue
             out.append(name)
             spent += seconds
         return out
+
+
+def _other_laws(m: Mutant, found: set[str]) -> set[str]:
+    """Laws to leave out: each touches nearly everything, so those of one method, or of three, have to do."""
+    of = {t: law[1] for t in found if (law := LAW.match(t))}
+    mine = Path(m.file).stem if m.file.startswith("methods/") else ""
+    by_use = sorted(set(of.values()), key=lambda name: (name != mine, name not in BROAD, name))
+    kept = by_use[: 1 if mine in by_use else 3]
+    return {t for t, name in of.items() if name not in kept}
