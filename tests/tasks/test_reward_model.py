@@ -159,3 +159,14 @@ def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
     """transformers would give it a random head."""
     with pytest.raises(ValueError, match=r"no weights for score\.weight, so its scores would be random"):
         RewardModel(str(hf_folder(tmp_path / "lm")), label=0, device="cpu")
+
+
+@pytest.mark.gpu
+def test_on_the_gpu() -> None:
+    """`auto` takes it, in a worker of its own; float32 there agrees with the CPU."""
+    assert RewardModel(classifier()).device.type == "cuda"
+    args = {"model": classifier(), "dtype": "float32"}
+    with Judge(Scorer("gruppo.tasks.reward_model:RewardModel", args)) as judge:
+        verdicts = asyncio.run(judge.score(list(zip(TASKS, TEXTS, strict=True))))
+    found = [v.components["task"] for v in verdicts]
+    assert found == pytest.approx(by_hand(args["model"])[:, 0].tolist(), abs=1e-3)
