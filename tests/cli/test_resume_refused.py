@@ -1,6 +1,7 @@
 """What may be resumed, and what is said about the rest."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,7 @@ def test_a_broken_config(stopped: Any, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_without_a_checkpoint_it_begins_again(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run = stopped("a")
-    for file in (run / "checkpoints" / "step-000001").iterdir():
-        file.unlink()
+    shutil.rmtree(run / "checkpoints" / "step-000001")
     assert main(["train", "--resume", "runs/a"]) == 0
     assert [row["step"] for row in rows(run)] == [0, 1, 2]
 
@@ -128,7 +128,7 @@ def test_nothing_is_ignored(stopped: Any, capsys: pytest.CaptureFixture[str]) ->
     assert "--resume with --dry-run" in refused(capsys, "train", "--resume", "runs/a", "--dry-run")
 
 
-@pytest.mark.parametrize("what", ["changed", "gone", "no record", "pointing into the run"])
+@pytest.mark.parametrize("what", ["changed", "gone", "pointing into the run"])
 def test_own_code_that_is_not_where_it_was(what: str, stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
     Path("own.py").write_text(OWN)
     run = stopped("a", "method=./own.py:MINE")
@@ -138,8 +138,6 @@ def test_own_code_that_is_not_where_it_was(what: str, stopped: Any, capsys: pyte
         Path("own.py").write_text(OWN.replace("0.1", "0.9"))
     elif what == "gone":
         Path("own.py").unlink()
-    elif what == "no record":
-        (run / "environment.json").unlink()
     else:
         facts["code"]["own.py"]["from"] = str(run / "code/own.py")
         (run / "environment.json").write_text(json.dumps(facts))

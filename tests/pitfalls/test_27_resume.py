@@ -123,19 +123,21 @@ def test_randomness_is_a_function_of_the_step(policy: Path, halfway: Any) -> Non
 
 def test_metrics_of_steps_that_are_done_again_are_cut(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
+    at_three = b""
     for step in range(5):
         folder.append_metrics({"step": step, "reward": 0.1 * step})
+        at_three = folder["metrics.jsonl"].read_bytes() if step == 3 else at_three
     with folder["metrics.jsonl"].open("a") as f:
         f.write('{"step": 5, "rew')  # killed while writing
-    folder.cut_metrics(3)
+    assert [r["step"] for r in folder.metrics()] == [0, 1, 2, 3, 4]  # half a row is none
+    folder.set_metrics(at_three)  # from the checkpoint
     folder.append_metrics({"step": 4, "reward": 9.0})
     rows = folder.metrics()
     assert [r["step"] for r in rows] == [0, 1, 2, 3, 4]
     assert [r["reward"] for r in rows] == pytest.approx([0.0, 0.1, 0.2, 0.3, 9.0])
 
 
-def test_a_folder_without_metrics_can_be_cut(tmp_path: Path) -> None:
-    RunFolder(tmp_path).cut_metrics(3)
+def test_a_folder_without_metrics_has_no_rows(tmp_path: Path) -> None:
     assert RunFolder(tmp_path).metrics() == []
 
 

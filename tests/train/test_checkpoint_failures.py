@@ -61,7 +61,7 @@ def test_a_full_disk(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     straight(*settings)
     with monkeypatch.context() as disk:
         if where == "checkpoint":
-            disk.setattr(writing, "save_file", full(writing.save_file, 4))  # three files to a checkpoint
+            disk.setattr(writing, "write_tensors", full(writing.write_tensors, 4))  # three files to a checkpoint
         elif where == "metrics":
             disk.setattr(RunFolder, "append_metrics", full(RunFolder.append_metrics, 4))  # row 0 and three steps
         elif where == "episodes":
@@ -94,16 +94,17 @@ def test_a_damaged_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ("steps=4", "save.checkpoint_every=2", "save.episodes_every=2", "eval.prompts=2")
     straight(*settings)
     shutil.copytree("runs/a", "runs/b")
-    Path("runs/b/summary.json").unlink()
     capsys.readouterr()
-    for name in ("policy.safetensors", "state.json", "memory.safetensors"):
-        path = checkpoint("b", 4) / name
+    for path in sorted(checkpoint("b", 4).iterdir()):
         whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-        assert gruppo("train", "--resume", "runs/b") == 2
-        words = capsys.readouterr().err
-        assert "step-000004 is damaged" in words and "Remove that folder" in words and "Traceback" not in words
+        for content in (whole[: len(whole) // 2], whole[:-1] + bytes([whole[-1] ^ 1]), None):
+            path.unlink() if content is None else path.write_bytes(content)
+            assert gruppo("train", "--resume", "runs/b") == 2
+            words = capsys.readouterr().err
+            assert f"step-000004 is damaged: {path.name} " in words and "Traceback" not in words
+            assert "step-000002 before it is whole: go on with  gruppo train --resume runs/b --skip-damaged" in words
         path.write_bytes(whole)
-    shutil.rmtree(checkpoint("b", 4))
-    assert gruppo("train", "--resume", "runs/b") == 0
+    (checkpoint("b", 4) / "policy.safetensors").unlink()
+    assert gruppo(*resume_command(words)) == 0
+    assert "was set aside as damaged-step-000004" in capsys.readouterr().out
     same_run("a", "b", keep=2)

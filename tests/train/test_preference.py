@@ -146,9 +146,9 @@ def test_resume_is_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert train("a", *settings) == 0
     plain_step = Trainer._after_step
 
-    async def stop_early(self: Any, done: int, record: Any) -> None:
-        await plain_step(self, done, record)
-        if done == 2:
+    async def stop_early(self: Any, step: Any) -> None:
+        await plain_step(self, step)
+        if step.done == 2:
             raise ValueError("pulled the plug")
 
     with monkeypatch.context() as patch:

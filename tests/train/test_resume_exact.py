@@ -119,7 +119,9 @@ def test_the_first_batch_is_checked_also_after_a_resume(capsys: pytest.CaptureFi
     assert gruppo("train", "--resume", "runs/b") == 2
     assert "requires binary_reward" in capsys.readouterr().err
     Path("reward.py").write_text("def score(task, text):\n    return sum(map(ord, text)) % 2")
-    assert gruppo("train", "--resume", "runs/b") == 0
+    assert gruppo("train", "--resume", "runs/b") == 2
+    assert "task.reward (reward.py): " in capsys.readouterr().err  # another reward is another run
+    assert gruppo("train", "--resume", "runs/b", "--allow-changes") == 0
     assert [row["step"] for row in metrics("b")] == [0, 1, 2, 3, 4, 5]
 
 

@@ -107,19 +107,28 @@ def saved(run: str) -> list[str]:
 
 def metrics(run: str) -> list[dict[str, Any]]:
     """The rows, without what depends on the clock."""
-    path = Path("runs") / run / "metrics.jsonl"
+    return metric_rows(Path("runs") / run / "metrics.jsonl")
+
+
+def metric_rows(path: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [{k: v for k, v in row.items() if "second" not in k} for row in rows]
 
 
 def contents(path: Path) -> dict[str, Any]:
-    """Every file under a path, byte for byte; of state.json what does not depend on the clock."""
+    """Every file under a path, byte for byte; of some what does not depend on the clock or on the run's name."""
     out: dict[str, Any] = {}
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
         name = str(file.relative_to(path))
         if file.name == "state.json":
             out[name] = json.loads(file.read_text())
-            del out[name]["facts"]["seconds"]
+            out[name]["facts"].pop("seconds", None)
+        elif file.name == "metrics.jsonl":
+            out[name] = metric_rows(file)
+        elif file.name == "manifest.json":
+            out[name] = sorted(json.loads(file.read_text())["files"])
+        elif file.name == "run.json":  # the configuration, with the name of the run
+            out[name] = sorted(json.loads(file.read_text())["depends"].items())
         else:
             out[name] = file.read_bytes()
     return out

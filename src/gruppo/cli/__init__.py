@@ -1,4 +1,4 @@
-"""The command line: `gruppo train | eval | compare | claims | lab | methods | doctor`."""
+"""The command line: `gruppo train | eval | compare | claims | lab | methods | doctor | push`."""
 
 import argparse
 import re
@@ -15,6 +15,7 @@ ELSEWHERE = {  # commands that are not in gruppo.cli.commands
     "compare": "gruppo.lab.compare.command",
     "claims": "gruppo.lab.claims.command",
     "lab": "gruppo.lab.exact.command",
+    "push": "gruppo.cli.push",
 }
 
 
@@ -24,12 +25,13 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"gruppo {__version__}")
     sub = top.add_subparsers(
-        dest="command", required=True, metavar="train | eval | compare | claims | lab | methods | doctor"
+        dest="command", required=True, metavar="train | eval | compare | claims | lab | methods | doctor | push"
     )
     train = sub.add_parser("train", help="train a policy: gruppo train method=dapo task=countdown steps=60")
     _settings(train)
     train.add_argument("--resume", metavar="RUN", help="continue a run from its newest checkpoint")
     train.add_argument("--allow-changes", action="store_true", help="resume even if the configuration has changed")
+    train.add_argument("--skip-damaged", action="store_true", help="set a damaged checkpoint aside, go on before it")
     train.add_argument("--trust-code", action="store_true", help="resume a run that has its own code")
     train.add_argument("--dry-run", action="store_true", help="resolve and check everything, but do not train")
     evaluate = sub.add_parser("eval", help="evaluate a policy: gruppo eval runs/x/policy task=addition")
@@ -44,6 +46,10 @@ def parser() -> argparse.ArgumentParser:
     _json(methods)
     doctor = sub.add_parser("doctor", help="step zero: the checks before the first update")
     _settings(doctor)
+    send = sub.add_parser("push", help="upload a policy to the Hugging Face hub: gruppo push runs/x OWNER/NAME")
+    send.add_argument("source", metavar="RUN_OR_FOLDER", help="a run, or the folder of a policy or adapter")
+    send.add_argument("name", metavar="NAME", help="the repository: OWNER/NAME, or NAME for one of your own")
+    send.add_argument("--public", action="store_true", help="for everybody to see (default: private)")
     return top
 
 
@@ -133,8 +139,8 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(sys.argv[1:] if argv is None else list(argv))
-    module = import_module(ELSEWHERE.get(args.command, "gruppo.cli.commands"))  # torch is not loaded before
     try:
+        module = import_module(ELSEWHERE.get(args.command, "gruppo.cli.commands"))  # torch is not loaded before
         return getattr(module, args.command)(args)
     except ValueError as error:
         print(f"gruppo: {error}", file=sys.stderr)

@@ -1,7 +1,6 @@
 """The commands train, doctor and methods. Each returns its exit code."""
 
 import argparse
-import asyncio
 import dataclasses
 import json
 import tomllib
@@ -17,6 +16,7 @@ from gruppo.stages import ROOMS, Context, Method, Role, difference
 from gruppo.stages.record import record_hash, to_table
 from gruppo.train.config import RunConfig
 from gruppo.train.folder import HERE, RunFolder, finite
+from gruppo.train.waiting import waited
 
 if TYPE_CHECKING:
     from gruppo.train.doctor import Check
@@ -57,11 +57,16 @@ def train(args: argparse.Namespace) -> int:
         raise ValueError("--resume with --dry-run: the run was checked when it started. Leave one of them out.")
     if args.allow_changes and not args.resume:
         raise ValueError("--allow-changes without --resume: a new run has nothing to differ from. Leave it out.")
+    if args.skip_damaged and not args.resume:
+        raise ValueError("--skip-damaged without --resume: a new run has no checkpoints. Leave it out.")
     if args.resume:
-        folder = RunFolder(Path(args.resume))
-        config = configured(args, folder.read_config(args.trust_code)) if args.settings or args.config else None
         result = trainer.resume(
-            Path(args.resume), config, trust_code=args.trust_code, allow=args.allow_changes, quiet=args.json
+            Path(args.resume),
+            lambda config: configured(args, config),
+            trust_code=args.trust_code,
+            allow=args.allow_changes,
+            skip_damaged=args.skip_damaged,
+            quiet=args.json,
         )
     else:
         config = configured(args)
@@ -103,7 +108,7 @@ def _step_zero(config: RunConfig) -> "tuple[Run, list[Check]]":
 
     run = Run(config)
     try:
-        return run, asyncio.run(step_zero(run))
+        return run, waited(step_zero(run))
     finally:
         run.close()
 

@@ -1,27 +1,30 @@
-"""Atomic checkpoints: a folder appears complete or not at all. safetensors, JSON and Arrow; never pickle."""
+"""Checkpoints: a folder appears whole or not at all, and its checksums tell whether it still is. Never pickle."""
 
 import json
-import os
+import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from gruppo.data import Episode
+from gruppo.data.files import whole_folder, write_tensors
 from gruppo.data.store import load_episodes, save_episodes
-
-FORMAT = 1
+from gruppo.train.manifest import NAME, damage, read_manifest, write_manifest
 
 
 @dataclass
 class State:
-    """The state of a run. Everything else is a function of the configuration and the step."""
+    """The state of a run. Everything else is a function of the configuration and the step.
+
+    `beside` are files of the run folder at that step, as they were: a run that goes on puts them back.
+    """
 
     step: int  # steps done
     weights: dict[str, dict[str, Tensor]]
@@ -29,32 +32,43 @@ class State:
     memory: dict[str, Any]
     replay: list[Episode]
     facts: dict[str, Any]
+    beside: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
 
 def save_checkpoint(folder: Path, state: State, keep: int = 2) -> Path:
-    """Write `step-000020`, then remove all but the newest `keep`. One that is already there is left as it is."""
-    target, draft = folder / f"step-{state.step:06d}", folder / f".draft-{os.getpid()}"
-    if (target / "state.json").is_file():
+    """Write `step-000020`, then remove all but the newest `keep`. One that is there and whole is left as it is."""
+    target = folder / f"step-{state.step:06d}"
+    if target.exists() and not damage(target):
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".draft-*"):  # left by a run that was killed while writing
             shutil.rmtree(left, ignore_errors=True)
-        draft.mkdir()
-        _write(draft, state)
-        os.rename(draft, target)
-        _sync(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(draft, ignore_errors=True)
+        if target.exists():
+            set_aside(target)
+        with whole_folder(target, NAME) as draft:
+            _write(draft, state)
+    except OSError as error:
         last = latest_checkpoint(folder)
         kept = f"the last whole one is {last.name}" if last else "there is no earlier one"
         raise ValueError(
-            f"checkpoint of step {state.step} could not be written ({getattr(error, 'strerror', None) or error}); "
-            f"{kept}. Free some space in {folder}."
+            f"checkpoint of step {state.step} could not be written ({error.strerror or error}); {kept}. Free some "
+            f"space in {folder}."
         ) from error
-    for old in sorted(folder.glob("step-*"), key=step_of)[:-keep]:
+    for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """All of them, whole or not, the newest last."""
+    found = [p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{6,}", p.name)]
+    return sorted(found, key=step_of)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest that was written to its end; whether it still is whole, `damage` tells."""
+    return next((p for p in reversed(checkpoints(folder)) if (p / NAME).is_file()), None)
 
 
 def step_of(path: Path) -> int:
@@ -62,62 +76,48 @@ def step_of(path: Path) -> int:
     return int(path.name.split("-")[1])
 
 
+def set_aside(path: Path) -> Path:
+    """Renames a damaged checkpoint, so that it is no checkpoint any more and nothing is lost."""
+    names = (path.with_name(f"damaged-{path.name}{end}") for end in ("", *(f"-{i}" for i in range(2, 1000))))
+    return path.rename(next(p for p in names if not p.exists()))
+
+
 def _write(draft: Path, state: State) -> None:
     for name, weights in state.weights.items():
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in weights.items()}, draft / f"{name}.safetensors")
+        write_tensors(weights, draft / f"{name}.safetensors")
     for name, tensors in state.optimisers.items():
-        save_file(tensors, draft / f"optimiser-{name}.safetensors")
+        write_tensors(tensors, draft / f"optimiser-{name}.safetensors")
     tensors: dict[str, Tensor] = {}
     table = pack_memory(state.memory, tensors)
-    save_file(tensors, draft / "memory.safetensors")
+    write_tensors(tensors, draft / "memory.safetensors")
     if state.replay:
         save_episodes(draft / "replay.arrow", state.replay)
-    body = {"format": FORMAT, "step": state.step, "memory": table, "facts": state.facts}
-    (draft / "state.json").write_text(json.dumps(body))
-    for path in draft.iterdir():
-        _sync(path)
-    _sync(draft)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint; drafts of a killed run do not count."""
-    complete = [p for p in folder.glob("step-*") if (p / "state.json").is_file()]
-    return max(complete, key=step_of, default=None)
+    for name, content in state.beside.items():
+        (draft / name).write_bytes(content)
+    body = {"step": state.step, "memory": table, "facts": state.facts, "beside": sorted(state.beside)}
+    (draft / "state.json").write_text(json.dumps(body), encoding="utf-8")
+    write_manifest(draft, [p.name for p in draft.iterdir()])
 
 
 def load_checkpoint(path: Path) -> State:
+    """The state; a ValueError names the file that is not as it was written."""
+    said = damage(path)
+    if said:
+        raise ValueError(f"{path} is damaged: {said}, so no run can go on from it.")
     try:
-        return _read(path)
-    except (OSError, json.JSONDecodeError, SafetensorError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}), so the run cannot go on from it. Remove that folder: the one before it is "
-            "then the newest."
-        ) from None
+        return _read(path, sorted(read_manifest(path)))
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): it was written by another gruppo. Use that one.") from None
 
 
-def _read(path: Path) -> State:
-    body = json.loads((path / "state.json").read_text())
-    if body["format"] != FORMAT:
-        raise ValueError(
-            f"{path.name} has format {body['format']}, this gruppo reads {FORMAT}: use the version that wrote it."
-        )
-    tensors = load_file(path / "memory.safetensors")
-    weights = {
-        p.stem: load_file(p)
-        for p in path.glob("*.safetensors")
-        if p.stem != "memory" and not p.stem.startswith("optimiser-")
-    }
-    optimisers = {p.stem.removeprefix("optimiser-"): load_file(p) for p in path.glob("optimiser-*.safetensors")}
-    replay = load_episodes(path / "replay.arrow") if (path / "replay.arrow").exists() else []
-    return State(body["step"], weights, optimisers, unpack_memory(body["memory"], tensors), replay, body["facts"])
+def _read(path: Path, names: Sequence[str]) -> State:
+    body = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    tensors = {n.removesuffix(".safetensors"): load_file(path / n) for n in names if n.endswith(".safetensors")}
+    memory = unpack_memory(body["memory"], tensors.pop("memory"))
+    optimisers = {n.removeprefix("optimiser-"): tensors.pop(n) for n in list(tensors) if n.startswith("optimiser-")}
+    replay = load_episodes(path / "replay.arrow") if "replay.arrow" in names else []
+    beside = {n: (path / n).read_bytes() for n in body["beside"]}
+    return State(body["step"], tensors, optimisers, memory, replay, body["facts"], beside)
 
 
 def pack_memory(x: Any, tensors: dict[str, Tensor]) -> Any:

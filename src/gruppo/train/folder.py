@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,10 +21,15 @@ import torch
 
 import gruppo
 from gruppo.data import Episode
+from gruppo.stages import Method
 from gruppo.stages.record import from_table, to_table
 from gruppo.train.config import RunConfig
+from gruppo.train.depends import depends, differences
+from gruppo.train.lock import NAME as LOCK
+from gruppo.train.manifest import add_to_manifest, damage, matches_manifest, sha256, write_manifest, write_text
 
 HERE = "@run/"  # in config.toml: code that is stored with the run
+MEND = "Mend it, or remove it: the newest checkpoint has a copy, which is put back."
 
 
 class RunFolder:
@@ -33,9 +39,16 @@ class RunFolder:
     def __getitem__(self, name: str) -> Path:
         return self.path / name
 
+    @property
+    def resume_command(self) -> str:
+        return f"gruppo train --resume {shlex.quote(str(self.path))}"
+
     def drop_if_empty(self) -> None:
+        """Removes a folder in which nothing was started."""
         with suppress(OSError):
-            self.path.rmdir()
+            if {p.name for p in self.path.iterdir()} <= {LOCK}:
+                self[LOCK].unlink(missing_ok=True)
+                self.path.rmdir()
 
     # configuration and the user's code
 
@@ -50,44 +63,93 @@ class RunFolder:
             if Path(source) != stored.resolve():  # else: a resumed run that uses its own copy
                 stored.parent.mkdir(exist_ok=True)
                 shutil.copyfile(source, stored)
-                hashes[name] = {"sha256": _sha(stored), "from": source}
+                hashes[name] = {"sha256": sha256(stored), "from": source}
         hashes = {name: hashes[name] for name in code.values() if name in hashes}
-        self["config.toml"].write_text(text)
-        self["environment.json"].write_text(json.dumps(environment() | {"code": hashes}, indent=1))
+        # config.toml is last: with it the folder holds a run.
+        facts = environment() | {"code": hashes, "config": _hash(text), "depends": depends(config)}
+        write_text(self["environment.json"], json.dumps(facts, indent=1))
+        write_text(self["config.toml"], text)
 
     def read_config(self, trust_code: bool = False, name: str = "config.toml") -> RunConfig:
         """The configuration. Stored code is run only if it equals the file that it was copied from, or if trusted."""
+        text = self._config_text(name)
+        if not trust_code:
+            self._refuse_strange_code(re.findall(rf"{HERE}code/([^:\"]+)", text))
+        table = self._config_table(text.replace(HERE, f"{self.path.resolve().as_posix()}/"), name)
+        try:
+            found = from_table(table)
+            usable = isinstance(found, RunConfig) and isinstance(found.method, Method)
+        except ValueError as error:
+            raise ValueError(f"{self[name]}: {error}") from None
+        except (AttributeError, LookupError, TypeError) as error:
+            raise ValueError(f"{self[name]} cannot be used ({error}). {MEND}") from None
+        if not usable:
+            raise ValueError(f"{self[name]} holds no configuration of a run. {MEND}")
+        return found
+
+    def _config_text(self, name: str = "config.toml") -> str:
         path = self[name]
         if not path.is_file():
             raise ValueError(
                 f"{self.path} is no run folder: it has no config.toml. Name a folder that gruppo train made."
             )
-        text = path.read_text()
-        if not trust_code:
-            self._refuse_strange_code(re.findall(rf"{HERE}code/([^:\"]+)", text))
         try:
-            table = tomllib.loads(text.replace(HERE, f"{self.path.resolve().as_posix()}/"))
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{path} is no TOML any more: {error}. Mend that line and try again.") from None
-        return from_table(table)
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is no text any more: {error}. {MEND}") from None
 
-    def changes_to(self, config: RunConfig) -> list[str]:
-        """What differs between this run and a configuration, one line each; the user's code is compared, not run."""
-        code: dict[str, str] = {}
+    def _config_table(self, text: str, name: str = "config.toml") -> dict[str, Any]:
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{self[name]} is no TOML any more: {error}. {MEND}") from None
+
+    def record(self) -> bytes:
+        """What a checkpoint keeps of this: the configuration and what the run depends on."""
+        facts = self._environment()
+        kept = {"config": self._config_text(), "depends": facts.get("depends", {}), "code": facts.get("code", {})}
+        return json.dumps(kept).encode()
+
+    def mend(self, record: bytes | None) -> str:
+        """Puts back a config.toml or environment.json that is gone, from a checkpoint; says what was done."""
+        if record is None:
+            return ""
+        known, mended = json.loads(record), []
+        if not self["environment.json"].is_file():
+            facts = environment() | {"code": known["code"], "config": _hash(known["config"])}
+            write_text(self["environment.json"], json.dumps(facts | {"depends": known["depends"]}, indent=1))
+            mended.append("environment.json")
+        if not self["config.toml"].is_file():
+            write_text(self["config.toml"], known["config"])
+            mended.append("config.toml")
+        return f"{' and '.join(mended)} of {self.path} was missing, and was put back from the checkpoint" * bool(mended)
+
+    def changes_to(self, config: RunConfig, record: bytes | None = None) -> list[str]:
+        """What differs between this run and a configuration, and in what it depends on; one line each.
+
+        If config.toml is not as gruppo wrote it, the configuration in `record`, of the newest checkpoint, counts. The
+        number of threads is not compared: `Run.restore` requires that it is the same. Code is compared, not run.
+        """
+        facts, text, code = self._environment(), self._config_text(), dict[str, str]()
+        edited = facts.get("config", _hash(text)) != _hash(text)
         wanted = _with_own_code(to_table(config), code)
-        changes = table_changes(tomllib.loads(self["config.toml"].read_text()), wanted)
-        known = self._stored_code()
-        changed = [
-            name for source, name in code.items() if name in known and _sha(Path(source)) != known[name]["sha256"]
-        ]
-        return changes + [f"{name}: the file has changed" for name in changed]
+        before = self._config_table(json.loads(record)["config"] if record and edited else text)
+        changes = table_changes(*({k: v for k, v in t.items() if k != "threads"} for t in (before, wanted)))
+        if edited and not record:
+            changes.append("config.toml: edited since the run was started")
+        for source, name in code.items():
+            known = facts.get("code", {}).get(name)
+            if known is not None and sha256(Path(source)) != known["sha256"]:
+                changes.append(f"{name}: the file has changed")
+        return changes + (differences(facts["depends"], depends(config)) if "depends" in facts else [])
 
     def _refuse_strange_code(self, names: Sequence[str]) -> None:
         known = self._stored_code()
         for name in names:
             origin = Path(known[name]["from"] if name in known else self.path).resolve()
             inside = origin.is_relative_to(self.path.resolve())  # then the origin is not known
-            if inside or not origin.is_file() or _sha(origin) != _sha(self["code"] / name):
+            stored = self["code"] / name
+            if inside or not origin.is_file() or not stored.is_file() or sha256(origin) != sha256(stored):
                 raise ValueError(
                     f"the run brings its own code, code/{name}, and {name} where it came from is gone or has changed: "
                     "running it would run code that you may not have seen. Read it, then add --trust-code."
@@ -95,71 +157,83 @@ class RunFolder:
 
     def _stored_code(self) -> dict[str, dict[str, str]]:
         """{name: hash and origin} of the files under code/."""
-        path = self["environment.json"]
-        return json.loads(path.read_text())["code"] if path.is_file() else {}
+        return self._environment().get("code", {})
 
-    # metrics
+    def _environment(self) -> dict[str, Any]:
+        path = self["environment.json"]
+        found = read_json(path) if path.is_file() else {}
+        if not isinstance(found.get("code", {}), dict) or not isinstance(found.get("depends", {}), dict):
+            raise ValueError(f"{path} is damaged: code and depends are no tables. {MEND}")
+        return found
+
+    # metrics and episodes
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         with self["metrics.jsonl"].open("a") as f:
             f.write(json.dumps(finite(row)) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        path = self["metrics.jsonl"]
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        """The rows; a ValueError names the line that is no row."""
+        path, rows = self["metrics.jsonl"], list[dict[str, Any]]()
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        for number, line in enumerate(lines, 1):
+            if number == len(lines):  # empty, or half of a row of a run that was killed or is writing
+                break
+            try:
+                row = json.loads(line)
+                rows.append({"step": int(row["step"]), **row})
+            except (ValueError, TypeError, KeyError):
+                raise ValueError(
+                    f"{path}, line {number} is no row of metrics: the file is damaged. Put it back from a copy; the "
+                    "newest checkpoint has one, up to its step."
+                ) from None
+        return rows
 
-    def cut_metrics(self, step: int) -> None:
-        """Remove rows after a checkpoint, since these steps are done again, and a half-written last row."""
-        path = self["metrics.jsonl"]
-        rows = path.read_text().splitlines(keepends=True) if path.exists() else []
-        kept = [r for r in rows if r.endswith("\n") and json.loads(r)["step"] <= step]
-        draft = path.with_suffix(".draft")
-        draft.write_text("".join(kept))
-        os.replace(draft, path)
+    def set_metrics(self, content: bytes) -> None:
+        """As they were at a checkpoint: the steps after it are done again."""
+        write_text(self["metrics.jsonl"], content.decode())
 
     def write_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         from gruppo.data.store import save_episodes  # slow to import, and optional
 
-        self["episodes"].mkdir(exist_ok=True)
-        save_episodes(self["episodes"] / f"step-{step:06d}.arrow", episodes)
+        folder, name = self["episodes"], f"step-{step:06d}.arrow"
+        folder.mkdir(exist_ok=True)
+        save_episodes(folder / name, episodes)
+        add_to_manifest(folder, name)
+
+    def read_episodes(self, step: int) -> list[Episode]:
+        """The episodes of a step; a ValueError if the file is not as it was written."""
+        from gruppo.data.store import load_episodes
+
+        folder, name = self["episodes"], f"step-{step:06d}.arrow"
+        if not (folder / name).is_file():
+            kept = sorted(int(p.stem.split("-")[1]) for p in folder.glob("step-*.arrow"))
+            raise ValueError(
+                f"{self.path} has no episodes of step {step}. It has those of "
+                f"{', '.join(map(str, kept)) or 'no step: set save.episodes_every'}."
+            )
+        if not matches_manifest(folder, name):
+            raise ValueError(f"{folder / name} is not as it was written, so its episodes cannot be trusted.")
+        return load_episodes(folder / name)
+
+    # the end
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        draft = self["summary.draft"]
-        draft.write_text(json.dumps(finite(summary), indent=1) + "\n")
-        os.replace(draft, self["summary.json"])
+        """The last file but the manifest: with it the run is finished."""
+        write_text(self["summary.json"], json.dumps(finite(summary), indent=1) + "\n")
+        files = [self[name] for name in ("config.toml", "metrics.jsonl", "summary.json", "curves.png")]
+        files += [p for p in self["policy"].rglob("*") if p.is_file()]
+        write_manifest(self.path, [p.relative_to(self.path).as_posix() for p in files if p.is_file()])
+
+    def damage(self) -> str:
+        """What is wrong with what a finished run left; "" if nothing is."""
+        return damage(self.path)
 
     def draw_curves(self, title: str) -> Path | None:
         """curves.png from metrics.jsonl."""
-        rows = [r for r in self.metrics() if "reward" in r]
-        if not rows:
-            return None
-        import matplotlib
+        from gruppo.train.curves import draw
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-
-        figure, axes = plt.subplots(2, 3, figsize=(12, 6), constrained_layout=True)
-        wanted = (
-            ("accuracy", "held_out"),
-            ("reward",),
-            ("length",),
-            ("entropy",),
-            ("grad_norm",),
-            ("dead_groups", "clip_fraction"),
-        )
-        for axis, names in zip(axes.flat, wanted, strict=True):
-            for name in names:
-                points = [(r["step"], r[name]) for r in self.metrics() if r.get(name) is not None]
-                if points:
-                    axis.plot(*np.array(points, float).T, marker="o" if name == "held_out" else None, label=name)
-            axis.set_xlabel("step")
-            if axis.lines:
-                axis.legend(frameon=False)
-            axis.spines[["top", "right"]].set_visible(False)
-        figure.suptitle(title)
-        figure.savefig(self["curves.png"], dpi=110)
-        plt.close(figure)
-        return self["curves.png"]
+        return draw(self.metrics(), self["curves.png"], title)
 
 
 def _with_own_code(table: Any, code: dict[str, str]) -> Any:
@@ -191,8 +265,19 @@ def finite(x: Any) -> Any:
     return None if isinstance(x, float) and not np.isfinite(x) else x
 
 
-def _sha(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A table from a file of a run; a ValueError names the file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}). {MEND}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged: it holds {type(found).__name__} and no table. {MEND}")
+    return found
 
 
 def environment() -> dict[str, Any]:
@@ -218,11 +303,6 @@ def _commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "") if head.returncode == 0 else "unknown"
-
-
-def config_changes(before: RunConfig, after: RunConfig) -> list[str]:
-    """What differs between two configurations, one line each."""
-    return table_changes(to_table(before), to_table(after))
 
 
 def table_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -138,7 +138,7 @@ class Run:
                 f"{failed:.0%} of the episodes of this step could not be judged, more than max_failures="
                 f"{self.config.max_failures:.0%}: the step was not learned from. First error: "
                 f"{errors[0] if errors else 'none'}\n"
-                "Mend the reward function or environment, or raise max_failures (with --allow-changes)."
+                "Mend the reward function or environment, or raise max_failures, and go on with --allow-changes."
             )
         if errors:
             first = next(e for e in drawn if e.error)
@@ -163,7 +163,7 @@ class Run:
     def _changes(self, role: str) -> bool:
         return role == "policy" or self.method.cast[role].train or not isinstance(self.method.cast[role].refresh, Never)
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: State, allow_other_data: bool = False) -> None:
         threads = state.facts["threads"]
         if threads != torch.get_num_threads():
             raise ValueError(
@@ -172,10 +172,10 @@ class Run:
                 f"OMP_NUM_THREADS={threads}."
             )
         if state.facts.get("data", "") != self.tasks.digest:
-            self.warn(
-                f"the data of task {self.config.task.name} is not what it was when this run was saved, so it goes on, "
-                "but not as it would have. Put the data back to go on exactly."
-            )
+            said = f"the data of task {self.config.task.name} is not what it was when this run was saved"
+            if not allow_other_data:
+                raise ValueError(f"{said}. Put the data back, or go on with other data: --allow-changes.")
+            self.warn(f"{said}, so it goes on, but not as it would have.")
         for role, weights in state.weights.items():
             load_learned(self.models[role], weights)
         for role, tensors in state.optimisers.items():

@@ -56,13 +56,13 @@ def new_folder(config: RunConfig) -> Iterator[RunFolder]:
             raise ValueError(
                 f"{folder.path} cannot be made ({error.strerror}), so nothing was started. Choose another save.folder."
             ) from None
-        try:
-            with Lock(folder.path):
-                if not folder["config.toml"].exists() and not checkpoints(folder["checkpoints"]):
+        with Lock(folder.path):
+            if not folder["config.toml"].exists() and not checkpoints(folder["checkpoints"]):
+                try:
                     yield folder
-                    return
-        finally:
-            folder.drop_if_empty()  # if nothing was started
+                finally:
+                    folder.drop_if_empty()  # if nothing was started
+                return
     folder = RunFolder(Path(config.save.folder) / names[0])
     raise ValueError(
         f"{folder.path} holds a run already: a second one would mix with it. Choose another save.name, or go on with "
@@ -106,26 +106,41 @@ def resume(
     folder = RunFolder(path)
     if not folder["config.toml"].is_file() and not checkpoints(folder["checkpoints"]):
         folder.read_config()  # raises
-    with Stop() as stop, Lock(folder.path), told(folder):
+    with Stop() as stop, Lock(folder.path):
         say = Display("", 0, quiet=quiet).say
-        last = newest(folder, skip_damaged, say)
-        state = load_checkpoint(last) if last else None
-        record = state.beside.get("run.json") if state else None
-        if mended := folder.mend(record):
-            say(mended)
-        config = change(folder.read_config(trust_code))
-        changes = folder.changes_to(config, record)
-        if changes and not allow:
-            listed = "\n".join(f"  {c}" for c in changes)
-            raise ValueError(
-                "the configuration, or what the run depends on, is not what the run was started with, so it would not "
-                f"go on exactly:\n{listed}\nLeave these out, or add --allow-changes to go on with them."
-            )
-        if state is not None and (done := finished(folder, state.step, config.steps)):
-            say(done)
-            return read_json(folder["summary.json"])
-        trainer = Trainer(config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow)
-        return trainer.go(state)
+        with told(folder, begun=False):
+            state = _newest_state(folder, skip_damaged, say)
+            record = state.beside.get("run.json") if state else None
+            if mended := folder.mend(record):
+                say(mended)
+            config = change(folder.read_config(trust_code))
+            changes = folder.changes_to(config, record)
+            _refuse_to_go_on(config, state, () if allow else changes)
+            if state is not None and (done := finished(folder, state.step, config.steps)):
+                say(done)
+                return read_json(folder["summary.json"])
+        with told(folder):
+            trainer = Trainer(config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow)
+            return trainer.go(state)
+
+
+def _newest_state(folder: RunFolder, skip_damaged: bool, say: Callable[[str], None]) -> State | None:
+    last = newest(folder, skip_damaged, say)
+    return load_checkpoint(last) if last else None
+
+
+def _refuse_to_go_on(config: RunConfig, state: State | None, changes: Sequence[str]) -> None:
+    if changes:
+        listed = "\n".join(f"  {c}" for c in changes)
+        raise ValueError(
+            "the configuration, or what the run depends on, is not what the run was started with, so it would not go "
+            f"on exactly:\n{listed}\nLeave these out, or add --allow-changes to go on with them."
+        )
+    if state is not None and state.step > config.steps:
+        raise ValueError(
+            f"steps={config.steps}, but {state.step} steps are done, and none can be undone. Use more steps to train "
+            "longer, or start a new run."
+        )
 
 
 def newest(folder: RunFolder, skip_damaged: bool, say: Callable[[str], None]) -> Path | None:
@@ -135,15 +150,14 @@ def newest(folder: RunFolder, skip_damaged: bool, say: Callable[[str], None]) ->
         said = damage(path)
         if not said:
             return path
-        earlier = next((p for p in reversed(found[: found.index(path)]) if not damage(p)), None)
-        before = f"{earlier.name}, the one before it, is whole" if earlier else "there is no whole one before it"
         if not skip_damaged:
-            again = "goes on from there" if earlier else "begins again"
+            earlier = next((p for p in reversed(found[: found.index(path)]) if not damage(p)), None)
+            before = f"{earlier.name} before it is whole" if earlier else "No whole one is before it; to begin again"
             raise ValueError(
-                f"{path} is damaged: {said}. {before}: to set the damaged one aside, and the run {again}:  "
+                f"{path} is damaged: {said}, so the run cannot go on from it. {before}: go on with  "
                 f"{folder.resume_command} --skip-damaged"
             )
-        say(f"{path.name} is damaged ({said}) and was set aside as {set_aside(path).name}; {before}")
+        say(f"{path.name} is damaged ({said}) and was set aside as {set_aside(path).name}")
     return None
 
 
@@ -152,11 +166,6 @@ def finished(folder: RunFolder, done: int, steps: int) -> str:
     if not folder["summary.json"].is_file() or folder.damage():
         return ""
     early = read_json(folder["summary.json"]).get("ended_early", "")
-    if done > steps:
-        raise ValueError(
-            f"steps={steps}, but {done} steps are done, and none can be undone. Use steps={done + steps} or so to "
-            "train longer, or start a new run."
-        )
     if done < steps and not early:
         return ""
     why = f"it ended early ({early})" if early else f"all of its {done} steps are done"
@@ -167,14 +176,17 @@ def finished(folder: RunFolder, done: int, steps: int) -> str:
 
 
 @contextmanager
-def told(folder: RunFolder) -> Iterator[None]:
-    """Whatever ends a run early, at whatever moment: the last words say which step is saved, and how to go on."""
+def told(folder: RunFolder, begun: bool = True) -> Iterator[None]:
+    """Whatever ends a run early, at whatever moment: the last words say which step is saved, and how to go on.
+
+    What is refused before it has begun says by itself what to do.
+    """
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(how_to_resume(folder)) from None
     except (ValueError, OSError) as error:
-        if "gruppo train --resume" in str(error):
+        if not begun:
             raise
         said = f"{error.strerror}: {error.filename or folder.path}" if isinstance(error, OSError) else str(error)
         raise ValueError(f"{said}\n{how_to_resume(folder)}") from error
@@ -292,16 +304,19 @@ class Trainer:
             raise ValueError(f"step {step + 1}: {error}") from error
         self.done = step + 1
         out = Step(self.done, await self._row(record), record)
-        self._log(out.row)
-        self.display.update(self.done, out.row)
+        await self._after_step(out)
+        return out
+
+    async def _after_step(self, step: Step) -> None:
+        self._log(step.row)
+        self.display.update(self.done, step.row)
         for c in self.callbacks:
-            c.step(self, out)
+            c.step(self, step)
         last, save = self.done == self.config.steps or bool(self.early), self.config.save
         if save.episodes_every and (self.done % save.episodes_every == 0 or last):
-            self.folder.write_episodes(self.done, record.episodes)
+            self.folder.write_episodes(self.done, step.record.episodes)
         if last or self.stop.asked or (save.checkpoint_every and self.done % save.checkpoint_every == 0):
             self._save(self.done)
-        return out
 
     async def _row(self, record: StepRecord) -> dict[str, Any]:
         every, row = self.config.eval.every, {"step": self.done, **record.facts}

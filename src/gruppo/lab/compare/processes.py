@@ -65,13 +65,13 @@ class Planned:
 
 
 def refuse_other_settings(planned: Sequence[Planned], folder: Path) -> None:
-    """Existing runs must have the settings that are asked for now, except for folder and threads."""
+    """Existing runs must have the settings that are asked for now, except for folder, threads and versions."""
     wrong: dict[str, list[str]] = {}
     for run in planned:
         if not RunFolder(run.path)["config.toml"].is_file():
             continue
         for change in RunFolder(run.path).changes_to(run.config):
-            if not change.startswith(("save.", "threads")):
+            if not change.startswith(("save.", "torch:", "gruppo:")):
                 wrong.setdefault(change, []).append(f"{run.path}")
     if wrong:
         listed = "\n".join(f"  {change}   ({runs[0]}{' …' if len(runs) > 1 else ''})" for change, runs in wrong.items())

@@ -1,0 +1,143 @@
+"""Stop runs at random moments, resume them each time, and compare with the run that nothing happened to: bit for bit.
+
+    python scripts/kill_runs.py                    1,000 stops: kill -9, SIGTERM, SIGINT, or two signals in a row
+    python scripts/kill_runs.py --count 100 --jobs 2 --seed 1
+
+Four methods with state: pipo (replay), ppo (critic), grpo with a reference that is an EMA of the policy, and spo_single
+(memory of tasks). A run of twelve steps is started, stopped at a random moment of its life (while it starts, samples,
+learns, evaluates, saves or finishes), and resumed, until it ends; then the next one begins. Weights, optimisers, memory,
+replay, metrics and the saved policy must be equal. Each life is a fork of a process that has imported everything, so a
+stop costs a few seconds. Ends with 1 if anything differs, or if a run printed a traceback.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+from break_runs import _started, result
+
+METHODS = {"pipo": "pipo", "ppo": "ppo", "ema": "./own.py:FOLLOWING", "spo_single": "spo_single"}
+OWN = """
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Ema, Role
+
+FOLLOWING = GRPO.but(name="following", cast={"ref": Role(refresh=Ema(tau=0.3))})
+"""
+SETTINGS = ("prompts=4", "samples=4", "steps=12", "save.checkpoint_every=3", "eval.prompts=4", "eval.every=4")
+SETTINGS += ("save.episodes_every=4", "save.tensorboard=no", "threads=1", "task.train_size=8")
+STOPS = ("kill", "term", "int", "term twice", "int then kill")
+
+
+def begin(*argv: str) -> int:
+    """The command line in a fork; its words go to said.txt."""
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setpgid(0, 0)
+    words = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(words, 1)
+    os.dup2(words, 2)
+    code = 99
+    try:
+        from gruppo.cli import main
+
+        code = main(list(argv))
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def stopped(pid: int, seconds: float, how: str, draw: random.Random) -> int | None:
+    """Waits, stops the process, and returns its exit code; None if it had come to its end before."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return None if os.waitstatus_to_exitcode(status) == 0 else os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    first = {"kill": signal.SIGKILL, "int": signal.SIGINT, "int then kill": signal.SIGINT}.get(how, signal.SIGTERM)
+    os.kill(pid, first)
+    if how in ("term twice", "int then kill"):
+        time.sleep(draw.uniform(0, 0.2))
+        os.kill(pid, signal.SIGTERM if how == "term twice" else signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def lives(name: str, count: int, draw: random.Random) -> tuple[int, str]:
+    """Runs of a method, one after another, stopped `count` times in all: (runs that were compared, what is wrong)."""
+    straight, run = Path("runs") / f"{name}-straight", Path("runs") / name
+    begun = time.monotonic()
+    os.waitpid(begin("train", *SETTINGS, f"method={METHODS[name]}", f"save.name={straight.name}"), 0)
+    life, right = time.monotonic() - begun, result(straight)
+    compared = 0
+    while count > 0:
+        shutil.rmtree(run, ignore_errors=True)
+        Path("said.txt").unlink(missing_ok=True)
+        ended: int | None = -1
+        while ended is not None:
+            resumed = (run / "config.toml").is_file()
+            words = ("--resume", str(run)) if resumed else (*SETTINGS, f"method={METHODS[name]}", f"save.name={name}")
+            # Once the stops are used up, the last run is left alone.
+            wait, how = (draw.uniform(0, 0.6 * life) if count > 0 else 1e9), draw.choice(STOPS)
+            ended = stopped(begin("train", *words), wait, how, draw)
+            count -= ended is not None
+            said = Path("said.txt").read_text()
+            if "Traceback" in said or ended not in (None, 0, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT):
+                return compared, f"{name}, stopped by {how} after {wait:.3f} s, exit code {ended}:\n{said}"
+            if ended == 0 and (run / "summary.json").is_file():
+                ended = None  # the signal came too late
+        found = result(run)
+        if found != right:
+            wrong = sorted(k for k in found.keys() | right.keys() if found.get(k) != right.get(k))
+            return compared, f"{name}: {', '.join(wrong)} differ:\n{Path('said.txt').read_text()}"
+        compared += 1
+    return compared, ""
+
+
+def share(home: Path, job: int, jobs: int, count: int, seed: int) -> None:
+    here = home / str(job)
+    here.mkdir()
+    os.chdir(here)
+    Path("own.py").write_text(OWN)
+    draw, wrong = random.Random(seed * 1000 + job), 0
+    for i, name in enumerate(METHODS):
+        mine = count // len(METHODS) // jobs + (job + i * jobs < count % (len(METHODS) * jobs))
+        if mine:
+            compared, said = lives(name, mine, draw)
+            wrong += bool(said)
+            print(said or f"{name}: stopped {mine} times in {compared} runs; no bit differs", flush=True)
+    os._exit(int(bool(wrong)))
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    p.add_argument("--count", type=int, default=1000)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--jobs", type=int, default=1, help="processes at once")
+    args = p.parse_args()
+
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gruppo-kill-") as home:
+        pids = [_started(partial(share, Path(home), j, args.jobs, args.count, args.seed)) for j in range(args.jobs)]
+        wrong = sum(bool(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) for pid in pids)
+    print(f"{args.count} stops in {time.monotonic() - begun:.0f} s: {f'{wrong} FAILED' if wrong else 'all runs equal'}")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The picture of a run: curves.png."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PANELS = (
+    ("accuracy", "held_out"),
+    ("reward",),
+    ("length",),
+    ("entropy",),
+    ("grad_norm",),
+    ("dead_groups", "clip_fraction"),
+)
+
+
+def figure(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
+    """A matplotlib figure of rows of metrics."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(12, 6), layout="constrained")
+    for axis, names in zip(drawn.subplots(2, 3).flat, PANELS, strict=True):
+        for name in names:
+            points = [(r["step"], r[name]) for r in rows if r.get(name) is not None]
+            if points:
+                axis.plot(*np.array(points, float).T, marker="o" if name == "held_out" else None, label=name)
+        axis.set_xlabel("step")
+        if axis.lines:
+            axis.legend(frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+    drawn.suptitle(title)
+    return drawn
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> Path | None:
+    """Writes the figure, at once or not at all; None if no step was done."""
+    if not any("reward" in r for r in rows):
+        return None
+    draft = path.with_name(f".draft-{path.name}")
+    try:
+        figure(rows, title).savefig(draft, dpi=110)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,109 @@
+"""One process a run folder. The second one is told who holds it.
+
+Where the file system can lock files (local ones, NFS 4), the system keeps the lock: it ends with its process, however
+that ends. Where it cannot, the holder renews the file's time every few seconds, and a lock that was not renewed for a
+minute belongs to nobody. Times are those of the file system, so the clocks of two machines may differ.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
+
+NAME = ".lock"
+RENEWED, STALE = 10.0, 60.0  # seconds
+
+
+class Lock:
+    """`with Lock(folder):`; a ValueError names the process that has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self._file: TextIO | None = None
+        self._done = threading.Event()
+
+    def __enter__(self) -> "Lock":
+        while self._file is None:
+            file = self.path.open("a+", encoding="utf-8")
+            try:
+                if fcntl is None:
+                    raise NotImplementedError
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                raise ValueError(self._held()) from None
+            except (OSError, NotImplementedError):  # this file system locks nothing
+                file.close()
+                self._by_time()
+                break
+            if _is(file, self.path):
+                self._file = file
+                self._say_who()
+            else:  # the holder has just removed it
+                file.close()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._done.set()
+        self.path.unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _say_who(self) -> None:
+        assert self._file is not None
+        self._file.truncate(0)
+        self._file.write(_who())
+        self._file.flush()
+
+    def _held(self) -> str:
+        who: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            who = json.loads(self.path.read_text(encoding="utf-8"))
+        by = f"process {who['pid']} on {who['host']}, since {who['since']}" if len(who) == 3 else "another process"
+        return (
+            f"{self.path.parent} is in use by {by}: two runs in one folder would write into each other. Wait for it, "
+            "stop it, or choose another save.name."
+        )
+
+    def _by_time(self) -> None:
+        beside = self.path.with_name(f"{NAME}-{socket.gethostname()}-{os.getpid()}")
+        beside.write_text(_who(), encoding="utf-8")  # its time is now, by the clock of the file system
+        try:
+            if self.path.stat().st_size and beside.stat().st_mtime - self.path.stat().st_mtime < STALE:
+                raise ValueError(self._held())
+            os.replace(beside, self.path)
+        finally:
+            beside.unlink(missing_ok=True)
+        time.sleep(0.05)
+        if self.path.read_text(encoding="utf-8") != _who():  # two came at once, and the other was the last
+            raise ValueError(self._held())
+        threading.Thread(target=self._renew, daemon=True).start()
+
+    def _renew(self) -> None:
+        while not self._done.wait(RENEWED):
+            with suppress(OSError):
+                os.utime(self.path)
+
+
+def _is(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+_SINCE = time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _who() -> str:
+    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": _SINCE})

@@ -1,0 +1,50 @@
+"""What a finished run says: its summary, and the last words on the screen."""
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from gruppo.tasks import BUILT_IN
+from gruppo.train.folder import RunFolder
+from gruppo.train.winrate import win_words
+
+if TYPE_CHECKING:
+    from gruppo.train.trainer import Trainer
+
+
+def summary_of(trainer: "Trainer") -> dict[str, Any]:
+    c = trainer.config
+    return {
+        "method": c.method.name,
+        "task": c.task.name,
+        "seed": c.seed,
+        "accuracy_before": trainer.before,
+        "accuracy_after": trainer.after,
+        **trainer.wins.summary(),
+        "seconds": round(trainer.seconds, 2),
+        "steps": trainer.done,
+        "tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
+        **({"ended_early": trainer.early} if trainer.early else {}),
+        "folder": str(trainer.folder.path),
+    }
+
+
+def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
+    other = "grpo" if summary["method"] == "dapo" else "dapo"
+    again = f"task={summary['task']} task.level=3"
+    if summary["task"] not in BUILT_IN:  # other tasks have settings that only the config file knows
+        again = f"--config {shlex.quote(str(folder['config.toml']))}"
+    early = f", ended early: {summary['ended_early']}" if "ended_early" in summary else ""
+    return "\n".join(
+        [
+            f"held-out accuracy {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in "
+            f"{summary['steps']} steps, {summary['seconds']:.0f} s of training{early}",
+            *win_words(summary),
+            f"  curves    {folder['curves.png']}",
+            *([f"  episodes  {folder['episodes']}"] if folder["episodes"].is_dir() else []),
+            f"  policy    {folder['policy']}   (transformers: "
+            f"AutoModelForCausalLM.from_pretrained({str(folder['policy'])!r}))",
+            f"  summary   {folder['summary.json']}",
+            f"try next:  gruppo methods   ·   gruppo train method={other}   ·   gruppo methods diff grpo dapo",
+            f"           gruppo eval {shlex.quote(str(folder['policy']))} {again}",
+        ]
+    )

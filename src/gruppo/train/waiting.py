@@ -1,0 +1,43 @@
+"""Coroutines for callers that are not: also where an event loop is running already, as in a notebook."""
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Loop:
+    """One event loop for many calls. If this thread is running one, ours runs in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._thread = ThreadPoolExecutor(1, "gruppo") if _running() else None
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work) if self._thread is None else self._thread.submit(self._runner.run, work).result()
+
+    def close(self) -> None:
+        if self._thread is None:
+            self._runner.close()
+        else:
+            self._thread.submit(self._runner.close).result()
+            self._thread.shutdown()
+
+
+def waited(work: Coroutine[Any, Any, T]) -> T:
+    """The result of one coroutine."""
+    loop = Loop()
+    try:
+        return loop(work)
+    finally:
+        loop.close()
+
+
+def _running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
