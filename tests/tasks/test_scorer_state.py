@@ -112,7 +112,7 @@ def test_the_worker_stays_light() -> None:
     import sys
 
     code = "import gruppo.tasks.worker, gruppo.tasks.scorers, sys; print([m for m in sys.modules if m in {HEAVY}])"
-    heavy = ("numpy", "torch", "sympy", "math_verify", "datasets", "reasoning_gym", "jsonschema", "pyarrow")
+    heavy = ("numpy", "torch", "sympy", "math_verify", "datasets", "reasoning_gym", "jsonschema", "pyarrow", "asyncio")
     found = subprocess.run(
         [sys.executable, "-c", code.replace("{HEAVY}", repr(heavy))], capture_output=True, text=True, check=True
     )

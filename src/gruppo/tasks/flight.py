@@ -2,7 +2,7 @@
 
 Each answer is a message of its own, and replies come in any order. The worker ends a call that is too late. If it
 cannot, because the scorer blocks its event loop, it is killed. Which answer did that is unknown, so those in the air
-are judged again, one at a time at first.
+are judged again, one at a time.
 """
 
 import pickle
@@ -40,13 +40,16 @@ class Flight:
                     pass
                 else:
                     self._land(number, [content] if kind == "one" else self.flying[number][0].failed(content))
-                    self.lane.width = min(2 * self.lane.width, self.pool.limits.concurrency)
                 self._launch()
         except (Hung, Died) as error:
             self._fall(error)
 
+    @property
+    def _most(self) -> int:
+        return 1 if self.lane.suspects else self.pool.limits.concurrency
+
     def _launch(self) -> None:
-        while len(self.flying) < self.lane.width and (part := self.pool.take(self.lane)):
+        while len(self.flying) < self._most and (part := self.pool.take(self.lane)):
             self.count += 1
             try:
                 request = pickle.dumps((self.count, part.request()))
@@ -58,18 +61,20 @@ class Flight:
 
     def _land(self, number: int, replies: Sequence[Any]) -> None:
         part, _ = self.flying.pop(number)
+        self.lane.suspects = max(0, self.lane.suspects - 1)
         self.pool.finish(self.lane, part, replies)
 
     def _fall(self, error: Exception) -> None:
         self.lane.lose()
         parts = [part for part, _ in self.flying.values()]
         if len(parts) == 1 and not self.lane.ended:
+            self.lane.suspects = max(0, self.lane.suspects - 1)
             status, said = "timeout", SLOW.format(self.seconds, "scorer was killed", "task.seconds")
             if isinstance(error, Died):
                 status, said = "env_error", died(error)
             self.pool.finish(self.lane, parts[0], parts[0].failed(said, status))
         else:
-            self.lane.width = 1
+            self.lane.suspects = len(parts)
             for part in reversed(parts):  # each goes to the front of the queue
                 self.pool.finish(self.lane, part, [])
         self.flying.clear()

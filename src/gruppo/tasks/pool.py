@@ -112,7 +112,9 @@ class Pool:
             self.done += len(replies)
             if job.kind == "score":
                 calls = 1 if self.batched else len(replies)
-                self.hangs.count(part, replies[:calls], len(self._lanes) * (lane.width if self.together else 1))
+                self.hangs.count(
+                    part, replies[:calls], len(self._lanes) * (self.limits.concurrency if self.together else 1)
+                )
             job.reply(part.indices, replies)
             if rest and lane.ended:
                 job.fail(closed())
@@ -170,7 +172,7 @@ class Lane(threading.Thread):
         self.channel: Channel | None = None
         self.ended = False
         self.size = 1  # items in one message
-        self.width = pool.limits.concurrency  # items in hand, if the scorer is async
+        self.suspects = 0  # items to be judged one at a time, if the scorer is async
         self.unread = 0  # messages in a row that no worker has read
 
     def run(self) -> None:

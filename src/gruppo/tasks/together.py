@@ -1,10 +1,9 @@
 """The worker's loop for a scorer that is `async def`: every answer that arrives is begun at once.
 
-Its parent is `flight.py`, which bounds how many are in hand. Light to import, because a hang restarts it.
+Its parent is `flight.py`, which bounds how many are in hand.
 """
 
 import asyncio
-import inspect
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,26 +11,20 @@ from typing import Any
 
 from gruppo.tasks.child import Parent
 from gruppo.tasks.jobs import SLOW
-
-Judge = Callable[..., Any]
-
-
-def is_async(scorer: Any) -> bool:
-    """Whether a call of the scorer has to be awaited: a function, a partial of one, or an object with such a call."""
-    return inspect.iscoroutinefunction(scorer) or inspect.iscoroutinefunction(type(scorer).__call__)
+from gruppo.tasks.worker import components, failed, found_answers, unreadable
 
 
-def serve(scorer: Judge, seconds: float, parent: Parent, rows: Judge, failed: Judge, answers: Judge) -> None:
-    """Serves requests until the parent ends. `rows`, `failed` and `answers` make replies (see `worker.py`)."""
+def serve(scorer: Callable[..., Any], seconds: float, parent: Parent) -> None:
+    """Serves requests until the parent ends."""
 
     async def one(kind: str, item: Any) -> Any:
         if kind != "score":
-            return answers(scorer, item)
+            return found_answers(scorer, item)
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
                 value = await scorer(*item)
-            row = rows(value)
+            row = components(value)
         except BaseException as error:  # sys.exit in a scorer is the scorer's failure too
             row = failed(error)
         late = SLOW.format(seconds, "call was ended", "task.seconds")
@@ -54,7 +47,3 @@ def serve(scorer: Judge, seconds: float, parent: Parent, rows: Judge, failed: Ju
             task.add_done_callback(running.discard)
 
     asyncio.run(main())
-
-
-def unreadable(error: Exception) -> str:
-    return f"The scorer's process cannot read the tasks: {error!r}. Use plain values in Task.meta."

@@ -4,12 +4,12 @@ Requests are pickles, because they come from our own parent. Replies are JSON, s
 the parent unpickle something.
 """
 
-import asyncio
 import inspect
 import pickle
 import traceback
 from collections.abc import Callable
 from functools import cache, partial
+from importlib import import_module
 from math import isfinite
 from numbers import Real
 from time import monotonic
@@ -18,7 +18,6 @@ from typing import Any
 from gruppo.tasks.answers import answers
 from gruppo.tasks.child import Parent
 from gruppo.tasks.imports import load_object, misfit, nearest, written
-from gruppo.tasks.together import is_async, serve, unreadable
 
 Row = tuple[dict[str, float], str, str]  # components, status, error
 
@@ -46,7 +45,8 @@ def main() -> None:
     together = is_async(scorer) and not batched
     parent.send("ready", [batched, together, is_stateless(found, scorer, batched), is_alone(scorer)])
     if together:
-        return serve(scorer, seconds, parent, components, _failed, _answers)
+        serve = import_module("gruppo.tasks.together").serve  # asyncio takes as long to import as the rest
+        return serve(scorer, seconds, parent)
     while True:
         _serve(scorer, batched, parent)
 
@@ -60,7 +60,7 @@ def _serve(scorer: Callable[..., Any], batched: bool, parent: Parent) -> None:
     parent.send("begun")  # from here on, the end of this process is the fault of an answer
     if batched and kind == "score":
         return parent.send("all", _batch_rows(scorer, items))
-    judge = _row if kind == "score" else _answers
+    judge = _row if kind == "score" else found_answers
     begun = monotonic()
     for number, item in enumerate(items, 1):
         parent.send("one", judge(scorer, item))
@@ -68,7 +68,7 @@ def _serve(scorer: Callable[..., Any], batched: bool, parent: Parent) -> None:
             return parent.send("rest")
 
 
-def _answers(scorer: Callable[..., Any], group: list[tuple[Any, str]]) -> list[str] | None:
+def found_answers(scorer: Callable[..., Any], group: list[tuple[Any, str]]) -> list[str] | None:
     """None if the scorer fails."""
     try:
         return answers(scorer, group)
@@ -124,6 +124,11 @@ def is_batch(scorer: Any) -> bool:
     return all(plural) and len(plural) == 2
 
 
+def is_async(scorer: Any) -> bool:
+    """Whether a call of the scorer has to be awaited: a function, a partial of one, or an object with such a call."""
+    return inspect.iscoroutinefunction(scorer) or inspect.iscoroutinefunction(type(scorer).__call__)
+
+
 def is_stateless(found: Any, scorer: Any, batched: bool = False) -> bool:
     """Whether answers may be scored in any order and process: a plain function, or what has `stateless = True`.
 
@@ -141,9 +146,9 @@ def is_alone(scorer: Any) -> bool:
 
 
 @cache
-def _runner() -> asyncio.Runner:
+def _runner() -> Any:
     """One event loop for all calls, so that what a scorer keeps open (a connection) stays usable."""
-    return asyncio.Runner()
+    return import_module("asyncio").Runner()
 
 
 async def _awaited(value: Any) -> Any:
@@ -159,10 +164,14 @@ def _row(scorer: Callable[..., Any], item: tuple[Any, str]) -> Row:
     try:
         return components(_called(scorer, *item))
     except BaseException as error:  # sys.exit in a scorer is the scorer's failure too
-        return _failed(error)
+        return failed(error)
 
 
-def _failed(error: BaseException) -> Row:
+def unreadable(error: Exception) -> str:
+    return f"The scorer's process cannot read the tasks: {error!r}. Use plain values in Task.meta."
+
+
+def failed(error: BaseException) -> Row:
     return {}, "env_error", _last_lines(error)
 
 
@@ -171,7 +180,7 @@ def _batch_rows(scorer: Callable[..., Any], items: list[tuple[Any, str]]) -> lis
         values = _called(scorer, [task for task, _ in items], [text for _, text in items])
         found = None if isinstance(values, (str, bytes, dict)) else list(values)
     except BaseException as error:
-        return [_failed(error)] * len(items)
+        return [failed(error)] * len(items)
     if found is None or len(found) != len(items):
         got = f"{type(values).__name__} and not a list" if found is None else f"{len(found)} values"
         said = (
@@ -179,7 +188,7 @@ def _batch_rows(scorer: Callable[..., Any], items: list[tuple[Any, str]]) -> lis
             "Return a list with one value for each answer, in their order."
         )
         return [({}, "env_error", said)] * len(items)
-    return [_failed(value) if isinstance(value, CannotJudge) else components(value) for value in found]
+    return [failed(value) if isinstance(value, CannotJudge) else components(value) for value in found]
 
 
 def components(value: Any) -> Row:
