@@ -5,7 +5,7 @@
 
 Four methods with state: pipo (replay), ppo (critic), grpo with a reference that is an EMA of the policy, and spo_single
 (memory of tasks). A run of twelve steps is started, stopped at a random moment of its life (while it starts, samples,
-learns, evaluates, saves or finishes), and resumed, until it ends; then the next one begins. Weights, optimisers, memory,
+learns, evaluates, saves or finishes), and resumed until it ends; then the next one begins. Weights, optimisers, memory,
 replay, metrics and the saved policy must be equal. Each life is a fork of a process that has imported everything, so a
 stop costs a few seconds. Ends with 1 if anything differs, or if a run printed a traceback.
 """
@@ -130,7 +130,7 @@ def main() -> int:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--jobs", type=int, default=1, help="processes at once")
     args = p.parse_args()
-
+    import_module("gruppo.train.trainer")  # once, for all forks
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gruppo-kill-") as home:
         pids = [_started(partial(share, Path(home), j, args.jobs, args.count, args.seed)) for j in range(args.jobs)]
