@@ -85,7 +85,7 @@ def make(home: Path, methods: tuple[str, ...] = METHODS) -> None:
         shutil.rmtree(half / "checkpoints/step-000004")
         shutil.rmtree(half / "policy")
         for left in ("summary.json", "manifest.json", "curves.png"):
-            (half / left).unlink()
+            (half / left).unlink(missing_ok=True)
 
 
 def files(run: Path) -> list[Path]:
@@ -162,15 +162,21 @@ def trials(count: int, seed: int, methods: tuple[str, ...] = METHODS) -> Iterato
     right = {name: result(Path(f"runs/{name}")) for name in methods}
     while count:
         name, state = draw.choice(methods), draw.choice((FINISHED, STOPPED))
-        run = Path("runs") / "damaged"
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(f"runs/{name}-{state}", run)
+        run = copied(name, state)
         path, way = draw.choice(files(run)), draw.choice(WAYS)
         file = path.relative_to(run).as_posix()
         if not damaged(path, way, draw):
             continue
         count -= 1
         yield f"{name}, {state}", file, way, *outcome(run, file, right[name])
+
+
+def copied(name: str, state: str, to: str = "damaged") -> Path:
+    """A run to damage."""
+    run = Path("runs") / to
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(f"runs/{name}-{state}", run)
+    return run
 
 
 def kind(file: str) -> str:

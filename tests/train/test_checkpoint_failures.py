@@ -23,6 +23,7 @@ from train_runs import (
     wait_for,
 )
 
+from gruppo.data import files
 from gruppo.train import checkpoint as writing
 from gruppo.train.folder import RunFolder
 
@@ -45,15 +46,15 @@ def test_a_file_that_cannot_grow() -> None:
     same_run("a", "b")
 
 
-@pytest.mark.parametrize("where", ["checkpoint", "metrics", "episodes", "policy"])
+@pytest.mark.parametrize("where", ["checkpoint", "metrics", "episodes", "weights", "summary"])
 def test_a_full_disk(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def full(plain: Any, after: int) -> Any:
         calls = iter(range(after))
 
-        def write(*arguments: Any) -> Any:
+        def write(*arguments: Any, **more: Any) -> Any:
             if next(calls, None) is None:
                 raise FULL
-            return plain(*arguments)
+            return plain(*arguments, **more)
 
         return write
 
@@ -66,12 +67,14 @@ def test_a_full_disk(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
             disk.setattr(RunFolder, "append_metrics", full(RunFolder.append_metrics, 4))  # row 0 and three steps
         elif where == "episodes":
             disk.setattr(RunFolder, "write_episodes", full(RunFolder.write_episodes, 1))
+        elif where == "weights":  # of the policy at the end, after two checkpoints
+            disk.setattr(files, "save_file", full(files.save_file, 6))
         else:
             disk.setattr(RunFolder, "write_summary", full(RunFolder.write_summary, 0))
         capsys.readouterr()
         assert train("b", *settings) == 2
     words = capsys.readouterr().err
-    done = 4 if where == "policy" else 2
+    done = 4 if where in ("weights", "summary") else 2
     assert "No space left on device" in words and f"Step {done} is saved: go on with" in words
     assert saved("b")[-1] == f"step-{done:06d}"
     assert gruppo(*resume_command(words)) == 0

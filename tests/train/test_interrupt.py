@@ -69,3 +69,11 @@ def test_a_folder_with_a_space_is_quoted(capsys: pytest.CaptureFixture[str], mon
     assert train("my run", "steps=2", "eval.prompts=2") == 0
     assert gruppo(*resume_command(capsys.readouterr().out)) == 0
     assert metrics("my run")[-1]["step"] == 2
+
+
+def test_during_the_imports() -> None:
+    process = start("train", *SMALL, "steps=1")
+    wait_for(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) in (130, -signal.SIGINT)
+    assert "Traceback" not in said() and not Path("runs").exists()
