@@ -1,9 +1,15 @@
 """Data where a wrong number went unseen: `make mutants` had changed these lines, and no test failed."""
 
+import errno
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
+from safetensors import SafetensorError
 
 from gruppo.data import pack, single_turn
+from gruppo.data.files import system_errors, whole_folder
 from gruppo.data.pack import micro_rows
 
 
@@ -22,3 +28,40 @@ def test_equal_sequences_keep_the_order_of_the_batch() -> None:
     same = [single_turn(i, "t", "g", np.arange(1, 9), np.array([5, 6]), np.zeros(2, np.float32), 0) for i in range(50)]
     shares = micro_rows(pack(same, share=0.0), 10**6, shares=2)
     assert [i for share in shares for rows in share for i in rows.tolist()] == list(range(50))
+
+
+# whole folders
+
+
+def test_an_empty_folder_becomes_whole_and_anything_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("mine")
+    for name in ("empty", "not/yet/there"):
+        with whole_folder(tmp_path / name, "mark") as draft:
+            (draft / "mark").write_text("done")
+        assert (tmp_path / name / "mark").read_text() == "done"
+    for name in ("file", "full"):
+        with (
+            pytest.raises(ValueError, match="has no mark: it holds something else"),
+            whole_folder(tmp_path / name, "mark"),
+        ):
+            pass
+    assert (tmp_path / "file").read_text() == (tmp_path / "full" / "x").read_text() == "mine"
+
+
+def test_a_first_folder_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="mine"), whole_folder(tmp_path / "a", "mark"):
+        raise KeyError("mine")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [("I/O error: No space (os error 28)", 28), ("Os { code: 27, kind: FileTooLarge }", 27), ("odd", errno.EIO)],
+)
+def test_an_error_of_the_disk_has_its_number(said: str, code: int) -> None:
+    with pytest.raises(OSError) as error, system_errors():
+        raise SafetensorError(said)
+    assert error.value.errno == code

@@ -10,7 +10,7 @@ from looking_back import seen
 
 from gruppo.data import Batch, Key, Use, minibatches
 from gruppo.methods import method, refurnished
-from gruppo.methods.bapo import BalancedClip
+from gruppo.methods.bapo import MOST_RUNGS, BalancedClip
 from gruppo.methods.d3s import most_varied
 from gruppo.methods.g2rpo import EntropyBand
 from gruppo.methods.hapo_history import ShorterThanBefore
@@ -96,6 +96,15 @@ def test_bapo_without_a_share_does_not_search() -> None:
     off = BalancedClip(positive_share=0.0).bounds(doubles(1.48), doubles(1.0), doubles(1.0))
     some = BalancedClip(positive_share=0.1).bounds(doubles(1.48), doubles(1.0), doubles(1.0))
     assert float(off[1]) == pytest.approx(1.2) and float(some[1]) == pytest.approx(1.5)
+
+
+def test_bapo_takes_as_many_rungs_as_it_can_hold() -> None:
+    """From .5 to .25 below and from .25 to .5 above is a way of .5; one rung more is refused."""
+    way: dict[str, Any] = {"clip_low": 0.5, "clip_low_least": 0.25, "clip_high": 0.25, "clip_high_most": 0.5}
+    assert MOST_RUNGS * (0.5 / MOST_RUNGS) == 0.5
+    assert BalancedClip(clip_step=0.5 / MOST_RUNGS, **way).clip_high == 0.25
+    with pytest.raises(ValueError, match="the search would never end"):
+        BalancedClip(clip_step=0.499 / MOST_RUNGS, **way)
 
 
 def test_g2rpo_band_reads_the_entropy_of_the_current_policy() -> None:
