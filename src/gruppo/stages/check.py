@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from gruppo.data import VIEWS, Batch, Source
+from gruppo.data import VIEWS, Batch, Source, Status
 from gruppo.stages.context import Context
 from gruppo.stages.method import Method, kind
 from gruppo.stages.names import nearest
@@ -199,7 +199,18 @@ def learnable_N(method: Method, batch: Batch) -> Tensor:
     return readable_N(method, batch) & batch.spread(batch.learn_E | batch.open_E, "E", "N") & batch.keep_N
 
 
-def check_first_batch(method: Method, batch: Batch) -> list[str]:
+def cut_off(share: float, tokens: int) -> str:
+    """Why rewards are equal, and what helps, if most answers were cut off; else ""."""
+    if not share > 0.5:
+        return ""
+    return (
+        f"{share:.0%} of the answers were cut off at {tokens} tokens, before they had ended, so the scorer could not "
+        f"see an answer. Give them more room, for example sampling.max_tokens={4 * tokens} (if the model's context "
+        "allows it), or ask for shorter answers."
+    )
+
+
+def check_first_batch(method: Method, batch: Batch, max_tokens: int = 0) -> list[str]:
     """Raises if the method cannot learn from this data; returns warnings if it may not."""
     for room, o in method.occupants():
         for requirement in o.requires:
@@ -220,5 +231,7 @@ def check_first_batch(method: Method, batch: Batch) -> list[str]:
         )
     rewards = batch.reward_E[judged]
     if compares(method) and len(rewards) and bool((rewards == rewards[0]).all()):
-        warnings.append(f"every reward of the first batch is {float(rewards[0]):g}: nothing can be compared yet.")
+        truncated = float((batch.status_E[judged] == Status.TRUNCATED).float().mean())
+        said = f"every reward of the first batch is {float(rewards[0]):g}: nothing can be compared yet."
+        warnings.append(f"{said} {cut_off(truncated, max_tokens)}".rstrip())
     return warnings

@@ -106,6 +106,7 @@ class TaskSet:
     levels: tuple[int, ...] = (1,)
     notes: tuple[str, ...] = ()
     digest: str = ""  # empty for generated tasks, which the settings determine
+    text_tokens: int = 0  # max_tokens for a model that writes text, as far as its context goes; 0: the same
 
     def __post_init__(self) -> None:
         if not len(self.train):

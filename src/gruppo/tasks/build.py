@@ -11,7 +11,10 @@ from gruppo.tasks.scorers import SCORERS
 from gruppo.tasks.settings import TaskConfig, plain
 
 SHARE = 0.1  # of the rows, held out by default
-LEAST, MOST, UNKNOWN = 16, 512, 64  # tokens of an answer
+LEAST, MOST, UNKNOWN = 16, 512, 64  # tokens of an answer that is nothing but the reference, letter by letter
+# Of one in sentences. A token of such a model is about four characters, so as many tokens as the longest reference has
+# characters are about four times what it needs.
+TEXT_LEAST, TEXT_MOST, TEXT_UNKNOWN = 256, 1024, 512
 
 
 def task_set(
@@ -46,13 +49,14 @@ def task_set(
     held = _in_order([r.task for r in kept if r.task.level in levels], "held out")
     scorer = scorer_of(settings.reward or _usual_scorer(chosen + held), settings)
     longest = max(max(len(t.solution), len(t.answer)) for t in (*chosen, *held))
+    words = 0 if tokens else text_tokens(longest)
     tokens = tokens or answer_tokens(longest + 1 if longest else 0)
     shown = next((n for n, (path, _) in SCORERS.items() if path == str(scorer)), str(scorer))
     notes.append(
-        f"{name}: {len(chosen)} tasks to train on, {len(held)} held out, judged by {shown}, at most {tokens} tokens an "
-        "answer (task.held_out, task.reward, sampling.max_tokens)"
+        f"{name}: {len(chosen)} tasks to train on, {len(held)} held out (task.held_out), judged by {shown} "
+        "(task.reward)"
     )
-    return TaskSet(name, chosen, held, scorer, tokens, levels, tuple(notes), digest or _digest(chosen + held))
+    return TaskSet(name, chosen, held, scorer, tokens, levels, tuple(notes), digest or _digest(chosen + held), words)
 
 
 def scorer_of(reward: str, settings: TaskConfig) -> str | Scorer:
@@ -70,6 +74,11 @@ def scorer_of(reward: str, settings: TaskConfig) -> str | Scorer:
 def answer_tokens(longest: int) -> int:
     """Tokens per answer, from the length of the longest one; 0: unknown."""
     return min(MOST, max(LEAST, longest)) if longest else UNKNOWN
+
+
+def text_tokens(longest: int) -> int:
+    """The same for a model that writes text: it explains before it answers, and its first answers are long."""
+    return min(TEXT_MOST, max(TEXT_LEAST, longest)) if longest else TEXT_UNKNOWN
 
 
 def _read(reader: Reader) -> tuple[list[Read], list[str]]:

@@ -1,7 +1,9 @@
-"""Checks at the start of a run that the prompts of a file fit the model."""
+"""At the start of a run: do the prompts of a file fit the model, and how long may an answer be?"""
 
+from contextlib import suppress
 from typing import Any
 
+from gruppo.policies.tokenizer import CharTokenizer
 from gruppo.tasks.base import Task, TaskSet
 
 LONGEST = 8  # prompts whose length is checked
@@ -33,6 +35,24 @@ def refuse_unfit(tasks: TaskSet, tokenizer: Any, context: int, max_tokens: int) 
                 f"the {context} of this model's context. Take such rows out, lower sampling.max_tokens, or use a "
                 "model with a longer context."
             )
+
+
+def most_tokens(tasks: TaskSet, tokenizer: Any, context: int) -> int:
+    """Tokens of an answer, if no setting says: as the task does, and more for a model that writes text.
+
+    The longest prompt must leave room for them. Of generated tasks only a few are read, so twice as much is left.
+    """
+    if not tasks.text_tokens or isinstance(tokenizer, CharTokenizer):
+        return tasks.max_tokens
+    listed = isinstance(tasks.train, list | tuple)
+    rows = (
+        [*tasks.train, *tasks.held_out] if listed else [tasks.train[i] for i in range(min(LONGEST, len(tasks.train)))]
+    )
+    lengths = [0]
+    for task in sorted(rows, key=lambda t: -len(t.prompt))[:LONGEST]:
+        with suppress(ValueError):  # refuse_unfit says what is wrong with it
+            lengths.append(len(tokenizer.chat(task.messages)))
+    return max(tasks.max_tokens, min(tasks.text_tokens, context - max(lengths) * (1 if listed else 2)))
 
 
 def _named(task: Task) -> str:

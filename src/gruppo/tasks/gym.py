@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from gruppo.tasks.base import HELD_OUT, Domains, Scorer, Task, Tasks, TaskSet, parse_levels
-from gruppo.tasks.build import answer_tokens, scorer_of
+from gruppo.tasks.build import answer_tokens, scorer_of, text_tokens
 from gruppo.tasks.channel import Channel, Died, Hung
 from gruppo.tasks.gym_worker import own_answer
 from gruppo.tasks.numbering import hash64
@@ -43,7 +43,7 @@ def load(settings: TaskConfig, held_out_size: int) -> TaskSet:
         "gruppo.tasks.gym_worker:Score",
         {"name": name, "levels": list(items.levels), "options": options, **plain(settings.args)},
     )
-    notes = [f"gym:{name}: {len(train)} tasks, one question in {HELD_OUT} held out, at most {tokens} tokens an answer"]
+    notes = [f"gym:{name}: {len(train)} tasks, one question in {HELD_OUT} held out"]
     if seconds >= 0.05:
         notes.append(
             f"gym:{name}: an item takes {seconds:.2f} s to generate, a held-out one {HELD_OUT} times that, so "
@@ -57,6 +57,7 @@ def load(settings: TaskConfig, held_out_size: int) -> TaskSet:
         max_tokens=tokens,
         levels=tuple(map(_shown, items.levels)),
         notes=tuple(notes),
+        text_tokens=text_tokens(longest),
     )
 
 

@@ -28,7 +28,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
         raise
     facts = episode_metrics(drawn) | {"rounds": ctx.round + 1.0, "sampled": float(run.engine.sampled - before)}
     run.stop_if_failing(facts["failed"], drawn)
-    run.warn_if_dead(facts["dead_groups"])
+    run.warn_if_dead(facts["dead_groups"], facts["truncated"])
 
     batch = walk.batch_of(ctx, drawn, kept)  # pack, and what is read once per batch
     run.warn_if_empty(batch is None)
@@ -37,7 +37,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
             sampler_gap(learner.tally, batch, batch.logp_old_N)
         batch = walk.credited(ctx, batch)  # credit, select.tokens
         if not run.checked:
-            run.warn(*check_first_batch(method, batch))
+            run.warn(*check_first_batch(method, batch, run.sampling.max_tokens))
             run.checked = True
         ctx.episodes = kept
         run.between_steps = False

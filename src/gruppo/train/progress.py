@@ -10,7 +10,17 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-SHOWN = ("reward", "accuracy", "held_out", "length", "entropy", "dead_groups", "grad_norm", "tokens_per_second")
+SHOWN = (
+    "reward",
+    "accuracy",
+    "held_out",
+    "length",
+    "truncated",
+    "entropy",
+    "dead_groups",
+    "grad_norm",
+    "tokens_per_second",
+)
 
 
 class Display:
@@ -62,7 +72,7 @@ class Display:
         left = spent / max(step - self.first, 1) * (self.steps - step)
         return (
             f"step {step}/{self.steps}  "
-            + "  ".join(f"{k} {v:.3g}" for k, v in self.row.items())
+            + "  ".join(f"{k} {self.row[k]:.3g}" for k in SHOWN if k in self.row)
             + f"  left {left:.0f} s"
         )
 

@@ -12,11 +12,11 @@ from gruppo.data.prefix import WORTH
 from gruppo.engines.native import NativeEngine
 from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
-from gruppo.stages.check import check, compares
+from gruppo.stages.check import check, compares, cut_off
 from gruppo.stages.requires import RecurringTasks
 from gruppo.stages.walk import Walk
 from gruppo.tasks import TaskSet
-from gruppo.tasks.fit import refuse_unfit
+from gruppo.tasks.fit import most_tokens, refuse_unfit
 from gruppo.tasks.judge import judge_of
 from gruppo.tasks.load import load
 from gruppo.train.allocator import keep_freed_memory
@@ -51,6 +51,10 @@ class Run:
         m = config.model
         self.tokenizer = load_tokenizer(m.name)
         policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
+        longest = config.sampling.max_tokens or most_tokens(self.tasks, self.tokenizer, policy.context)
+        self.sampling = replace(config.sampling, max_tokens=longest)
+        if self.tasks.notes:
+            self.say(f"answers have at most {longest} tokens (sampling.max_tokens)")
         self.models = build_cast(self.method, policy, self.bare_context(0), self.tokenizer)
         self.engine = NativeEngine(self._writers(), eos=self.tokenizer.stops, say=self.warn)
         if self.tokenizer.rewrites:
@@ -121,13 +125,14 @@ class Run:
                 "episodes: an easier task.level, another task.reward or another setting of method.select may help."
             )
 
-    def warn_if_dead(self, share: float) -> None:
+    def warn_if_dead(self, share: float, truncated: float = 0.0) -> None:
         """All groups have had equal rewards for three steps in a row: most methods learn nothing from them."""
         self.dead_steps = self.dead_steps + 1 if share == 1.0 and compares(self.method) else 0
         if self.dead_steps == 3:
+            why = cut_off(truncated, self.sampling.max_tokens)
             self.warn(
-                "every group of the last three steps has equal rewards, so there is nothing to compare. Use an "
-                "easier or harder task.level, more samples, or sampling.temperature=1."
+                "every group of the last three steps has equal rewards, so there is nothing to compare. "
+                + (why or "Use an easier or harder task.level, more samples, or sampling.temperature=1.")
             )
 
     def stop_if_failing(self, failed: float, drawn: Sequence[Episode]) -> None:
