@@ -112,9 +112,11 @@ class Walk:
                 async for i, episode in self.play(ctx, each, window):
                     found[i] = episode
                     await scoring.add(episode)
-        finally:
             with self.clock("scoring"):
                 await scoring.end()
+        except BaseException:
+            await scoring.cancel()
+            raise
         out = [found[i] for i in range(len(each))]
         with self.clock("scoring"):
             await self.scored(out)
@@ -237,12 +239,12 @@ PAUSE = 0.005  # seconds between two hand-overs to the judge: each costs as much
 
 
 class Scoring:
-    """Scores episodes in the background, in one asyncio task at a time, while others are still played."""
+    """Scores episodes in the background while others are still played. The judge has a queue of its own."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self.waiting: list[Episode] = []
-        self.task: asyncio.Task[None] | None = None
+        self.tasks: list[asyncio.Task[None]] = []
         self.last = 0.0
 
     async def add(self, episode: Episode) -> None:
@@ -252,15 +254,22 @@ class Scoring:
         if time.perf_counter() - self.last < PAUSE:
             return
         self.last = time.perf_counter()
-        if self.task is None or self.task.done():
-            await self.end()  # raises what the task raised
-            some, self.waiting = self.waiting, []
-            self.task = asyncio.create_task(self.walk.scored(some))
+        self._hand_over()
         await asyncio.sleep(0)  # lets the task run: an engine in this process may never wait
 
+    def _hand_over(self) -> None:
+        some, self.waiting = self.waiting, []
+        if some:
+            self.tasks.append(asyncio.create_task(self.walk.scored(some)))
+
     async def end(self) -> None:
-        if self.task is not None:
-            await self.task
+        self._hand_over()
+        await asyncio.gather(*self.tasks)
+
+    async def cancel(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 def recalled(e: Episode, credited: str) -> Episode:
