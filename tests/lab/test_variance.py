@@ -93,5 +93,5 @@ def test_it_is_that_of_the_gradients_of_parts_of_whole_groups() -> None:
 
 
 def test_one_part_has_no_variance() -> None:
-    with pytest.raises(ValueError, match=r"parts=1 .*Use a number >= 2\."):
+    with pytest.raises(ValueError, match=r"parts=1 .*use a whole number >= 2\."):
         MeasuredPasses(parts=1)

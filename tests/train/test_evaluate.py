@@ -246,9 +246,9 @@ def test_several_policies_are_compared_by_prompt(capsys: pytest.CaptureFixture[s
     ("argv", "words"),
     {
         "eval.k=4": "eval.k=4 with eval.samples=1",
-        "eval.samples=0": "eval.samples >= 1",
+        "eval.samples=0": "eval.samples=0 is out of range: use a whole number >= 1.",
         "eval.samples=4 eval.temperature=0": "greedy",
-        "eval.k=few": "valid integer",
+        "eval.k=few": "eval.k=few is not a list of whole numbers",
         "tiny tiny": "tiny is there twice",
     }.items(),
 )

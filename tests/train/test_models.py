@@ -241,7 +241,7 @@ def test_bfloat16_on_a_cpu_is_refused(capsys):
         (("model.lora.targets=q_prj", "model.lora.rank=4"), "nearest: q_proj"),
         (("sampling.max_tokens=60",), "the context is 64: there are no more positions"),
         (("method.cast.ref=tiny",), "role 'ref' from 'tiny' has another tokenizer than the policy"),
-        (("model.lora.rank=-1",), "model.lora.rank >= 0"),
+        (("model.lora.rank=-1",), "model.lora.rank=-1 is out of range: use a whole number >= 0."),
         (("model.lora=8",), "it has fields of its own"),
     ],
 )

@@ -14,6 +14,7 @@ out. The paper also advises to pay an easy reward only where the hard one was ea
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 import torch
@@ -43,7 +44,7 @@ class DecoupledNormalised(Occupant):
     requires = (COMPARES,)
 
     def wrong(self) -> str:
-        strange = {k: w for k, w in self.weights.items() if not isinstance(w, float | int)}  # pyright: ignore[reportUnnecessaryIsInstance]
+        strange = {k: w for k, w in self.weights.items() if type(w) not in (float, int) or not isfinite(w)}
         return (
             "" if not strange else f"weights={strange!r} has no number, so the component has no weight. Give numbers."
         )
