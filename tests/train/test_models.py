@@ -76,6 +76,10 @@ def test_a_run_goes_on_exactly(method, settings):
     assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
     saved = load_file(whole / "checkpoints" / "step-000002" / "policy.safetensors")
     assert all("lora_" in name for name in saved) == bool(settings)
+    assert (whole / "adapter" / "adapter_model.safetensors").is_file() == bool(settings)
+    if settings:
+        assert gruppo("eval", str(whole / "adapter"), "eval.prompts=4", "sampling.max_tokens=3") == 0
+        assert "adapter/adapter_model.safetensors" in (whole / "manifest.json").read_text()
 
 
 def running(**fields) -> Run:

@@ -14,7 +14,7 @@ import kill_runs
 
 
 @pytest.mark.parametrize("name", kill_runs.METHODS)
-@pytest.mark.parametrize("count", [2, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, pytest.param(25, marks=pytest.mark.slow)])
 def test_stopped_at_random_moments(name: str, count: int) -> None:
     Path("own.py").write_text(kill_runs.OWN)
     seed = random.SystemRandom().randrange(10**6)
@@ -22,8 +22,8 @@ def test_stopped_at_random_moments(name: str, count: int) -> None:
     assert not wrong and compared, f"seed {seed}: {wrong}"
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
-@pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ppo"])
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_damaged_at_random(name: str, count: int) -> None:
     seed = random.SystemRandom().randrange(10**6)
     break_runs.make(Path.cwd(), (name,))

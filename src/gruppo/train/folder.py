@@ -134,7 +134,9 @@ class RunFolder:
         edited = facts.get("config", _hash(text)) != _hash(text)
         wanted = _with_own_code(to_table(config), code)
         before = self._config_table(json.loads(record)["config"] if record and edited else text)
-        changes = table_changes(*({k: v for k, v in t.items() if k != "threads"} for t in (before, wanted)))
+        changes = table_changes(
+            *({k: v for k, v in t.items() if k not in ("threads", "show")} for t in (before, wanted))
+        )
         if edited and not record:
             changes.append("config.toml: edited since the run was started")
         for source, name in code.items():
@@ -193,28 +195,35 @@ class RunFolder:
         """As they were at a checkpoint: the steps after it are done again."""
         write_text(self["metrics.jsonl"], content.decode())
 
-    def write_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+    def write_episodes(
+        self, step: int, episodes: Sequence[Episode], beside: Mapping[str, Sequence[Any]] | None = None
+    ) -> None:
         from gruppo.data.store import save_episodes  # slow to import, and optional
 
         folder, name = self["episodes"], f"step-{step:06d}.arrow"
         folder.mkdir(exist_ok=True)
-        save_episodes(folder / name, episodes)
+        save_episodes(folder / name, episodes, beside)
         add_to_manifest(folder, name)
 
     def read_episodes(self, step: int) -> list[Episode]:
         """The episodes of a step; a ValueError if the file is not as it was written."""
-        from gruppo.data.store import load_episodes
+        return self.read_with_beside(step)[0]
+
+    def episode_steps(self) -> list[int]:
+        """The steps whose episodes are kept."""
+        return sorted(int(p.stem.split("-")[1]) for p in self["episodes"].glob("step-*.arrow"))
+
+    def read_with_beside(self, step: int) -> tuple[list[Episode], dict[str, list[Any]]]:
+        """The episodes of a step and the columns beside them: prompt, reference, advantage."""
+        from gruppo.data.store import load_with_beside
 
         folder, name = self["episodes"], f"step-{step:06d}.arrow"
         if not (folder / name).is_file():
-            kept = sorted(int(p.stem.split("-")[1]) for p in folder.glob("step-*.arrow"))
-            raise ValueError(
-                f"{self.path} has no episodes of step {step}. It has those of "
-                f"{', '.join(map(str, kept)) or 'no step: set save.episodes_every'}."
-            )
+            kept = ", ".join(map(str, self.episode_steps())) or "no step: set save.episodes_every"
+            raise ValueError(f"{self.path} has no episodes of step {step}. It has those of {kept}.")
         if not matches_manifest(folder, name):
             raise ValueError(f"{folder / name} is not as it was written, so its episodes cannot be trusted.")
-        return load_episodes(folder / name)
+        return load_with_beside(folder / name)
 
     # the end
 
@@ -222,7 +231,7 @@ class RunFolder:
         """The last file but the manifest: with it the run is finished."""
         write_text(self["summary.json"], json.dumps(finite(summary), indent=1) + "\n")
         files = [self[name] for name in ("config.toml", "metrics.jsonl", "summary.json", "curves.png")]
-        files += [p for p in self["policy"].rglob("*") if p.is_file()]
+        files += [p for name in ("policy", "adapter") for p in self[name].rglob("*") if p.is_file()]
         write_manifest(self.path, [p.relative_to(self.path).as_posix() for p in files if p.is_file()])
 
     def damage(self) -> str:

@@ -1,6 +1,7 @@
 """From a configuration to a trained policy: set up, check, train, evaluate, save, resume."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gruppo.methods import refurnished
+from gruppo.policies import save_policy
 from gruppo.stages import StepRecord
 from gruppo.tasks.load import short_name
 from gruppo.train.callbacks import Callback, Step, tensorboard
@@ -23,6 +25,7 @@ from gruppo.train.checkpoint import (
 )
 from gruppo.train.config import RunConfig
 from gruppo.train.doctor import refuse, step_zero
+from gruppo.train.episodes import beside
 from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock
@@ -30,6 +33,7 @@ from gruppo.train.loop import train_step
 from gruppo.train.manifest import damage
 from gruppo.train.progress import Display
 from gruppo.train.run import Run
+from gruppo.train.samples import Samples
 from gruppo.train.stop import Stop
 from gruppo.train.summary import closing_words, summary_of
 from gruppo.train.waiting import Loop
@@ -219,7 +223,7 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.changes, self.allow = config, folder, changes, allow
         wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)  # refused before anything is loaded
-        self.callbacks = [*tensorboard(config.save.tensorboard), *callbacks]
+        self.callbacks = [*tensorboard(config.save.tensorboard), Samples(config.show), *callbacks]
         self.stop = stop or Stop()
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
@@ -314,7 +318,8 @@ class Trainer:
             c.step(self, step)
         last, save = self.done == self.config.steps or bool(self.early), self.config.save
         if save.episodes_every and (self.done % save.episodes_every == 0 or last):
-            self.folder.write_episodes(self.done, step.record.episodes)
+            kept = step.record.episodes
+            self.folder.write_episodes(self.done, kept, beside(kept, step.record.batch, self.run.walk.task_of))
         if last or self.stop.asked or (save.checkpoint_every and self.done % save.checkpoint_every == 0):
             self._save(self.done)
 
@@ -353,8 +358,8 @@ class Trainer:
             facts = {"steps": self.done, "stopped": True, "folder": str(self.folder.path)}
             self.summary = {**facts, "resume": self.folder.resume_command}
             return
-        self.run.models["policy"].save(self.folder["policy"])
-        self.run.tokenizer.save(self.folder["policy"])
+        shutil.rmtree(self.folder["policy"], ignore_errors=True)  # of an end that was cut short, or damaged
+        save_policy(self.folder["policy"], self.run.models["policy"], self.run.tokenizer)
         c = self.config
         self.folder.draw_curves(f"{c.method.name} on {c.task.name}, seed {c.seed}")
         self.summary = summary_of(self)
