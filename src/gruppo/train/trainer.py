@@ -320,7 +320,9 @@ class Trainer:
         if save.episodes_every and (self.done % save.episodes_every == 0 or last):
             kept = step.record.episodes
             self.folder.write_episodes(self.done, kept, beside(kept, step.record.batch, self.run.walk.task_of))
-        if last or self.stop.asked or (save.checkpoint_every and self.done % save.checkpoint_every == 0):
+        # Not after a gradient that was not finite: if the next ones are not either, this would be no way back.
+        due = save.checkpoint_every and self.done % save.checkpoint_every == 0 and not self.run.learner.bad_steps
+        if last or self.stop.asked or due:
             self._save(self.done)
 
     async def _row(self, record: StepRecord) -> dict[str, Any]:
