@@ -4,12 +4,14 @@
 
 Nested lists are Arrow lists over flat columns, so that columns are written and read at once, and any Arrow reader
 (pandas, polars, DuckDB) can open the file. Nothing is pickled. Files are written atomically.
+
+Columns may stand beside the episodes: what a person who reads the file wants to know and an episode does not hold.
 """
 
 import gc
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from itertools import chain, islice
 from operator import attrgetter
@@ -35,6 +37,8 @@ _EPISODE_NUMBERS = {
 }
 _EPISODE_TEXTS = ("task", "group", "text", "error", "final_state", "domain", "answer")
 _LATER: dict[str, Any] = {"domain": "", "index": -1, "answer": ""}  # fields that older files lack, with their values
+# Columns beside the episodes, each with its value in a file that lacks it: texts and numbers.
+BESIDE: dict[str, Any] = {"prompt": "", "reference": "", "advantage": float("nan")}
 _SEQUENCE_ARRAYS = {
     "ids": np.int64,
     "source": np.int8,
@@ -48,10 +52,13 @@ _TURN_NUMBERS = ("start", "stop", "sequence", "obs_start", "obs_stop")
 _TURN_TEXTS = ("state", "action_key", "agent")
 
 
-def save_episodes(path: str | os.PathLike[str], episodes: Seq[Episode]) -> None:
-    """Write the episodes of one step. An existing file is replaced atomically."""
+def save_episodes(
+    path: str | os.PathLike[str], episodes: Seq[Episode], beside: Mapping[str, Seq[Any]] | None = None
+) -> None:
+    """Write the episodes of one step, and columns of `BESIDE`. An existing file is replaced atomically."""
     pa = _arrow()
     columns = _episodes(pa, episodes)
+    columns |= {name: _beside(pa, name, values) for name, values in (beside or {}).items()}
     schema = pa.schema([(name, column.type) for name, column in columns.items()])
     schema = schema.with_metadata({_FORMAT: b"episodes", _VERSION: str(VERSION).encode()})
     rows = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
@@ -65,14 +72,20 @@ def save_episodes(path: str | os.PathLike[str], episodes: Seq[Episode]) -> None:
 
 def load_episodes(path: str | os.PathLike[str]) -> list[Episode]:
     """Read a file of `save_episodes`: every field is restored exactly."""
+    return load_with_beside(path)[0]
+
+
+def load_with_beside(path: str | os.PathLike[str]) -> tuple[list[Episode], dict[str, list[Any]]]:
+    """The episodes, and the columns beside them."""
     table = _read(Path(path))
     if not table.num_rows:
-        return []
+        return [], {name: [] for name in BESIDE}
     table = table if table.column(0).num_chunks == 1 else table.combine_chunks()
     collecting = gc.isenabled()
     gc.disable()  # thousands of small objects, none of them garbage: collection would double the time
     try:
-        return _read_episodes({name: table.column(name).chunk(0) for name in table.column_names})
+        columns = {name: table.column(name).chunk(0) for name in table.column_names}
+        return _read_episodes(columns), _read_beside(columns)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise ValueError(
             f"{path} is damaged ({e}), so its episodes cannot be trusted. Copy it again, or sample the step again."
@@ -214,6 +227,13 @@ def _episodes(pa: Any, episodes: Seq[Episode]) -> dict[str, Any]:
     }
 
 
+def _beside(pa: Any, name: str, values: Seq[Any]) -> Any:
+    """Texts are stored once each: the answers of a group have one prompt."""
+    if isinstance(BESIDE[name], str):
+        return _texts(pa, list(values)).dictionary_encode()
+    return pa.array(np.array(values, np.float64))
+
+
 def _notes(pa: Any, episodes: Seq[Episode]) -> Any:
     """Values are float32, as in `Note`, unless a note of the step has a wider dtype."""
     notes = [note for e in episodes for note in e.notes.values()]
@@ -326,6 +346,15 @@ def _read_episodes(columns: dict[str, Any]) -> list[Episode]:
     c["sequences"] = _cut(_read_sequences(columns["sequences"].values), columns["sequences"], list)
     c["turns"] = _cut(_read_turns(columns["turns"].values), columns["turns"], list)
     return _build(Episode, c)
+
+
+def _read_beside(columns: dict[str, Any]) -> dict[str, list[Any]]:
+    rows, out = len(columns["uid"]), dict[str, list[Any]]()
+    for name, missing in BESIDE.items():
+        column = columns.get(name)
+        encoded = column is not None and isinstance(missing, str)
+        out[name] = [missing] * rows if column is None else _plain(column.dictionary_decode() if encoded else column)
+    return out
 
 
 def _read_notes(lists: Any) -> list[dict[str, Note]]:

@@ -1,0 +1,212 @@
+"""Episodes as rows for people: prompt, reference, answer, reward, advantage, status; chosen, printed and exported."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gruppo.data import Batch, Episode, Status
+from gruppo.stages.names import nearest
+from gruppo.train.folder import RunFolder, finite
+from gruppo.train.manifest import write_text
+
+Row = dict[str, Any]
+NAN = float("nan")
+STATUSES = tuple(s.name.lower() for s in Status)
+ENDINGS = (".jsonl", ".parquet")
+
+
+# ---- from a step
+
+
+def beside(episodes: Sequence[Episode], batch: Batch | None, task_of: Callable[[Episode], Any]) -> dict[str, list[Any]]:
+    """What an episode does not hold: the prompt and the reference of its task, and its advantage in the batch."""
+    tasks = [_task(e, task_of) for e in episodes]
+    known = advantages(batch)
+    return {
+        "prompt": ["" if t is None else prompt_of(t) for t in tasks],
+        "reference": ["" if t is None else t.answer or t.solution for t in tasks],
+        "advantage": [known.get(e.uid, NAN) for e in episodes],
+    }
+
+
+def _task(e: Episode, task_of: Callable[[Episode], Any]) -> Any:
+    try:
+        return task_of(e)
+    except ValueError:  # an expert of a rollout's own, of no task in the set
+        return None
+
+
+def prompt_of(task: Any) -> str:
+    """The prompt as it was asked; a dialogue with the roles of its turns."""
+    turns = task.messages
+    return task.prompt if len(turns) == 1 else "\n".join(f"{m['role']}: {m.get('content') or ''}" for m in turns)
+
+
+def advantages(batch: Batch | None) -> dict[int, float]:
+    """{uid: the mean advantage of the tokens that are learned}; an episode without such tokens is left out."""
+    if batch is None or "adv_N" not in batch.columns:
+        return {}
+    learned_N = batch.spread(batch.learn_E, "E", "N") & batch.keep_N
+    count_E = batch.gather(learned_N.to(batch.adv_N.dtype), "N", "E")
+    sum_E = batch.gather(torch.where(learned_N, batch.adv_N, 0.0), "N", "E")
+    fresh_E = (count_E > 0) & ~batch.replayed_E
+    found = zip(batch.uid_E[fresh_E].tolist(), (sum_E / count_E)[fresh_E].tolist(), strict=True)
+    return dict(found)
+
+
+def row_of(e: Episode, step: int, prompt: str, reference: str, advantage: float) -> Row:
+    return {
+        "step": step,
+        "task": e.task,
+        "group": e.group,
+        "domain": e.domain,
+        "prompt": prompt,
+        "reference": reference,
+        "answer": e.text,
+        "reward": e.total,
+        "rewards": dict(e.reward),
+        "advantage": advantage,
+        "status": e.status.name.lower(),
+        "tokens": int(sum((s.source == e.source).sum() for s in e.sequences)),
+        "source": e.source.name.lower(),
+        "use": e.use.name.lower(),
+        "error": e.error,
+        "uid": e.uid,
+    }
+
+
+# ---- from a folder
+
+
+def episode_rows(folder: str | Path, steps: Sequence[int] | None = None) -> list[Row]:
+    """One row for each episode that a run has stored, for these steps; None: the newest one."""
+    run = RunFolder(Path(folder))
+    kept = stored_steps(run)
+    rows: list[Row] = []
+    for step in kept[-1:] if steps is None else steps:
+        episodes, columns = run.read_with_beside(step)
+        more = zip(columns["prompt"], columns["reference"], columns["advantage"], strict=True)
+        rows += [row_of(e, step, *given) for e, given in zip(episodes, more, strict=True)]
+    return rows
+
+
+def stored_steps(run: RunFolder) -> list[int]:
+    """The steps whose episodes are there; a ValueError if there are none."""
+    if not run["config.toml"].is_file() and not run["episodes"].is_dir():
+        raise ValueError(
+            f"{run.path} is no run folder: it has no config.toml. `gruppo runs` lists those that are here."
+        )
+    kept = run.episode_steps()
+    if not kept:
+        raise ValueError(
+            f"{run.path} has no episodes yet: they are written every save.episodes_every steps (10 by default; 0: "
+            "never) and at the end."
+        )
+    return kept
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which rows are wanted. A row without a reward fails every bound on it."""
+
+    status: str = ""
+    task: str = ""  # part of the task's uid, or its domain
+    contains: str = ""  # in the prompt or the answer, in any case
+    least: float | None = None  # reward
+    most: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.status and self.status not in STATUSES:
+            raise ValueError(
+                f"--status {self.status}: no episode ends like that{nearest(self.status, STATUSES)}. Use one of "
+                f"{', '.join(STATUSES)}."
+            )
+
+    def __call__(self, row: Row) -> bool:
+        text = f"{row['prompt']}\n{row['answer']}".lower()
+        return (
+            self.status in ("", row["status"])
+            and (self.task in row["task"] or self.task == row["domain"])
+            and self.contains.lower() in text
+            and (self.least is None or row["reward"] >= self.least)
+            and (self.most is None or row["reward"] <= self.most)
+        )
+
+
+def by_reward(rows: Iterable[Row], best: bool) -> list[Row]:
+    """Those with a reward, the best or the worst first; equal ones stay in their order."""
+    judged = [r for r in rows if r["reward"] == r["reward"]]
+    return sorted(judged, key=lambda r: -r["reward"] if best else r["reward"])
+
+
+# ---- for people and other programs
+
+
+def in_words(row: Row, width: int = 0) -> str:
+    """A few lines: what the policy was asked, what it wrote, and what it got. With a width, each is one line."""
+    parts = [f"{name} {value:.3g}" for name, value in row["rewards"].items()]
+    shown = f"reward {_number(row['reward'])}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
+    facts = [f"step {row['step']}", row["domain"] or row["task"], shown]
+    facts += [f"advantage {row['advantage']:+.3g}"] if row["advantage"] == row["advantage"] else []
+    facts += [f"{row['tokens']} tokens", ENDED.get(row["status"], row["status"])]
+    lines = [" · ".join(facts)]
+    for name in ("prompt", "answer", "reference", "error"):
+        if row[name] or name == "answer":
+            lines.append(f"  {name:<9}  {_fitted(row[name], width)}")
+    return "\n".join(lines)
+
+
+ENDED = {"ok": "ended", "truncated": "cut off (sampling.max_tokens)"}
+
+
+def _number(x: float) -> str:
+    return f"{x:.3g}" if x == x else "none"
+
+
+def _fitted(text: str, width: int) -> str:
+    """One line of that width, cut in its middle, since both ends matter; without a width, all lines, indented."""
+    text = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    if not width:
+        return text.replace("\n", "\n" + " " * 13)
+    line, room = " ".join(text.split()), max(width - 13, 20)
+    return line if len(line) <= room else f"{line[: room // 2 - 1]} … {line[len(line) - (room - room // 2 - 2) :]}"
+
+
+def flat(row: Row) -> Row:
+    """With a column for each component of the reward: `reward/task`."""
+    out = {k: v for k, v in row.items() if k != "rewards"}
+    return out | {f"reward/{name}": value for name, value in row["rewards"].items()}
+
+
+def export(rows: Sequence[Row], path: Path) -> None:
+    """Write rows as .jsonl or .parquet, at once or not at all."""
+    if path.suffix not in ENDINGS:
+        raise ValueError(f"--out {path}: the ending says how to write. Use {' or '.join(ENDINGS)}.")
+    if path.suffix == ".jsonl":
+        write_text(path, "".join(json_line(row) + "\n" for row in rows))
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    table = [flat(row) for row in rows]
+    names = dict.fromkeys(name for row in table for name in row)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        parquet.write_table(pa.table({n: [clean(row.get(n)) for row in table] for n in names}), draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    line = json.dumps(finite(row), ensure_ascii=False)
+    return line if line == clean(line) else json.dumps(finite(row))
+
+
+def clean(x: Any) -> Any:
+    """A text that can be written as UTF-8: a model may leave half a character."""
+    return x.encode("utf-8", "replace").decode() if isinstance(x, str) else x
