@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gruppo.stages import StepRecord
@@ -15,11 +16,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """A step that is done: how many are, its row of metrics, and what it learned from."""
+    """A step that is done: how many are, its row of metrics, what it learned from, and the run folder."""
 
     done: int
     row: dict[str, Any]
     record: StepRecord
+    folder: Path = Path()
 
 
 class Callback:

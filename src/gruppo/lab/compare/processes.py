@@ -24,7 +24,7 @@ from gruppo.lab.compare.compare import finished
 from gruppo.lab.compare.starter import CAN_FORK, WarmRun, here, starter
 from gruppo.train.config import RunConfig
 from gruppo.train.folder import RunFolder
-from gruppo.train.trainer import Interrupt
+from gruppo.train.stop import Stop
 
 Process = subprocess.Popen[bytes] | WarmRun
 
@@ -157,7 +157,7 @@ class Board:
         return f"steps {done}/{self.total}  left {left}  {at}"
 
 
-class Noted(Interrupt):
+class Noted(Stop):
     """Also defers the second Ctrl-C to the loop: an exception while a run starts would lose that run."""
 
     again = False

@@ -5,7 +5,6 @@ draw, because statistics, denominators and clips belong to one step. The second 
 always has the same log-probability. So nothing is approximated, and no formula is written twice.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from gruppo.stages.select import through_first_door
 from gruppo.stages.walk import Walk
 from gruppo.tasks.judge import Verdict
 from gruppo.train.forward import serve
+from gruppo.train.waiting import Loop
 
 THROWS = 1500  # repetitions over all draws, at least, for a method that draws random numbers of its own
 
@@ -109,7 +109,7 @@ class Trial:
         self.checked, self.error = False, 0.0
         if found := problems(method, self.ctx, samples=samples):
             raise Unlike(found[0].removeprefix(f"{method.name}: ").rstrip("."))
-        self.runner = asyncio.Runner()
+        self.loop = Loop()
         try:
             self.at(self.world.theta)
             if self.own_rollout:
@@ -120,7 +120,7 @@ class Trial:
             raise
 
     def close(self) -> None:
-        self.runner.close()
+        self.loop.close()
 
     def _fresh(self, n: int) -> list[Ask]:
         self.ctx.again += n
@@ -218,7 +218,7 @@ class Trial:
         if backwards:
             numbers.reverse()
         if self.own_rollout:
-            drawn = self.runner.run(self._rolled_out(numbers))
+            drawn = self.loop(self._rolled_out(numbers))
         else:
             drawn = [self.world.episode(1000 + i, p) for i, p in enumerate(numbers)]
             if self.plain and not backwards:

@@ -1,6 +1,5 @@
 """For laws about the rooms before the batch: tasks, a tokenizer, and an engine that really samples."""
 
-import asyncio
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -13,6 +12,7 @@ from gruppo.stages import Ask, Prompt
 from gruppo.stages.prompting import prompts_for
 from gruppo.tasks import Task
 from gruppo.tasks.judge import Verdict
+from gruppo.train.waiting import waited
 
 
 class ByChance:
@@ -52,4 +52,4 @@ class Desk:
         return [p for ask in asks for p in prompts_for(self.ctx, tuple(chain), ask)]
 
     def episodes(self, rollout: Any, chain: Seq[Any] = ()) -> list[Episode]:
-        return asyncio.run(rollout(self.ctx, self.prompts(chain)))
+        return waited(rollout(self.ctx, self.prompts(chain)))

@@ -1,0 +1,251 @@
+"""Gruppo from Python, in scripts and notebooks: train, iterate over steps, evaluate, compare.
+
+Settings are those of the command line, as keyword arguments: `steps=20`, `optim={"lr": 1e-4}`, or with dots,
+`**{"optim.lr": 1e-4}`. Methods, tasks and rewards may be Python objects; `written.py` says how they become files.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from gruppo.cli.overrides import Setting, apply_settings
+from gruppo.runs import SavedRun
+from gruppo.stages import Method
+from gruppo.stages.record import to_table
+from gruppo.tasks import Scorer, TaskConfig, TaskSet
+from gruppo.train import trainer
+from gruppo.train.callbacks import Callback, Step
+from gruppo.train.config import RunConfig
+from gruppo.train.evaluate import Evaluation, wanted_k
+from gruppo.train.stop import Stop
+from gruppo.written import reward_path, rows_file, store, tasks_path, written_method
+
+if TYPE_CHECKING:
+    from gruppo.lab.compare.command import Entrant
+    from gruppo.lab.compare.compare import Comparison
+
+Task = str | TaskConfig | TaskSet | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+Reward = str | Scorer | Callable[..., Any] | None
+
+
+def train(
+    method: str | Method | RunConfig = "grpo",
+    *,
+    task: Task = None,
+    reward: Reward = None,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+    **settings: Any,
+) -> SavedRun:
+    """Trains from the start, and returns the run.
+
+    method     a name, an import path, a `Method`, or a whole configuration
+    task       a name, `TaskConfig`, `TaskSet`, or rows: [{"prompt": …, "answer": …}, …]
+    reward     a name, an import path, or a function (task, text) -> number, or a class of such
+    callbacks  objects that watch the run; they are not recorded with it
+    settings   as on the command line: steps=20, eval={"every": 5}, **{"optim.lr": 1e-4}; **{"method.select+": NAME}
+    """
+    config = configured(method, task=task, reward=reward, **settings)
+    return SavedRun(trainer.train(config, quiet=quiet, callbacks=callbacks)["folder"])
+
+
+def steps(
+    method: str | Method | RunConfig = "grpo",
+    *,
+    task: Task = None,
+    reward: Reward = None,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = True,
+    **settings: Any,
+) -> Iterator[Step]:
+    """Trains, and hands over each step when it is done: its number, its row of metrics, and its record.
+
+    The run is in `step.folder`. Who leaves the loop early leaves a run that can be resumed.
+    """
+    config = configured(method, task=task, reward=reward, **settings)  # refused here, and not at the first step
+    trainer.refuse_ranks()
+    return _steps(config, callbacks, quiet)
+
+
+def _steps(config: RunConfig, callbacks: Sequence[Callback], quiet: bool) -> Iterator[Step]:
+    with Stop() as stop, trainer.new_folder(config) as folder, trainer.told(folder):
+        for step in trainer.Trainer(config, folder, quiet, callbacks=callbacks, stop=stop).steps():
+            yield dataclasses.replace(step, folder=folder.path)
+
+
+def resume(
+    run: str | Path | SavedRun,
+    *,
+    callbacks: Sequence[Callback] = (),
+    allow_changes: bool = False,
+    skip_damaged: bool = False,
+    trust_code: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> SavedRun:
+    """Continues a run from its newest checkpoint, bit for bit. Other settings need `allow_changes=True`."""
+    path = run.folder if isinstance(run, SavedRun) else Path(run)
+    done = trainer.resume(
+        path,
+        lambda config: configured(config, **settings),
+        trust_code=trust_code,
+        allow=allow_changes,
+        skip_damaged=skip_damaged,
+        quiet=quiet,
+        callbacks=callbacks,
+    )
+    return SavedRun(done["folder"])
+
+
+def load(run: str | Path) -> SavedRun:
+    """A run that is there already, finished or not."""
+    return SavedRun(run)
+
+
+def evaluate(
+    policy: str | Path | SavedRun,
+    *,
+    task: Task = None,
+    reward: Reward = None,
+    prompts: int | None = None,
+    samples: int | None = None,
+    k: Sequence[int] | None = None,
+    temperature: float | None = None,
+    **settings: Any,
+) -> Evaluation:
+    """Held-out accuracy of a policy: a folder, a name such as "tiny", or a run.
+
+    A policy of a run is evaluated on the task of the run, with its settings, unless others are given. `prompts`, `samples`, `k` and `temperature` are those of `eval`; the same prompts and random keys come every time.
+    """
+    from gruppo.cli.evaluate import _evaluated_as, evaluations, policy_folder, run_of
+    from gruppo.train.run import tasks_of
+
+    name = str(policy.folder if isinstance(policy, SavedRun) else policy)
+    run = run_of(name)
+    given = {"prompts": prompts, "samples": samples, "k": k, "temperature": temperature}
+    wanted = {f"eval.{key}": value for key, value in given.items() if value is not None}
+    base = RunConfig() if run is None else _evaluated_as(run)
+    config = configured(base, task=task, reward=reward, **{**wanted, **settings})
+    wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)
+    sampling = dataclasses.replace(config.sampling, temperature=config.eval.temperature)
+    name = policy_folder(name)
+    return evaluations(config, tasks_of(config), sampling, [name])[name]
+
+
+def compare(
+    entrants: "Sequence[str | Path | Method | SavedRun]",
+    *,
+    task: Task = None,
+    reward: Reward = None,
+    seeds: int | Sequence[int] = 5,
+    metric: str = "held_out",
+    jobs: int = 1,
+    quiet: bool = False,
+    **settings: Any,
+) -> "Comparison":
+    """Several methods on the same task and seeds, each run in a process of its own, or runs that are finished.
+
+    An entrant is a `Method`, a name, or a name with settings of its own, "grpo optim.lr=1e-3". The same call goes on
+    where an earlier one was stopped.
+    """
+    from gruppo.lab.compare import command
+    from gruppo.lab.compare.compare import Comparison, finished, found_runs, read
+    from gruppo.lab.compare.processes import refuse_other_settings, run_all
+
+    if all(isinstance(e, SavedRun | Path) or Path(str(e), "config.toml").is_file() for e in entrants):
+        results, missing = found_runs([e.folder if isinstance(e, SavedRun) else Path(str(e)) for e in entrants])
+        title = ", ".join(dict.fromkeys(r.entrant for r in results))
+        return Comparison(title, metric, results, dict.fromkeys(missing, "not finished"))
+    base = configured(task=task, reward=reward, **settings)
+    taking_part = [_entrant(e, base) for e in entrants]
+    command.refuse_twins([e for e, _ in taking_part])
+    folder = Path(base.save.folder) / (base.save.name or command.default_name([e for e, _ in taking_part], base))
+    numbers = range(base.seed, base.seed + seeds) if isinstance(seeds, int) else seeds
+    planned = [_planned(e, config, seed, folder) for seed in numbers for e, config in taking_part]
+    refuse_other_settings(planned, folder)
+    failed = run_all(planned, folder, jobs, quiet=quiet)
+    results = [read(p.path, p.entrant) for p in planned if finished(p.path)]
+    title = f"{', '.join(e.name for e, _ in taking_part)} on {base.task.name}"
+    comparison = Comparison(title, metric, results, failed)
+    if not results:
+        raise ValueError("no run has come to its end, so there is nothing to compare. " + comparison.markdown())
+    comparison.write(folder)
+    return comparison
+
+
+def _entrant(given: Any, base: RunConfig) -> "tuple[Entrant, RunConfig]":
+    from gruppo.cli.overrides import apply
+    from gruppo.lab.compare.command import Entrant, parsed
+
+    if isinstance(given, Method):
+        return Entrant(given.name, ()), configured(dataclasses.replace(base, method=given))
+    found = parsed(str(given))
+    return found, apply(base, found.settings)
+
+
+def _planned(entrant: "Entrant", config: RunConfig, seed: int, folder: Path) -> Any:
+    from gruppo.lab.compare.processes import Planned
+
+    where = {"seed": seed, "save.folder": str(folder / entrant.slug), "save.name": f"seed-{seed}"}
+    config = configured(config, **where)
+    return Planned(entrant.name, config, ("--config", store(folder, "run", tomli_w.dumps(to_table(config)), ".toml")))
+
+
+# from arguments to a configuration
+
+
+def configured(
+    method: str | Method | RunConfig = "grpo", *, task: Task = None, reward: Reward = None, **settings: Any
+) -> RunConfig:
+    """The configuration that these arguments describe; `train` takes it in place of a method."""
+    config, wanted = RunConfig(), list(_settings(settings))
+    if isinstance(method, RunConfig):
+        config = method
+    elif isinstance(method, Method):
+        config = dataclasses.replace(config, method=method)
+    else:
+        wanted.append(Setting("method", "=", method))
+    folder = Path(apply_settings(config, [s for s in wanted if s.path.startswith("save.")]).save.folder)
+    config = dataclasses.replace(config, method=written_method(config.method, folder))
+    if isinstance(task, TaskConfig):
+        config = dataclasses.replace(config, task=task)
+    elif task is not None:
+        wanted += _task_settings(task, folder)
+    if reward is not None:
+        path, args = reward_path(reward, folder)
+        wanted += [Setting("task.reward", "=", path), *_settings({"task.args": args})]
+    return apply_settings(config, wanted)
+
+
+def _task_settings(task: Any, folder: Path) -> list[Setting]:
+    if isinstance(task, str | Path):
+        return [Setting("task", "=", str(task))]
+    if isinstance(task, Mapping):
+        return list(_settings({"task": task}))
+    if isinstance(task, TaskSet):
+        return [Setting("task", "=", tasks_path(task, folder))]
+    rows = list(task) if hasattr(task, "__iter__") else [task]
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError(
+            f"task is {type(task).__name__} and no task. Give a name, a TaskConfig, a TaskSet, or a list of rows "
+            "{'prompt': …, 'answer': …}; of a pandas table, table.to_dict('records')."
+        )
+    return [Setting("task", "=", rows_file(rows, folder))]
+
+
+def _settings(table: Mapping[str, Any], at: str = "") -> Iterator[Setting]:
+    """Nested dicts and paths with dots as settings; a path that ends in + or - extends or shortens a chain."""
+    for key, value in table.items():
+        path = f"{at}{key}"
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{path}.")
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [f.name for f in dataclasses.fields(value)]
+            yield from _settings({n: getattr(value, n) for n in names}, f"{path}.")
+        else:
+            op = f"{path[-1]}=" if path[-1] in "+-" else "="
+            value = str(value) if isinstance(value, Path) else tuple(value) if isinstance(value, range) else value
+            yield Setting(path.rstrip("+-"), op, value)

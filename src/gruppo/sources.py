@@ -1,0 +1,191 @@
+"""The source of functions and classes that live in no file, such as those of a notebook, as a file of its own.
+
+What they use comes with them: imports, other functions and classes of the notebook, and plain values (numbers, texts,
+lists, dicts, patterns) as they are at this moment. Anything else is refused, and so is code whose source has changed.
+"""
+
+import ast
+import builtins
+import inspect
+import linecache
+import re
+import symtable
+import sys
+from collections.abc import Iterator, Sequence
+from textwrap import dedent
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+LONGEST = 100_000  # characters of a value
+REMEDY = "Put it in a file and name it: './file.py:NAME'."
+
+
+def nowhere(found: Any) -> bool:
+    """Whether another process cannot import a function or class: it is of a notebook, a script or another function."""
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
+    here: Any = sys.modules.get(module) if module and module != "__main__" else None
+    for part in name.split("."):
+        here = getattr(here, part, None)
+    return here is not found
+
+
+def source_of(found: Sequence[Any]) -> str:
+    """A file that has these functions and classes, and everything that they use."""
+    text = Text()
+    for one in found:
+        text.add(one.__name__, one, one.__name__)
+    imports = sorted(text.imports.values())
+    return "\n".join(['"""Passed from Python."""', "", *imports, *(f"\n\n{part}" for part in text.body.values()), ""])
+
+
+class Text:
+    """A file in the making: imports, then values, functions and classes, each after what it uses."""
+
+    def __init__(self) -> None:
+        self.imports: dict[str, str] = {}
+        self.body: dict[str, str] = {}
+        self.known: dict[str, Any] = {}
+
+    def add(self, name: str, value: Any, user: str) -> None:
+        """What `user` calls `name`."""
+        if name in self.known:
+            if self.known[name] is not value:
+                raise ValueError(f"{user} and another part of it mean two things by {name}. Rename one of them.")
+            return
+        self.known[name] = value
+        if line := _import(name, value):
+            self.imports[name] = line
+        elif isinstance(value, re.Pattern):
+            self.add("re", re, user)
+            self.body[name] = f"{name} = re.compile({value.pattern!r}, {value.flags})"
+        elif _is_plain(value):
+            self.body[name] = f"{name} = {value!r}"
+        elif isinstance(inspect.unwrap(value) if callable(value) else value, FunctionType | type):
+            self._add_source(name, value)
+        else:
+            raise ValueError(
+                f"{user} uses {name}, a {type(value).__name__}, which cannot be written to a file, and other processes "
+                f"could not have it. Make it inside of {user}. {REMEDY}"
+            )
+
+    def _add_source(self, name: str, value: Any) -> None:
+        own = value.__name__
+        if own == "<lambda>":
+            raise ValueError(f"{name} is a lambda, whose source cannot be told from the line around it. Write a def.")
+        text, functions = _source(value)
+        names = functions[0].__globals__
+        for used in _used(text, own):
+            if used in names:
+                self.add(used, names[used], own)
+            elif not hasattr(builtins, used):
+                raise ValueError(f"{own} uses {used}, which is not defined, so it would fail. Define it first.")
+        self.body[own] = text
+        if own != name:
+            self.body[name] = f"{name} = {own}"
+
+
+def _import(name: str, value: Any) -> str:
+    """The line that imports a module, or what a module has; "" for what no module has."""
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__}" + (f" as {name}" if value.__name__ != name else "")
+    module = getattr(value, "__module__", None)
+    if not isinstance(module, str) or module == "__main__":
+        return ""
+    for own in (getattr(value, "__qualname__", ""), getattr(value, "__name__", ""), name):
+        if isinstance(own, str) and own.isidentifier() and getattr(sys.modules.get(module), own, None) is value:
+            return f"from {module} import {own}" + (f" as {name}" if own != name else "")
+    return ""
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its text is the value again."""
+    if not isinstance(value, str | bytes | bool | int | float | complex | list | tuple | dict | set | None):
+        return False
+    try:
+        text = repr(value)
+        return len(text) <= LONGEST and ast.literal_eval(text) == value
+    except (ValueError, SyntaxError, RecursionError):
+        return False
+
+
+def _source(value: Any) -> tuple[str, list[FunctionType]]:
+    """The text of a function or class as it was defined, and its functions."""
+    functions = list(_functions(value))
+    name = value.__name__
+    _refuse_closures(name, functions)
+    for f in functions:
+        text = _segment(f.__code__, name)
+        if text and all(_same(g.__code__, _codes(compile(text, "", "exec"))) for g in functions):
+            return text, functions
+    raise ValueError(
+        f"the source of {name} cannot be found, or has changed since it was run, so other processes could not have it. "
+        f"Run its definition again. {REMEDY}"
+    )
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    """Those that somebody wrote: a dataclass makes others."""
+    if not isinstance(value, type):
+        yield inspect.unwrap(value)
+        return
+    for member in vars(value).values():
+        member = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+        member = inspect.unwrap(member) if callable(member) else member
+        if isinstance(member, FunctionType) and member.__code__.co_filename != "<string>":
+            yield member
+
+
+def _segment(code: CodeType, name: str) -> str:
+    """The definition of that name around a line of a file or cell."""
+    lines = linecache.getlines(code.co_filename)
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if first <= code.co_firstlineno <= (node.end_lineno or first):
+                return dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
+    return ""
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield part
+            yield from _codes(part)
+
+
+def _same(code: CodeType, among: Iterator[CodeType]) -> bool:
+    """Whether a file that was edited meanwhile still says what was run."""
+    return any(_shape(code) == _shape(other) for other in among if other.co_name == code.co_name)
+
+
+def _shape(code: CodeType) -> tuple[Any, ...]:
+    values = tuple(_shape(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts)
+    return code.co_code, code.co_names, code.co_varnames, values
+
+
+def _refuse_closures(name: str, functions: Sequence[FunctionType]) -> None:
+    for f in functions:
+        free = [v for v in f.__code__.co_freevars if v != "__class__"]
+        if free:
+            raise ValueError(
+                f"{name} uses {', '.join(free)} of the function around it, which other processes cannot have. Make it "
+                f"an argument, and set it with task.args (of a reward) or as a field (of an occupant)."
+            )
+
+
+def _used(text: str, name: str) -> list[str]:
+    """The global names that a definition reads."""
+    found: dict[str, None] = {}
+    tables = [symtable.symtable(text, name, "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        outer = table.get_type() == "module"
+        for s in table.get_symbols():
+            if s.is_referenced() and (not s.is_assigned() if outer else s.is_global()):
+                found[s.get_name()] = None
+    return [n for n in found if n != name]
