@@ -37,6 +37,7 @@ TESTS = (
     "equivalences",
     "registry/test_records.py",
     "registry/test_occupants.py",
+    "registry/test_ranges.py",
     "registry/test_methods_as_values.py",
     "laws/test_laws.py",
     "laws/test_refusals.py",

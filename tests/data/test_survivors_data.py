@@ -1,6 +1,7 @@
 """Data where a wrong number went unseen: `make mutants` had changed these lines, and no test failed."""
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,3 +66,9 @@ def test_an_error_of_the_disk_has_its_number(said: str, code: int) -> None:
     with pytest.raises(OSError) as error, system_errors():
         raise SafetensorError(said)
     assert error.value.errno == code
+
+
+def test_an_episode_does_not_print_its_ask() -> None:
+    """It holds the task, with its whole prompt, and a row of episodes would fill the screen."""
+    e = single_turn(1, "t", "g", np.array([1]), np.array([5]), np.zeros(1, np.float32), 0, ask="a long prompt")
+    assert "long prompt" not in repr(e) and e == replace(e, ask=None)

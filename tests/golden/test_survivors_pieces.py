@@ -19,6 +19,7 @@ from gruppo.methods.spo_single import SPO_SINGLE
 from gruppo.methods.unlikeliness import Unlikeliness
 from gruppo.methods.vapo import CriticFirst
 from gruppo.pieces.advantage import z_score
+from gruppo.pieces.aggregate import Count
 from gruppo.pieces.preference import hinge
 from gruppo.stages import Context, Memory, need
 from gruppo.stages.penalties import ReferenceKL
@@ -159,3 +160,8 @@ def test_refurnished_says_what_was_changed_in_a_known_method() -> None:
     first, *changes = refurnished(grpo.but(penalties=ReferenceKL(kl_coef=0.5)))
     assert first == "grpo, with these changes:" and len(changes) == 1
     assert "kl_coef" in changes[0] and changes[0].endswith("→ 0.5")
+
+
+def test_nothing_counts_nothing() -> None:
+    assert Count() == Count(0.0, 0.0, 0.0) and Count(1, 2, 3) + Count(10, 20, 30) == Count(11, 22, 33)
+    assert Count() + Count(1, 2, 3) == Count(1, 2, 3)

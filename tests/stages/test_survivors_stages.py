@@ -23,6 +23,7 @@ from gruppo.stages.goal import Sum, zero_of
 from gruppo.stages.method import Change, difference
 from gruppo.stages.objective import NOW, OLD, ValueLoss
 from gruppo.stages.play import Fork, starts_of
+from gruppo.stages.record import from_table, to_table
 from gruppo.stages.replay import Recent
 from gruppo.stages.terms import Counts
 from gruppo.stages.walk import Walk, noted
@@ -186,6 +187,21 @@ def test_a_role_that_was_not_there_was_nothing() -> None:
     assert (change.where, change.before) == ("cast.judge", "nothing")
     found = difference(GRPO, GRPO.but(objective={"judge": Weighted()}))
     assert ("objective.judge", "nothing") in [(c.where, c.before) for c in found]
+
+
+def test_a_value_that_a_table_cannot_have_is_named_by_its_path() -> None:
+    """In a room, in a chain of a role, and in a list that holds no occupants at all."""
+    table, kl = to_table(GRPO), to_table(GRPO.penalties[0])
+    for change, path in (
+        ({"update": {**to_table(GRPO.update), "epochs": 0}}, "method.update.epochs=0"),
+        ({"penalties": [{**kl, "kl_coef": -1.0}]}, "method.penalties.reference_kl.kl_coef=-1.0"),
+        ({"objective": {"policy": [{**to_table(GRPO.objectives["policy"][0]), "clip_low": -1.0}]}},
+         "method.objective.policy.clipped_surrogate.clip_low=-1.0"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError) as error:
+            from_table({**table, **change}, "method.")
+        assert str(error.value).startswith(path), error.value
+    assert from_table([1, "kind", {"x": [2]}]) == (1, "kind", {"x": (2,)})
 
 
 # from asks to episodes
