@@ -1,4 +1,4 @@
-"""The command line: `gruppo train | eval | compare | claims | lab | methods | doctor | push`."""
+"""The command line: `gruppo train | eval | runs | episodes | compare | claims | lab | methods | doctor | push`."""
 
 import argparse
 import re
@@ -10,8 +10,11 @@ from gruppo import __version__
 
 ALL_SETTINGS = "All settings with their defaults: gruppo train --dry-run, or docs/configuration.md."
 SETTING = re.compile(r"[A-Za-z_][\w.]*(\+|-)?=")
+TEXTS = ("--contains", "--task")  # what follows may look like a setting, and is none
 ELSEWHERE = {  # commands that are not in gruppo.cli.commands
     "eval": "gruppo.cli.evaluate",
+    "runs": "gruppo.cli.runs",
+    "episodes": "gruppo.cli.episodes",
     "compare": "gruppo.lab.compare.command",
     "claims": "gruppo.lab.claims.command",
     "lab": "gruppo.lab.exact.command",
@@ -24,19 +27,30 @@ def parser() -> argparse.ArgumentParser:
         prog="gruppo", description="Policy optimisation for language models, one page per method."
     )
     top.add_argument("--version", action="version", version=f"gruppo {__version__}")
-    sub = top.add_subparsers(
-        dest="command", required=True, metavar="train | eval | compare | claims | lab | methods | doctor | push"
-    )
+    commands = "train | eval | runs | episodes | compare | claims | lab | methods | doctor | push"
+    sub = top.add_subparsers(dest="command", required=True, metavar=commands)
     train = sub.add_parser("train", help="train a policy: gruppo train method=dapo task=countdown steps=60")
     _settings(train)
-    train.add_argument("--resume", metavar="RUN", help="continue a run from its newest checkpoint")
+    train.add_argument(
+        "--resume",
+        metavar="RUN",
+        nargs="?",
+        const="",
+        help="continue a run from its newest checkpoint; without RUN, the newest unfinished one of save.folder",
+    )
     train.add_argument("--allow-changes", action="store_true", help="resume even if the configuration has changed")
     train.add_argument("--skip-damaged", action="store_true", help="set a damaged checkpoint aside, go on before it")
     train.add_argument("--trust-code", action="store_true", help="resume a run that has its own code")
     train.add_argument("--dry-run", action="store_true", help="resolve and check everything, but do not train")
-    evaluate = sub.add_parser("eval", help="evaluate a policy: gruppo eval runs/x/policy task=addition")
-    evaluate.add_argument("policies", nargs="*", help="folders or names of built-in policies; several are compared")
+    evaluate = sub.add_parser("eval", help="evaluate a policy: gruppo eval runs/x")
+    evaluate.add_argument(
+        "policies",
+        nargs="*",
+        help="runs, folders, or names of built-in policies; several are compared. A run brings its task and settings",
+    )
     _settings(evaluate)
+    _runs(sub.add_parser("runs", help="the runs of a folder, newest first: gruppo runs"))
+    _episodes(sub.add_parser("episodes", help="what a policy wrote while it was trained: gruppo episodes runs/x"))
     _compare(sub.add_parser("compare", help="methods side by side: gruppo compare grpo rloo --seeds 5"))
     _claims(sub.add_parser("claims", help="papers' claims in miniature: gruppo claims gdpo --show"))
     _lab(sub.add_parser("lab", help="bias and variance by enumeration: gruppo lab grpo dr_grpo rloo"))
@@ -68,6 +82,29 @@ def _config(command: argparse.ArgumentParser) -> None:
 
 def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _runs(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="where runs are (default runs)")
+    command.add_argument("--check", action="store_true", help="compare the checksums of what the runs left (slower)")
+    _json(command)
+
+
+def _episodes(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", metavar="RUN", help="a run folder: runs/NAME")
+    command.add_argument("--step", type=int, metavar="N", help="of this step (default: the newest that is stored)")
+    command.add_argument("--all", action="store_true", help="of all stored steps")
+    command.add_argument("--status", default="", metavar="NAME", help="that ended like this: ok, truncated, timeout, …")
+    command.add_argument("--min-reward", type=float, metavar="R", help="with this reward or more")
+    command.add_argument("--max-reward", type=float, metavar="R", help="with this reward or less")
+    command.add_argument("--task", default="", metavar="TEXT", help="of tasks whose uid has this text, or of a domain")
+    command.add_argument("--contains", default="", metavar="TEXT", help="with this text in the prompt or the answer")
+    order = command.add_mutually_exclusive_group()
+    order.add_argument("--worst", type=int, metavar="N", help="the N with the lowest rewards")
+    order.add_argument("--best", type=int, metavar="N", help="the N with the highest rewards")
+    command.add_argument("--limit", type=int, metavar="N", help="at most N (0: all; default: 10 as text, else all)")
+    command.add_argument("--out", metavar="FILE", help="write them to FILE.jsonl or FILE.parquet")
+    command.add_argument("--json", action="store_true", help="print JSON, one object per line")
 
 
 def _compare(command: argparse.ArgumentParser) -> None:
@@ -127,8 +164,9 @@ def _lab(command: argparse.ArgumentParser) -> None:
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     """Settings may be anywhere among the flags, which argparse does not support in a subcommand."""
-    settings = [a for a in argv if SETTING.match(a)]
-    args = parser().parse_args([a for a in argv if a not in settings])
+    texts = {i + 1 for i, a in enumerate(argv) if a in TEXTS}
+    settings = [a for i, a in enumerate(argv) if SETTING.match(a) and i not in texts]
+    args = parser().parse_args([a for i, a in enumerate(argv) if a not in settings or i in texts])
     if settings and not hasattr(args, "settings"):
         parser().error(f"{args.command} takes no settings such as {settings[0]}")
     if settings:

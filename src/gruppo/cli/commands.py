@@ -53,15 +53,16 @@ def print_json(x: Any) -> None:
 def train(args: argparse.Namespace) -> int:
     from gruppo.train import trainer
 
-    if args.resume and args.dry_run:
+    resuming = args.resume is not None
+    if resuming and args.dry_run:
         raise ValueError("--resume with --dry-run: the run was checked when it started. Leave one of them out.")
-    if args.allow_changes and not args.resume:
+    if args.allow_changes and not resuming:
         raise ValueError("--allow-changes without --resume: a new run has nothing to differ from. Leave it out.")
-    if args.skip_damaged and not args.resume:
+    if args.skip_damaged and not resuming:
         raise ValueError("--skip-damaged without --resume: a new run has no checkpoints. Leave it out.")
-    if args.resume:
+    if resuming:
         result = trainer.resume(
-            Path(args.resume),
+            Path(args.resume) if args.resume else _newest(args),
             lambda config: configured(args, config),
             trust_code=args.trust_code,
             allow=args.allow_changes,
@@ -76,6 +77,17 @@ def train(args: argparse.Namespace) -> int:
     if args.json:
         print_json(result)
     return 0
+
+
+def _newest(args: argparse.Namespace) -> Path:
+    """For --resume without a name: the newest unfinished run, named on the screen."""
+    from gruppo.cli.runs import newest_unfinished
+
+    where = [s for s in args.settings if s.startswith("save.folder=")]  # the others are for a run not yet known
+    found = newest_unfinished(Path(overrides.apply(RunConfig(), where).save.folder))
+    if not args.json:
+        print(f"going on with {found}, the newest run there that is not finished")
+    return found
 
 
 def dry_run(config: RunConfig, as_json: bool) -> int:

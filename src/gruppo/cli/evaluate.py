@@ -1,10 +1,14 @@
-"""`gruppo eval`: held-out scores of one or more policies, and their differences."""
+"""`gruppo eval`: held-out scores of one or more policies, and their differences.
+
+A policy that lies in a run is evaluated as the run did it: on its task, with its settings, unless others are given.
+"""
 
 import argparse
-import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from gruppo.cli.commands import configured, print_json
@@ -12,19 +16,22 @@ from gruppo.engines.native import NativeEngine
 from gruppo.lab.compare.statistics import Pair, pairwise
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Sampling
+from gruppo.stages.record import from_table, to_table
+from gruppo.tasks.fit import most_tokens
 from gruppo.tasks.judge import judge_of
 from gruppo.train.config import RunConfig
 from gruppo.train.estimates import Interval
 from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
+from gruppo.train.folder import RunFolder, flat
 from gruppo.train.run import place_of, tasks_of
+from gruppo.train.waiting import waited
 
 
 def eval(args: argparse.Namespace) -> int:
-    config = configured(args)
+    config = configured(args, as_trained(args.policies, args))
     wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)
     tasks = tasks_of(config)
-    longest = config.sampling.max_tokens or tasks.max_tokens
-    sampling = replace(config.sampling, max_tokens=longest, temperature=config.eval.temperature)
+    sampling = replace(config.sampling, temperature=config.eval.temperature)
     found = evaluations(config, tasks, sampling, args.policies or [config.model.name])
     pairs = pairwise({name: e.score_P for name, e in found.items()})
     if args.json:
@@ -39,6 +46,80 @@ def eval(args: argparse.Namespace) -> int:
     return 0
 
 
+# ---- the run that a policy lies in
+
+
+def run_of(policy: str) -> Path | None:
+    """The run that a policy is, or lies in, if any."""
+    path = Path(policy)
+    return next((p for p in (path, path.parent) if path.is_dir() and (p / "config.toml").is_file()), None)
+
+
+def policy_folder(policy: str) -> str:
+    """What to load: of a run, the policy that it left."""
+    if run_of(policy) != Path(policy):
+        return policy
+    folder = RunFolder(Path(policy))
+    if not folder["policy"].is_dir():
+        raise ValueError(
+            f"{policy} has no policy yet, so there is nothing to evaluate: it is saved when the run has ended. Finish "
+            f"it:  {folder.resume_command}"
+        )
+    return str(folder["policy"])
+
+
+def as_trained(policies: Iterable[str], args: argparse.Namespace) -> RunConfig | None:
+    """The configuration to begin with: task and settings of the run that the policies lie in; says which."""
+    runs = list(dict.fromkeys(run for p in policies if (run := run_of(p)) is not None))
+    for run in runs:
+        if said := RunFolder(run).damage():
+            _to_stderr(
+                f"warning: {run} is not as the run left it ({said}), so these need not be the scores of the policy "
+                "that it trained"
+            )
+    if args.config or not runs:
+        return None
+    chosen = any(s.partition("=")[0] in ("task", "task.name") for s in args.settings)
+    if not chosen:
+        _refuse_several_tasks(runs)
+    found = _evaluated_as(runs[0])
+    if chosen:  # the run's settings of its task are for that one
+        found = replace(found, task=RunConfig().task, sampling=RunConfig().sampling)
+    if settings := _settings_of(found, chosen):
+        _to_stderr(f"taken from {runs[0]}: {settings} (settings given here come first)")
+    return found
+
+
+def _evaluated_as(run: Path) -> RunConfig:
+    """Task, tokens and evaluation of a run. Its method, which may have code of its own, is not read."""
+    table = tomllib.loads(RunFolder(run)["config.toml"].read_text(encoding="utf-8"))
+    task, ours = from_table(table["task"], "task."), from_table(table["eval"], "eval.")
+    tokens = int(table["sampling"]["max_tokens"])  # nothing else: a run evaluates without top_k and top_p
+    return replace(RunConfig(), task=task, eval=ours, sampling=replace(RunConfig().sampling, max_tokens=tokens))
+
+
+def _refuse_several_tasks(runs: Sequence[Path]) -> None:
+    tasks = {run: _evaluated_as(run).task for run in runs}
+    for run, task in tasks.items():
+        if task != tasks[runs[0]]:
+            raise ValueError(
+                f"{runs[0]} was trained on {tasks[runs[0]].name} and {run} on {task.name}, or with other settings of "
+                "the task, so it is open on what to compare them. Say it: task=NAME, or --config RUN/config.toml."
+            )
+
+
+def _settings_of(config: RunConfig, other_task: bool) -> str:
+    """task=… and every other setting that is not the default."""
+    plain = dict(flat(to_table(replace(RunConfig(), method=config.method))))
+    own = {k: v for k, v in flat(to_table(config)) if plain.get(k) != v and not k.endswith("kind")}
+    own = {k: v for k, v in own.items() if k not in ("task.name", "eval.every")}
+    own = own if other_task else {"task": config.task.name} | own
+    return " ".join(f"{k}={v}" for k, v in own.items())
+
+
+# ---- scores
+
+
 def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Sequence[str]) -> dict[str, Evaluation]:
     """{policy: its evaluation}, all on the same prompts with the same random keys."""
     twice = next((p for i, p in enumerate(policies) if p in policies[:i]), None)
@@ -46,14 +127,16 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
         raise ValueError(f"{twice} is there twice: it would be compared with itself. Leave one out.")
     device, dtype = place_of(config)
     # All are loaded before the first is evaluated, so that one that cannot be loaded costs no time.
-    loaded = {n: (load_policy(n, dtype, device, config.seed), load_tokenizer(n)) for n in policies}
+    folders = {name: policy_folder(name) for name in policies}
+    loaded = {n: (load_policy(p, dtype, device, config.seed), load_tokenizer(p)) for n, p in folders.items()}
     judge = judge_of(tasks, config.task, _to_stderr).start()
     out: dict[str, Evaluation] = {}
     try:
         for name, (policy, tokenizer) in loaded.items():
             engine = NativeEngine({"policy": policy}, eos=tokenizer.stops, say=_to_stderr)
-            e = config.eval
-            out[name] = asyncio.run(evaluate(engine, tokenizer, judge, tasks, sampling, e.prompts, e.samples, e.k))
+            longest = sampling.max_tokens or most_tokens(tasks, tokenizer, policy.context)
+            how, e = replace(sampling, max_tokens=longest), config.eval
+            out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k))
     finally:
         judge.close()
     return out

@@ -53,8 +53,7 @@ def task_set(
     tokens = tokens or answer_tokens(longest + 1 if longest else 0)
     shown = next((n for n, (path, _) in SCORERS.items() if path == str(scorer)), str(scorer))
     notes.append(
-        f"{name}: {len(chosen)} tasks to train on, {len(held)} held out (task.held_out), judged by {shown} "
-        "(task.reward)"
+        f"{name}: {len(chosen)} tasks to train on, {len(held)} held out, judged by {shown} (task.held_out, task.reward)"
     )
     return TaskSet(name, chosen, held, scorer, tokens, levels, tuple(notes), digest or _digest(chosen + held), words)
 

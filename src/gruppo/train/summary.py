@@ -30,9 +30,8 @@ def summary_of(trainer: "Trainer") -> dict[str, Any]:
 
 def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
     other = "grpo" if summary["method"] == "dapo" else "dapo"
-    again = f"task={summary['task']} task.level=3"
-    if summary["task"] not in BUILT_IN:  # other tasks have settings that only the config file knows
-        again = f"--config {shlex.quote(str(folder['config.toml']))}"
+    again = " task.level=3" if summary["task"] in BUILT_IN else ""
+    name = shlex.quote(str(folder.path))
     early = f", ended early: {summary['ended_early']}" if "ended_early" in summary else ""
     return "\n".join(
         [
@@ -45,6 +44,7 @@ def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
             f"AutoModelForCausalLM.from_pretrained({str(folder['policy'])!r}))",
             f"  summary   {folder['summary.json']}",
             f"try next:  gruppo methods   ·   gruppo train method={other}   ·   gruppo methods diff grpo dapo",
-            f"           gruppo eval {shlex.quote(str(folder['policy']))} {again}",
+            f"           gruppo episodes {name}   ·   gruppo runs",
+            f"           gruppo eval {name}{again}",
         ]
     )

@@ -1,0 +1,178 @@
+"""`gruppo runs`: the runs of a folder, their states and their scores; and which one `--resume` alone means."""
+
+import argparse
+import time
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gruppo.cli.commands import print_json
+from gruppo.train.checkpoint import latest_checkpoint
+from gruppo.train.folder import RunFolder, read_json
+from gruppo.train.lock import NAME as LOCK
+from gruppo.train.lock import STALE
+from gruppo.train.manifest import damage, read_manifest
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
+
+State = Literal["running", "finished", "stopped", "damaged"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A line of the list. `touched` is when it last wrote a row, in seconds since 1970."""
+
+    name: str
+    path: str
+    state: State
+    method: str
+    task: str
+    step: int
+    steps: int
+    before: float | None
+    after: float | None
+    touched: float
+    why: str = ""  # what is damaged
+
+
+def runs(args: argparse.Namespace) -> int:
+    folder = Path(args.folder)
+    found = list_runs(folder, args.check)
+    if args.json:
+        print_json([asdict(r) for r in found])
+        return 0
+    inside = [p.parent for p in sorted(folder.glob("*/*/config.toml"))]
+    print(table(found) if found else f"{folder} holds no runs. `gruppo train` makes one; save.folder says where.")
+    for group in dict.fromkeys(p.parent for p in inside):
+        count = sum(p.parent == group for p in inside)
+        print(f"{count} run{'s' if count > 1 else ''} in {group}: gruppo runs {group}")
+    return 0
+
+
+def list_runs(folder: Path, check: bool = False) -> list[Run]:
+    """All runs right inside a folder, the newest first."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, so it holds no runs. Name a folder.")
+    found = [described(p.parent, check) for p in folder.glob("*/config.toml")]
+    return sorted(found, key=lambda r: (-r.touched, r.name))
+
+
+def newest_unfinished(folder: Path) -> Path:
+    """The run that `gruppo train --resume` means; a ValueError says which there are instead."""
+    found = list_runs(folder)
+    for run in found:
+        if run.state in ("stopped", "damaged"):
+            return Path(run.path)
+    there = "; ".join(f"{r.name} is {r.state}" for r in found[:3]) or "it holds no runs"
+    raise ValueError(
+        f"--resume: {folder} has no run to go on with ({there}). Name one: --resume RUN; or say where runs are: "
+        "save.folder=FOLDER."
+    )
+
+
+# ---- one run
+
+
+def described(path: Path, check: bool = False) -> Run:
+    run, why, ended = RunFolder(path), "", False
+    config: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    try:
+        config = tomllib.loads(run["config.toml"].read_text(encoding="utf-8"))
+        rows = run.metrics()
+        ended = _ended(run, config, rows)
+        why = left_damaged(run, ended, check)
+    except (ValueError, OSError) as error:
+        why = str(error)
+    scores = [r["held_out"] for r in rows if r.get("held_out") is not None]
+    files = [p for p in (run["metrics.jsonl"], run["config.toml"]) if p.is_file()]
+    return Run(
+        name=path.name,
+        path=str(path),
+        state="running" if running(path) else "damaged" if why else "finished" if ended else "stopped",
+        method=str(config.get("method", {}).get("name", "?")),
+        task=str(config.get("task", {}).get("name", "?")),
+        step=int(rows[-1]["step"]) if rows else 0,
+        steps=int(config.get("steps", 0)),
+        before=scores[0] if scores else None,
+        after=scores[-1] if len(scores) > 1 else None,
+        touched=max(p.stat().st_mtime for p in files),
+        why=why,
+    )
+
+
+def _ended(run: RunFolder, config: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
+    """Whether its summary is of all its steps, and not of fewer, after which it was made longer."""
+    summary = read_json(run["summary.json"]) if run["summary.json"].is_file() else {}
+    last = rows[-1]["step"] if rows else 0
+    return summary.get("steps") == last and (last >= config.get("steps", 0) or "ended_early" in summary)
+
+
+def left_damaged(run: RunFolder, ended: bool, check: bool) -> str:
+    """What is wrong with what the run left and with its newest checkpoint: by sizes or, slower, by checksums."""
+    last = latest_checkpoint(run["checkpoints"])
+    for folder in [*([run.path] if ended else []), *([last] if last else [])]:
+        said = damage(folder) if check else _by_size(folder)
+        if said:
+            return said if folder == run.path else f"{folder.name}: {said}"
+    return ""
+
+
+def _by_size(folder: Path) -> str:
+    try:
+        files = read_manifest(folder)
+    except ValueError as error:
+        return str(error)
+    for name, known in files.items():
+        size = (folder / name).stat().st_size if (folder / name).is_file() else -1
+        if size != known["bytes"]:
+            return f"{name} is missing" if size < 0 else f"{name} has {size} bytes instead of {known['bytes']}"
+    return ""
+
+
+def running(path: Path) -> bool:
+    """Whether a process has the run: it holds the lock or, where files cannot be locked, renews it."""
+    lock = path / LOCK
+    try:
+        with lock.open("r") as file:
+            if fcntl is None:
+                raise NotImplementedError
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back when the file is closed
+        return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except (OSError, NotImplementedError):
+        return lock.exists() and time.time() - lock.stat().st_mtime < STALE
+
+
+# ---- words
+
+
+def table(found: list[Run]) -> str:
+    head = ("run", "state", "method", "task", "step", "held-out", "")
+    rows = [
+        (r.name, r.state, r.method, r.task, f"{r.step}/{r.steps}", _score(r), f"{ago(time.time() - r.touched)} ago")
+        for r in found
+    ]
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
+    return "\n".join([*lines, *(f"{r.name} is damaged: {r.why}" for r in found if r.state == "damaged")])
+
+
+def _score(r: Run) -> str:
+    if r.before is None:
+        return "—"
+    return f"{r.before:.3f}" + (f" → {r.after:.3f}" if r.after is not None else "")
+
+
+def ago(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(int(seconds), 0)} s"
