@@ -62,8 +62,10 @@ def arxiv_links(text: str) -> str:
     return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
 
 
-def first_line(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").split("\n")[0]
+def first_sentence(thing: Any) -> str:
+    """Of its docstring; it may go over several lines."""
+    paragraph = " ".join(re.split(r"\n\s*\n", inspect.getdoc(thing) or "", maxsplit=1)[0].split())
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
 
 
 # what the code says
@@ -164,7 +166,7 @@ def checked(m: Method) -> str:
 
 
 def rooms_table(m: Method) -> str:
-    rows = [[room, code(kind(o)), first_line(o)] for room in ROOMS for o in held(m, room).values()]
+    rows = [[room, code(kind(o)), first_sentence(o)] for room in ROOMS for o in held(m, room).values()]
     empty = [[room, "—", "nothing beside the plain way"] for room in ROOMS if not held(m, room)]
     ordered = sorted([*rows, *empty], key=lambda row: ROOMS.index(row[0]))
     text = table(("room", "occupant", "what it does"), ordered)

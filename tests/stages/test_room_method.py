@@ -75,7 +75,7 @@ def test_a_bare_objective_is_the_whole_chain_and_a_tuple_adds() -> None:
     assert m.but(objective=ClippedSurrogate()).objective == (ClippedSurrogate(),)
     both = m.but(objective=(*m.objective, ClippedSurrogate()))
     assert both.objectives == {"policy": (PolicyGradient(), ClippedSurrogate())}
-    assert said(m, both) == [f"objective: nothing → {ClippedSurrogate()}"]
+    assert said(m, both) == [f"objective: + {ClippedSurrogate()}"]
     stronger = EntropyBonus(entropy_coef=0.5)
     assert m.but(penalties=stronger).penalties == (stronger, ReferenceKL())
     assert m.but(select=MaskTruncated()).select == (MaskTruncated(),)
@@ -110,15 +110,15 @@ def test_differences_of_fields_chains_and_roles() -> None:
         "penalties.entropy_bonus.entropy_coef: 0.01 → 0.5"
     ]
     assert said(m, m.but(penalties=(ReferenceKL(), EntropyBonus()))) == [], "by kind, not by place"
-    assert said(m, m.but(penalties=(ReferenceKL(),))) == [f"penalties: {EntropyBonus()} → nothing"]
-    assert said(m, m.but(select=MaskTruncated())) == ["select: nothing → MaskTruncated()"]
+    assert said(m, m.but(penalties=(ReferenceKL(),))) == [f"penalties: - {EntropyBonus()}"]
+    assert said(m, m.but(select=MaskTruncated())) == ["select: + MaskTruncated()"]
     assert said(m, m.but(credit=LeaveOneOut())) == [f"credit: {GroupNormalised()} → {LeaveOneOut()}"]
 
 
 def test_an_objective_alone_is_that_of_the_policy() -> None:
     two = plain(objective={"policy": PolicyGradient(), "critic": ClippedSurrogate()})
-    assert said(plain(), two) == [f"objective.critic: nothing → {ClippedSurrogate()}"]
-    assert said(two, plain()) == [f"objective.critic: {ClippedSurrogate()} → nothing"]
+    assert said(plain(), two) == [f"objective.critic: + {ClippedSurrogate()}"]
+    assert said(two, plain()) == [f"objective.critic: - {ClippedSurrogate()}"]
     assert two.objectives == {"policy": (PolicyGradient(),), "critic": (ClippedSurrogate(),)}
     assert plain().objectives == {"policy": (PolicyGradient(),)}
     cast = plain().but(cast={"ref": Role(train=True)})

@@ -127,7 +127,7 @@ def _claims(command: argparse.ArgumentParser) -> None:
     command.add_argument("--show", action="store_true", help="show rule, figures and pilots of the claims; no runs")
     command.add_argument("--all", action="store_true", help="judge every claim without a result (make claims)")
     command.add_argument("--pilot", action="store_true", help="try the sweep on seeds 100 to 104; no verdict")
-    command.add_argument("--folder", default="claims", metavar="DIR", help="folder of the claims (default claims)")
+    command.add_argument("--folder", metavar="DIR", help="folder of claims (default: claims, else the shipped board)")
     command.add_argument("--runs", default="runs/claims", metavar="DIR", help="folder of runs (default runs/claims)")
     command.add_argument("--jobs", type=int, default=2, metavar="N", help="parallel runs, one process each (default 2)")
     command.add_argument(

@@ -3,7 +3,9 @@
 import argparse
 import dataclasses
 import json
+import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -94,7 +96,7 @@ def dry_run(config: RunConfig, as_json: bool) -> int:
     """Everything but the training: resolve, build, check, and estimate the cost."""
     from gruppo.train.doctor import refuse
 
-    run, checks = _step_zero(config)
+    run, checks = _step_zero(config, as_json)
     refuse(checks)
     tokens = config.prompts * config.samples * run.sampling.max_tokens
     facts = {
@@ -114,11 +116,11 @@ def dry_run(config: RunConfig, as_json: bool) -> int:
     return 0
 
 
-def _step_zero(config: RunConfig) -> "tuple[Run, list[Check]]":
+def _step_zero(config: RunConfig, as_json: bool) -> "tuple[Run, list[Check]]":
     from gruppo.train.doctor import step_zero
     from gruppo.train.run import Run
 
-    run = Run(config)
+    run = Run(config, partial(print, file=sys.stderr) if as_json else print)
     try:
         return run, waited(step_zero(run))
     finally:
@@ -126,13 +128,15 @@ def _step_zero(config: RunConfig) -> "tuple[Run, list[Check]]":
 
 
 def doctor(args: argparse.Namespace) -> int:
-    _, checks = _step_zero(configured(args))
+    _, checks = _step_zero(configured(args), args.json)
     if args.json:
         print_json([dataclasses.asdict(c) for c in checks])
     else:
         for c in checks:
-            mark = "ok  " if c.ok else "take" if c.accepted else "FAIL"
-            print(f"{mark} {c.name:<14} {c.value:10.3g}  (limit {c.limit:.3g}){'' if c.ok else '  ' + c.says}")
+            mark = "ok      " if c.ok else "accepted" if c.accepted else "FAIL    "
+            print(f"{mark} {c.name:<13} {c.found}{'' if c.ok or not c.remedy else '. ' + c.remedy}")
+        bad = sum(not (c.ok or c.accepted) for c in checks)
+        print(f"{bad} of {len(checks)} checks failed" if bad else "all is well: a run with these settings can start")
     return 0 if all(c.ok or c.accepted for c in checks) else 1
 
 

@@ -52,7 +52,8 @@ def eval(args: argparse.Namespace) -> int:
 def run_of(policy: str) -> Path | None:
     """The run that a policy is, or lies in, if any."""
     path = Path(policy)
-    return next((p for p in (path, path.parent) if path.is_dir() and (p / "config.toml").is_file()), None)
+    above = (path, path.parent, path.parent.parent)  # runs/x, runs/x/policy, runs/x/best/policy
+    return next((p for p in above if path.is_dir() and (p / "config.toml").is_file()), None)
 
 
 def policy_folder(policy: str) -> str:

@@ -106,7 +106,7 @@ class Memory(dict[str, Any]):
 class Sampling(Checked):
     """How tokens are drawn."""
 
-    max_tokens: int = setting(16, low=0)  # per answer; in a run, 0: as the task says
+    max_tokens: int = setting(16, low=0)  # per answer; in a run, 0: by task and model (docs/data.md)
     # The smallest temperature is that of gruppo.engines.base.
     temperature: float = setting(1.0, low=1e-6, also=0)  # 0: greedy, so all answers of a group are the same
     top_k: int = setting(0, low=0)  # 0: all tokens

@@ -134,6 +134,8 @@ class Change:
     after: Any
 
     def __str__(self) -> str:
+        if self.where.split(".")[0] in CHAINS and "nothing" in (self.before, self.after):  # the others of a chain stay
+            return f"{self.where}: + {self.after}" if self.before == "nothing" else f"{self.where}: - {self.before}"
         return f"{self.where}: {_legible(self.before)} → {_legible(self.after)}"
 
 

@@ -25,7 +25,8 @@ class Check:
     ok: bool
     value: float
     limit: float
-    says: str
+    found: str  # what was looked at and what it is, in words
+    remedy: str = ""  # if it is not as it must be
     accepted: bool = False
 
 
@@ -47,6 +48,7 @@ async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
         _tokens(run, episodes),
         _coverage(run, batch),
         _judged(episodes),
+        _cut_off(run, episodes),
         _dead(batch),
         _gradient(run, ctx, batch),
     ]
@@ -63,7 +65,7 @@ async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
 def refuse(checks: list[Check]) -> None:
     bad = [c for c in checks if not c.ok and not c.accepted]
     if bad:
-        lines = [f"step zero: {c.name} is {c.value:.3g}, allowed {c.limit:.3g}. {c.says}" for c in bad]
+        lines = [f"step zero, {c.name}: {c.found}. {c.remedy}".rstrip() for c in bad]
         names = ",".join(c.name for c in bad)
         raise ValueError(
             "\n".join([*lines, f"Mend it, or start all the same with accept={names} (recorded with the run)."])
@@ -73,8 +75,8 @@ def refuse(checks: list[Check]) -> None:
 def _ratio(run: Run, batch: Batch) -> Check:
     now = run.learner.read("policy", batch, [need("logp", when="step")], grad=True)["logp_N"]
     worst, limit = float((torch.exp(now - batch.logp_old_N) - 1).abs().max()), GAP[run.dtype]
-    says = "Before an update π/π_old must be 1: dropout or batch-dependent numerics?"
-    return Check("ratio", worst <= limit, worst, limit, says)
+    found = f"before an update π/π_old must be 1: it is off by {worst:.2g} at most (rounding explains {limit:.2g})"
+    return Check("ratio", worst <= limit, worst, limit, found, "Dropout, or numerics that depend on the batch?")
 
 
 def _gap(run: Run, batch: Batch) -> Check:
@@ -84,16 +86,24 @@ def _gap(run: Run, batch: Batch) -> Check:
     rough = run.dtype == torch.bfloat16
     worst = float(gap.mean() if rough else gap.max()) if len(gap) else 0.0
     limit = max(GAP[run.dtype], STORED)
-    return Check("sampler_gap", worst <= limit, worst, limit, "Sampler and trainer disagree about the sampled tokens.")
+    found = (
+        f"sampler and trainer must agree about the sampled tokens: their log-probabilities differ by {worst:.2g} nats "
+        f"{'on average' if rough else 'at most'} (rounding explains {limit:.2g})"
+    )
+    return Check("sampler_gap", worst <= limit, worst, limit, found, "Positions, masks or temperatures may differ.")
 
 
 def _reference(run: Run, batch: Batch) -> Check:
     if "ref" not in run.models or run.version > 0:
-        return Check("reference_kl", True, 0.0, 0.0, "No reference in this method.")
+        return Check("reference_kl", True, 0.0, 0.0, "nothing to check: the method has no reference")
     ref = run.learner.read("ref", batch, [need("logp", "ref")])["logp_ref_N"]
     worst, limit = float((ref - batch.logp_old_N).abs().max()), GAP[run.dtype]
-    ok = run.method.cast["ref"].start != "policy" or worst <= limit
-    return Check("reference_kl", ok, worst, limit, "The reference is a copy of the policy, yet differs.")
+    copy = run.method.cast["ref"].start == "policy"
+    found = (
+        f"the reference is {'a copy of the policy and must agree with it' if copy else 'another model'}: their "
+        f"log-probabilities differ by {worst:.2g} nats at most"
+    ) + (f" (rounding explains {limit:.2g})" if copy else "")
+    return Check("reference_kl", not copy or worst <= limit, worst, limit, found, "Were its weights changed?")
 
 
 def _tokens(run: Run, episodes: list[Episode]) -> Check:
@@ -104,12 +114,15 @@ def _tokens(run: Run, episodes: list[Episode]) -> Check:
         decided, given = s.ids[s.source != Source.ENV], s.ids[s.source != Source.POLICY]
         ok = bos is None or (s.ids[0] == bos and (given == bos).sum() == 1)
         bad += not (ok and run.tokenizer.decode(decided) == e.text)
-    return Check("tokens", bad == 0, bad, 0, "Episodes whose ids and text do not belong together.")
+    found = f"ids and text of an answer must belong together, with bos once: they do not in {bad} of {len(episodes)}"
+    return Check("tokens", bad == 0, bad, 0, found, "Look at the tokenizer and its chat template.")
 
 
 def _coverage(run: Run, batch: Batch) -> Check:
     share = float(learnable_N(run.method, batch).float().mean()) if batch.size("N") else 0.0
-    return Check("mask", share > 0, share, 0, "Share of decisions that can be learned from.")
+    found = f"{share:.0%} of the sampled tokens can be learned from; with none of them there would be no step"
+    remedy = "Look at method.select, and at how the episodes ended: one that failed is not learned from."
+    return Check("mask", share > 0, share, 0, found, remedy)
 
 
 def _judged(episodes: list[Episode]) -> Check:
@@ -117,7 +130,15 @@ def _judged(episodes: list[Episode]) -> Check:
     ended = [e for e in episodes if e.status != Status.OPEN]
     share = sum(e.status.judged for e in ended) / len(ended) if ended else 1.0
     error = next((e.error for e in episodes if e.error), "")
-    return Check("judged", share > 0.5, share, 0.5, f"Share of ended episodes with a reward. {error}".strip())
+    found = f"{share:.0%} of the answers got a reward; more than half must"
+    return Check("judged", share > 0.5, share, 0.5, found, f"The scorer said: {error}" if error else "")
+
+
+def _cut_off(run: Run, episodes: list[Episode]) -> Check:
+    """Only reported: a policy may have to learn to come to an end."""
+    share = sum(e.status == Status.TRUNCATED for e in episodes) / len(episodes) if episodes else 0.0
+    found = f"{share:.0%} of the answers were cut off after sampling.max_tokens={run.sampling.max_tokens} tokens"
+    return Check("truncated", True, share, 1, found)
 
 
 def _dead(batch: Batch) -> Check:
@@ -125,7 +146,8 @@ def _dead(batch: Batch) -> Check:
     groups = batch.level("E", "G")
     spread = batch.gather(batch.reward_E, "E", groups, "std", where=batch.judged_E)
     share = float((spread == 0).float().mean())
-    return Check("dead_groups", True, share, 1, "Share of groups with equal rewards: they say nothing to most methods.")
+    found = f"in {share:.0%} of the groups all rewards are equal: they say nothing to most methods"
+    return Check("dead_groups", True, share, 1, found)
 
 
 def _gradient(run: Run, ctx: Any, batch: Batch) -> Check:
@@ -137,5 +159,9 @@ def _gradient(run: Run, ctx: Any, batch: Batch) -> Check:
     seen = [run.learner.gradient("policy", batch, cut=cut) for cut in (None, interleaved)]
     norm, limit = float(seen[0].norm()), GAP[run.dtype]
     off = float((seen[0] - seen[1]).norm()) / max(norm, FAINT)
-    says = "Relative difference of the gradient between two cuts into micro-batches."
-    return Check("micro_batches", off <= limit and math.isfinite(norm), off, limit, says)
+    found = (
+        f"the gradient (norm {norm:.2g}) must not depend on the cut into micro-batches: between two cuts it differs by "
+        f"{off:.2g} of its norm (rounding explains {limit:.2g})"
+    )
+    remedy = "An objective of your own may average over a micro-batch: declare its terms, and let them be averaged."
+    return Check("micro_batches", off <= limit and math.isfinite(norm), off, limit, found, remedy)

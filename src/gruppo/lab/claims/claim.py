@@ -113,6 +113,18 @@ def _made(kind: Any, body: Mapping[str, Any]) -> Any:
         raise ValueError(str(error).partition(" ")[2]) from None
 
 
+SHIPPED = "shipped"  # in this package, where a wheel puts the board
+
+
+def board_folder(asked: str | None) -> Path:
+    """The folder that was asked for; else ./claims or, where there is none, the board that gruppo comes with."""
+    if asked is not None or any(Path("claims").glob("*.toml")):
+        return Path(asked or "claims")
+    here = Path(__file__).resolve()
+    known = (here.parent / SHIPPED, here.parents[4] / "claims")  # of an installed package, or of a clone
+    return next((f for f in known if any(f.glob("*.toml"))), Path("claims"))
+
+
 def all_claims(folder: Path) -> dict[str, Claim]:
     return {p.stem: read(p) for p in sorted(folder.glob("*.toml"))}
 
@@ -122,7 +134,8 @@ def chosen_claims(folder: Path, names: Sequence[str]) -> dict[str, Claim]:
     known = all_claims(folder)
     if not known:
         raise ValueError(
-            f"{folder} has no claims. They are in the repository: call gruppo claims there, or give --folder."
+            f"{folder} has no claims. Leave --folder out to see the board that gruppo comes with, or name a folder "
+            "with claims of your own."
         )
     for name in names:
         if name not in known:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gruppo.cli.commands import print_json
 from gruppo.lab.claims import board, page
-from gruppo.lab.claims.claim import MORE_SEEDS, PILOT_SEEDS, SEEDS, Claim, chosen_claims
+from gruppo.lab.claims.claim import MORE_SEEDS, PILOT_SEEDS, SEEDS, SHIPPED, Claim, board_folder, chosen_claims
 from gruppo.lab.claims.measures import measure
 from gruppo.lab.claims.verdict import verdict
 from gruppo.lab.compare import command as compare
@@ -19,7 +19,10 @@ LEAN = ("save.tensorboard=no", "save.checkpoint_every=0", "save.episodes_every=0
 
 
 def claims(args: argparse.Namespace) -> int:
-    folder = Path(args.folder)
+    folder = board_folder(args.folder)
+    if args.folder is None and folder != Path("claims"):
+        print(f"the board that gruppo comes with, {folder} (here is no folder claims)", file=sys.stderr)
+    args.folder = str(folder)
     found = chosen_claims(folder, args.names)
     if args.pilot:
         if not args.names:
@@ -90,6 +93,11 @@ def settle(claim: Claim, args: argparse.Namespace) -> None:
         raise ValueError(
             f"claim {claim.name}: its sweep {list(claim.sweep)} has chosen nothing yet. Run gruppo claims {claim.name} "
             "--pilot, write its [chosen] into the file, and commit."
+        )
+    if folder.name == SHIPPED:
+        raise ValueError(
+            f"claim {claim.name}: the board in {folder} is for reading. To judge it, copy {claim.name}.toml into the "
+            "folder claims of a git repository, commit it, and call gruppo claims there."
         )
     if args.runs_only:
         runs_of(claim, claim.arms, range(args.runs_only), args, "verdict")
