@@ -7,7 +7,7 @@
     make mutants ARGS=report                    what is known so far, nothing is run
     make mutants ARGS=pitfalls                  one planted mistake for each pitfall (tests/mutants/planted.toml)
 
-Ends with 1 when fewer than 90 % are killed, or when one survives that tests/mutants/survivors.toml does not explain.
+Ends with 1 when fewer than 94 % are killed, or when one survives that tests/mutants/survivors.toml does not explain.
 It may be stopped at any time and goes on where it was: results are in .mutants/. Why mutmut's operators with a runner
 of our own: docs/design/mutants.md.
 """

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from gruppo.data import pack, single_turn
-from gruppo.data.files import system_errors, whole_folder
+from gruppo.data.files import _separate, system_errors, whole_folder
 from gruppo.data.pack import micro_rows
 
 
@@ -29,6 +29,19 @@ def test_equal_sequences_keep_the_order_of_the_batch() -> None:
     same = [single_turn(i, "t", "g", np.arange(1, 9), np.array([5, 6]), np.zeros(2, np.float32), 0) for i in range(50)]
     shares = micro_rows(pack(same, share=0.0), 10**6, shares=2)
     assert [i for share in shares for rows in share for i in rows.tolist()] == list(range(50))
+
+
+# files
+
+
+def test_only_tensors_that_share_their_memory_are_copied() -> None:
+    """Weights may fill the memory of a machine; a part of another tensor is stored without the rest."""
+    x, y = torch.ones(4, 2), torch.zeros(3)
+    found = _separate({"x": x, "y": y, "again": x, "part": y[1:]})
+    assert found["x"].data_ptr() == x.data_ptr() and found["y"].data_ptr() == y.data_ptr()
+    assert found["again"].data_ptr() != x.data_ptr() and found["part"].untyped_storage().nbytes() == 8
+    alone = _separate({"part": y[1:]})["part"]
+    assert alone.untyped_storage().nbytes() == 8 and alone.tolist() == [0.0, 0.0]
 
 
 # whole folders
