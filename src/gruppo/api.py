@@ -118,9 +118,10 @@ def evaluate(
 ) -> Evaluation:
     """Held-out accuracy of a policy: a folder, a name such as "tiny", or a run.
 
-    A policy of a run is evaluated on the task of the run, with its settings, unless others are given. `prompts`, `samples`, `k` and `temperature` are those of `eval`; the same prompts and random keys come every time.
+    A policy of a run is evaluated on the task of the run, with its settings, unless others are given. `prompts`,
+    `samples`, `k` and `temperature` are those of `eval`; the same prompts and random keys come every time.
     """
-    from gruppo.cli.evaluate import _evaluated_as, evaluations, policy_folder, run_of
+    from gruppo.cli.evaluate import _evaluated_as, evaluations, run_of
     from gruppo.train.run import tasks_of
 
     name = str(policy.folder if isinstance(policy, SavedRun) else policy)
@@ -131,7 +132,6 @@ def evaluate(
     config = configured(base, task=task, reward=reward, **{**wanted, **settings})
     wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)
     sampling = dataclasses.replace(config.sampling, temperature=config.eval.temperature)
-    name = policy_folder(name)
     return evaluations(config, tasks_of(config), sampling, [name])[name]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gruppo.stages import StepRecord
 
 if TYPE_CHECKING:
+    from gruppo.train.config import RunConfig
     from gruppo.train.trainer import Trainer
 
 Row = Mapping[str, Any]
@@ -39,8 +40,20 @@ class Callback:
     def step(self, trainer: "Trainer", step: Step) -> None:
         """A step was done and logged, and not yet saved. `trainer.end_early(why)` makes it the last one."""
 
+    def facts(self, trainer: "Trainer") -> Row:
+        """What summary.json is to say of it, at the end of the run."""
+        return {}
+
     def end(self, trainer: "Trainer", summary: Row | None) -> None:
         """The process is done with the run; None if it did not come to its end."""
+
+
+def standing(config: "RunConfig") -> list[Callback]:
+    """Those that the settings ask for: save.tensorboard, save.log, save.best, eval.patience."""
+    from gruppo.train.best import by_accuracy
+    from gruppo.train.loggers import loggers
+
+    return [*tensorboard(config.save.tensorboard), *loggers(config), *by_accuracy(config)]
 
 
 class TensorBoard(Callback):

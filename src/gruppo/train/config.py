@@ -31,6 +31,7 @@ class EvalConfig(Checked):
     samples: int = setting(1, low=1)  # answers per problem
     k: tuple[int, ...] = ()  # of pass@k and maj@k, for example 1,4,16; empty: 1 and samples
     temperature: float = setting(1.0, low=1e-6, also=0)  # 0: greedy
+    patience: int = setting(0, low=0)  # end the run after so many evaluations without a better accuracy; 0: never
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class SaveConfig(Checked):
     keep: int = setting(2, low=1)  # checkpoints; older ones are removed
     episodes_every: int = setting(10, low=0)  # steps; 0: none
     tensorboard: Literal["auto", "yes", "no"] = "auto"  # auto: if it is installed
+    log: tuple[str, ...] = ()  # loggers: wandb, mlflow, trackio
+    best: bool = False  # keep the policy with the best held-out accuracy in best/policy
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class RunConfig(Checked):
     method: Method = field(default_factory=lambda: method("grpo"))
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
-    sampling: Sampling = Sampling(max_tokens=0)  # max_tokens=0: as the task says
+    sampling: Sampling = Sampling(max_tokens=0)  # max_tokens=0: by task and model
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     save: SaveConfig = SaveConfig()

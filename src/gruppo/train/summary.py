@@ -24,6 +24,7 @@ def summary_of(trainer: "Trainer") -> dict[str, Any]:
         "steps": trainer.done,
         "tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
         **({"ended_early": trainer.early} if trainer.early else {}),
+        **{name: value for c in trainer.callbacks for name, value in c.facts(trainer).items()},
         "folder": str(trainer.folder.path),
     }
 
@@ -32,6 +33,11 @@ def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
     other = "grpo" if summary["method"] == "dapo" else "dapo"
     again = " task.level=3" if summary["task"] in BUILT_IN else ""
     name = shlex.quote(str(folder.path))
+    best = (
+        f"held-out accuracy {summary['best_accuracy']:.3f}, step {summary['best_step']}"
+        if "best_step" in summary
+        else ""
+    )
     early = f", ended early: {summary['ended_early']}" if "ended_early" in summary else ""
     return "\n".join(
         [
@@ -42,6 +48,7 @@ def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
             *([f"  episodes  {folder['episodes']}"] if folder["episodes"].is_dir() else []),
             f"  policy    {folder['policy']}   (transformers: "
             f"AutoModelForCausalLM.from_pretrained({str(folder['policy'])!r}))",
+            *([f"  best      {folder['best'] / 'policy'}   ({best})"] if best else []),
             f"  summary   {folder['summary.json']}",
             f"try next:  gruppo methods   ·   gruppo train method={other}   ·   gruppo methods diff grpo dapo",
             f"           gruppo episodes {name}   ·   gruppo runs",

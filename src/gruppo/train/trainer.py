@@ -12,8 +12,9 @@ from typing import Any
 from gruppo.methods import refurnished
 from gruppo.policies import save_policy
 from gruppo.stages import StepRecord
+from gruppo.stages.check import cut_off
 from gruppo.tasks.load import short_name
-from gruppo.train.callbacks import Callback, Step, tensorboard
+from gruppo.train.callbacks import Callback, Step, standing
 from gruppo.train.checkpoint import (
     State,
     checkpoints,
@@ -223,7 +224,7 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.changes, self.allow = config, folder, changes, allow
         wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)  # refused before anything is loaded
-        self.callbacks = [*tensorboard(config.save.tensorboard), Samples(config.show), *callbacks]
+        self.callbacks = [*standing(config), Samples(config.show), *callbacks]
         self.stop = stop or Stop()
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
@@ -231,6 +232,7 @@ class Trainer:
         self.wins = Wins(self.run, config.eval.prompts)
         self.before: float | None = None
         self.after: float | None = None
+        self.evaluation: Evaluation | None = None  # the newest one of this process
         self.seconds, self.tokens = 0.0, 0.0
         self.done = 0
         self.early = ""  # why the run ends before its last step
@@ -276,8 +278,12 @@ class Trainer:
         self.run.warn_if_few_recur()
         for c in self.callbacks:
             c.begin(self, ())
+        asked = min(self.config.eval.prompts, len(self.run.tasks.held_out))
+        self.display.say(f"first the held-out accuracy before training, on {asked} prompts (eval.prompts)")
         start = await self._evaluate()
-        self.before = start.accuracy
+        self.before = self.display.row["held_out"] = start.accuracy
+        if start.accuracy == 0 and (why := cut_off(start.truncated, self.run.sampling.max_tokens)):
+            self.run.warn(f"held-out accuracy is 0. {why}")
         self._log({"step": 0, **start.logged(), **await self.wins.row(start)})
         return 0
 
@@ -321,7 +327,8 @@ class Trainer:
             kept = step.record.episodes
             self.folder.write_episodes(self.done, kept, beside(kept, step.record.batch, self.run.walk.task_of))
         # Not after a gradient that was not finite: if the next ones are not either, this would be no way back.
-        due = save.checkpoint_every and self.done % save.checkpoint_every == 0 and not self.run.learner.bad_steps
+        bad = any(self.run.learner.bad_steps.values())
+        due = save.checkpoint_every and self.done % save.checkpoint_every == 0 and not bad
         if last or self.stop.asked or due:
             self._save(self.done)
 
@@ -338,7 +345,9 @@ class Trainer:
     async def _evaluate(self) -> Evaluation:
         sampling = replace(self.run.sampling, temperature=self.config.eval.temperature, top_k=0, top_p=1.0)
         r, e = self.run, self.config.eval
-        return await evaluate(r.engine, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k, r.walk.play)
+        given = (r.engine, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k, r.walk.play)
+        self.evaluation = await evaluate(*given)
+        return self.evaluation
 
     def _log(self, row: dict[str, Any]) -> None:
         self.folder.append_metrics(row)
