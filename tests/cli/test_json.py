@@ -65,7 +65,7 @@ def test_doctor_finds_something(capsys: pytest.CaptureFixture[str]) -> None:
     Path("reward.py").write_text("def score(task, text):\n    return 1 / 0")
     checks = said(capsys, "doctor", *SMALL, "task.reward=./reward.py:score", code=1)
     bad = [check for check in checks if not check["ok"]]
-    assert "judged" in {c["name"] for c in bad} and any("ZeroDivisionError" in check["says"] for check in bad)
+    assert "judged" in {c["name"] for c in bad} and any("ZeroDivisionError" in check["remedy"] for check in bad)
 
 
 def test_methods(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ def policy_folder(policy: str) -> str:
 
 def as_trained(policies: Iterable[str], args: argparse.Namespace) -> RunConfig | None:
     """The configuration to begin with: task and settings of the run that the policies lie in; says which."""
-    runs = list(dict.fromkeys(run for p in policies if (run := run_of(p)) is not None))
+    runs = list(dict.fromkeys(run for p in policies if policy_folder(p) and (run := run_of(p)) is not None))
     for run in runs:
         if said := RunFolder(run).damage():
             _to_stderr(

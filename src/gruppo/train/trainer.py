@@ -12,7 +12,6 @@ from typing import Any
 from gruppo.methods import refurnished
 from gruppo.policies import save_policy
 from gruppo.stages import StepRecord
-from gruppo.stages.check import cut_off
 from gruppo.tasks.load import short_name
 from gruppo.train.callbacks import Callback, Step, standing
 from gruppo.train.checkpoint import (
@@ -279,11 +278,9 @@ class Trainer:
         for c in self.callbacks:
             c.begin(self, ())
         asked = min(self.config.eval.prompts, len(self.run.tasks.held_out))
-        self.display.say(f"first the held-out accuracy before training, on {asked} prompts (eval.prompts)")
+        self.display.say(f"measuring the held-out accuracy before training (eval.prompts: {asked})")
         start = await self._evaluate()
         self.before = self.display.row["held_out"] = start.accuracy
-        if start.accuracy == 0 and (why := cut_off(start.truncated, self.run.sampling.max_tokens)):
-            self.run.warn(f"held-out accuracy is 0. {why}")
         self._log({"step": 0, **start.logged(), **await self.wins.row(start)})
         return 0
 
