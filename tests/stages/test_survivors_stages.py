@@ -22,7 +22,7 @@ from gruppo.stages.curriculum import asked
 from gruppo.stages.goal import Sum, zero_of
 from gruppo.stages.method import Change, difference
 from gruppo.stages.objective import NOW, OLD, ValueLoss
-from gruppo.stages.play import Fork, starts_of
+from gruppo.stages.play import Fork, one_answer, starts_of
 from gruppo.stages.record import from_table, to_table
 from gruppo.stages.replay import Recent
 from gruppo.stages.terms import Counts
@@ -291,3 +291,12 @@ def test_a_note_of_the_replay_says_of_which_step_it_is() -> None:
     [kept] = noted(batch, [e], ("adv_N",))
     assert (kept.notes["adv"].version, kept.notes["adv"].level) == (6, "N")
     assert kept.notes["adv"].values.tolist() == [1.0, 2.0]
+
+
+def test_an_answer_is_played_to_its_end_unless_a_window_is_said() -> None:
+    async def lengths(**options: int) -> list[int]:
+        ctx = context()
+        starts = starts_of(ctx, [prompt(Ask(task(0), 1, index=0))])
+        return [e.tokens async for _, e in one_answer(ctx, starts, **options)]
+
+    assert asyncio.run(lengths()) == [3] and asyncio.run(lengths(window=2)) == [2]
