@@ -114,8 +114,9 @@ def _source(value: Any) -> tuple[str, list[FunctionType]]:
     name = value.__name__
     _refuse_closures(name, functions)
     for f in functions:
-        text = _segment(f.__code__, name)
-        if text and all(_same(g.__code__, _codes(compile(text, "", "exec"))) for g in functions):
+        cell = "".join(linecache.getlines(f.__code__.co_filename))
+        text = _segment(cell, f.__code__.co_firstlineno, name)
+        if text and all(_same(g.__code__, cell) for g in functions):
             return text, functions
     raise ValueError(
         f"the source of {name} cannot be found, or has changed since it was run, so other processes could not have it. "
@@ -135,18 +136,17 @@ def _functions(value: Any) -> Iterator[FunctionType]:
             yield member
 
 
-def _segment(code: CodeType, name: str) -> str:
+def _segment(cell: str, line: int, name: str) -> str:
     """The definition of that name around a line of a file or cell."""
-    lines = linecache.getlines(code.co_filename)
     try:
-        tree = ast.parse("".join(lines))
+        tree = ast.parse(cell)
     except SyntaxError:
         return ""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            if first <= code.co_firstlineno <= (node.end_lineno or first):
-                return dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
+            if first <= line <= (node.end_lineno or first):
+                return dedent("\n".join(cell.split("\n")[first - 1 : node.end_lineno])).rstrip()
     return ""
 
 
@@ -157,9 +157,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(part)
 
 
-def _same(code: CodeType, among: Iterator[CodeType]) -> bool:
-    """Whether a file that was edited meanwhile still says what was run."""
-    return any(_shape(code) == _shape(other) for other in among if other.co_name == code.co_name)
+def _same(code: CodeType, cell: str) -> bool:
+    """Whether a file or cell still says what was run: it may have been edited meanwhile."""
+    now = compile(cell, "", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    return any(_shape(code) == _shape(other) for other in _codes(now) if other.co_name == code.co_name)
 
 
 def _shape(code: CodeType) -> tuple[Any, ...]:
