@@ -121,14 +121,14 @@ def evaluate(
     A policy of a run is evaluated on the task of the run, with its settings, unless others are given. `prompts`,
     `samples`, `k` and `temperature` are those of `eval`; the same prompts and random keys come every time.
     """
-    from gruppo.cli.evaluate import _evaluated_as, evaluations, run_of
+    from gruppo.cli.evaluate import evaluated_as, evaluations, run_of
     from gruppo.train.run import tasks_of
 
     name = str(policy.folder if isinstance(policy, SavedRun) else policy)
     run = run_of(name)
     given = {"prompts": prompts, "samples": samples, "k": k, "temperature": temperature}
     wanted = {f"eval.{key}": value for key, value in given.items() if value is not None}
-    base = RunConfig() if run is None else _evaluated_as(run)
+    base = RunConfig() if run is None else evaluated_as(run)
     config = configured(base, task=task, reward=reward, **{**wanted, **settings})
     wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)
     sampling = dataclasses.replace(config.sampling, temperature=config.eval.temperature)

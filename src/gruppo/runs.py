@@ -1,13 +1,12 @@
 """A run folder seen from Python: summary, metrics and episodes as tables, curves, the policy."""
 
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gruppo.tasks.imports import library
 from gruppo.train.config import RunConfig
-from gruppo.train.curves import figure
+from gruppo.train.curves import figure, shown
 from gruppo.train.episodes import episode_rows, flat
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.trainer import finished
@@ -76,9 +75,7 @@ class SavedRun:
 
     def curves(self) -> Any:
         """A matplotlib figure of the metrics; the last line of a notebook's cell shows it."""
-        drawn = figure(self.metrics(), self.folder.name)
-        drawn._repr_png_ = lambda: _png(drawn)  # without pyplot, a notebook does not know how to show a figure
-        return drawn
+        return shown(figure(self.metrics(), self.folder.name))
 
     def resume(self, **settings: Any) -> "SavedRun":
         """`gruppo.resume` of this run."""
@@ -98,12 +95,6 @@ class SavedRun:
             return f"<run {self.folder}: {s['steps']} steps done, not finished>"
         accuracy = f"held-out accuracy {s['accuracy_before']:.3f} → {s['accuracy_after']:.3f}"
         return f"<run {self.folder}: {s['method']} on {s['task']}, {s['steps']} steps, {accuracy}>"
-
-
-def _png(drawn: Any) -> bytes:
-    out = BytesIO()
-    drawn.savefig(out, format="png", dpi=80)
-    return out.getvalue()
 
 
 def _pandas() -> Any:

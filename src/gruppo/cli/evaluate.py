@@ -83,7 +83,7 @@ def as_trained(policies: Iterable[str], args: argparse.Namespace) -> RunConfig |
     chosen = any(s.partition("=")[0] in ("task", "task.name") for s in args.settings)
     if not chosen:
         _refuse_several_tasks(runs)
-    found = _evaluated_as(runs[0])
+    found = evaluated_as(runs[0])
     if chosen:  # the run's settings of its task are for that one
         found = replace(found, task=RunConfig().task, sampling=RunConfig().sampling)
     if settings := _settings_of(found, chosen):
@@ -91,7 +91,7 @@ def as_trained(policies: Iterable[str], args: argparse.Namespace) -> RunConfig |
     return found
 
 
-def _evaluated_as(run: Path) -> RunConfig:
+def evaluated_as(run: Path) -> RunConfig:
     """Task, tokens and evaluation of a run. Its method, which may have code of its own, is not read."""
     table = tomllib.loads(RunFolder(run)["config.toml"].read_text(encoding="utf-8"))
     task, ours = from_table(table["task"], "task."), from_table(table["eval"], "eval.")
@@ -100,7 +100,7 @@ def _evaluated_as(run: Path) -> RunConfig:
 
 
 def _refuse_several_tasks(runs: Sequence[Path]) -> None:
-    tasks = {run: _evaluated_as(run).task for run in runs}
+    tasks = {run: evaluated_as(run).task for run in runs}
     for run, task in tasks.items():
         if task != tasks[runs[0]]:
             raise ValueError(

@@ -1,6 +1,7 @@
 """The picture of a run: curves.png."""
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,18 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
             axis.legend(frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
     drawn.suptitle(title)
+    return drawn
+
+
+def shown(drawn: Any) -> Any:
+    """A figure that notebooks show, also without pyplot."""
+
+    def png() -> bytes:
+        out = BytesIO()
+        drawn.savefig(out, format="png", dpi=80)
+        return out.getvalue()
+
+    drawn._repr_png_ = png
     return drawn
 
 

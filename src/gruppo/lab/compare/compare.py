@@ -17,6 +17,7 @@ import numpy as np
 
 from gruppo.lab.compare.statistics import Pair, pairwise
 from gruppo.stages.names import nearest
+from gruppo.train.curves import shown
 from gruppo.train.estimates import Interval, mean_interval
 from gruppo.train.folder import RunFolder, finite, flat
 
@@ -167,28 +168,31 @@ class Comparison:
             os.replace(draft, folder / name)
 
     def draw(self, path: Path) -> bool:
-        """Curves: the mean over seeds, with the pointwise t-interval as a band."""
+        """Writes the figure; False if there is nothing to draw."""
+        drawn = self.figure()
+        if drawn is not None:
+            drawn.savefig(path, dpi=110)
+        return drawn is not None
+
+    def figure(self) -> Any:
+        """Curves, as a matplotlib figure: the mean over seeds, with its t-interval as a band; None: no curves."""
         wanted = [m for m in dict.fromkeys((self.metric, "reward", "entropy", "length")) if self._has(m)]
         if not wanted:
-            return False
-        import matplotlib
+            return None
+        from matplotlib.figure import Figure  # not pyplot: a notebook has chosen how its figures are shown
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-
-        figure, axes = plt.subplots(1, len(wanted), figsize=(4.2 * len(wanted), 3.4), constrained_layout=True)
-        for axis, metric in zip(np.atleast_1d(axes), wanted, strict=True):
+        drawn = Figure(figsize=(4.2 * len(wanted), 3.4), layout="constrained")
+        axes = np.atleast_1d(drawn.subplots(1, len(wanted)))
+        for axis, metric in zip(axes, wanted, strict=True):
             for name in self.entrants:
                 step, mean, low, high = self.band(name, metric)
                 axis.plot(step, mean, marker="o" if len(step) < 12 else None, markersize=3, label=name)
                 axis.fill_between(step, low, high, alpha=0.2, linewidth=0)
             axis.set(xlabel="step", title=metric)
             axis.spines[["top", "right"]].set_visible(False)
-        np.atleast_1d(axes)[0].legend(frameon=False)
-        figure.suptitle(f"{self.title}: mean and 95 % band over {len(self.seeds)} seeds", fontsize="medium")
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
-        return True
+        axes[0].legend(frameon=False)
+        drawn.suptitle(f"{self.title}: mean and 95 % band over {len(self.seeds)} seeds", fontsize="medium")
+        return shown(drawn)
 
     def _has(self, metric: str) -> bool:
         return any(r.curve(metric) for r in self.results)

@@ -192,7 +192,7 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
                 for run, process in list(running.items()):
                     if (code := process.poll()) is not None:
                         del running[run]
-                        _settle(run, code, interrupt.asked, failed, board)
+                        _settle(run, code, bool(interrupt.asked), failed, board)
                 board.look(list(running))
                 time.sleep(_LOOK)
         finally:
