@@ -14,6 +14,7 @@ from gruppo.data import pack, single_turn
 from gruppo.tasks import TaskConfig
 from gruppo.tasks.load import load
 from gruppo.train.episodes import Filter, advantages, beside, by_reward, episode_rows, in_words, row_of
+from gruppo.train.progress import Display
 from gruppo.train.samples import Samples, sample
 
 
@@ -163,3 +164,14 @@ def test_a_dialogue_is_shown_with_its_roles() -> None:
         ]
         == 3
     )
+
+
+def test_the_time_left_counts_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("gruppo.train.progress.time.perf_counter", lambda: now[0])
+    display = Display("", steps=10, start=4)
+    now[0] = 1000.0  # loading, and the evaluation before the first step
+    display.start()
+    display.row = {"reward": 0.5, "truncated": 0.25}
+    now[0] = 1006.0
+    assert display._line(6) == "step 6/10  reward 0.5  truncated 0.25  left 12 s"

@@ -53,6 +53,10 @@ class Display:
             self._live.__exit__(*error)
             self._live = None
 
+    def start(self) -> None:
+        """The first step begins now: what was done before it says nothing about the time that is left."""
+        self._begun = time.perf_counter()
+
     def say(self, text: str) -> None:
         if not self.quiet:
             self.console.print(text, markup=False, soft_wrap=True)

@@ -253,6 +253,7 @@ class Trainer:
         try:
             with self.display:
                 self.done = loop(self._begin()) if state is None else self._restore(state)
+                self.display.start()
                 while self.done < self.config.steps and not self.early and not self.stop.asked:
                     step = loop(self._step(self.done))
                     try:
