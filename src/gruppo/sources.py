@@ -116,7 +116,8 @@ def _source(value: Any) -> tuple[str, list[FunctionType]]:
     for f in functions:
         cell = "".join(linecache.getlines(f.__code__.co_filename))
         text = _segment(cell, f.__code__.co_firstlineno, name)
-        if text and all(_same(g.__code__, cell) for g in functions):
+        # A file is compiled as a whole, and a notebook compiles each statement of a cell alone, which differs a bit.
+        if text and any(all(_same(g.__code__, part) for g in functions) for part in (cell, text)):
             return text, functions
     raise ValueError(
         f"the source of {name} cannot be found, or has changed since it was run, so other processes could not have it. "

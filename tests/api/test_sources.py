@@ -1,5 +1,6 @@
 """What is defined in no file becomes a file that does the same; what cannot is refused, with the remedy."""
 
+import ast
 import linecache
 import math
 import re
@@ -16,12 +17,14 @@ from gruppo.tasks.imports import load_object
 from gruppo.written import import_path, reward_path
 
 
-def defined(code: str, **names: Any) -> dict[str, Any]:
-    """The names of a cell of a notebook, run in a namespace of its own."""
+def defined(code: str, alone: bool = False, **names: Any) -> dict[str, Any]:
+    """The names of a script, or of a notebook's cell, whose statements are compiled alone; in a space of their own."""
     cell = f"<cell {len(linecache.cache)}>"
     linecache.cache[cell] = (len(code), None, code.splitlines(keepends=True), cell)
     space = {"__name__": "__main__", **names}
-    exec(compile(code, cell, "exec"), space)
+    parts = [ast.Module([node], []) for node in ast.parse(code).body] if alone else [ast.parse(code)]
+    for part in parts:
+        exec(compile(part, cell, "exec"), space)
     return space
 
 
@@ -61,8 +64,9 @@ def reward(task, text, scale=SCALE):
 """
 
 
-def test_a_function_comes_with_what_it_uses() -> None:
-    mine = defined(CELL)["reward"]
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_function_comes_with_what_it_uses(alone: bool) -> None:
+    mine = defined(CELL, alone)["reward"]
     assert nowhere(mine)
     again = back(mine)
     assert not nowhere(again) and again is not mine
