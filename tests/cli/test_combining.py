@@ -176,11 +176,11 @@ def test_a_class_derived_from_the_other_half_will_do() -> None:
 def test_what_a_room_brings_along_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ("method.credit=copo", "steps=1", "save.name=along")
     assert main(["train", *SMALL, *settings]) == 0
-    head = capsys.readouterr().out.splitlines()[:4]
-    assert head[0] == "grpo, with these changes:"
+    first, *head = capsys.readouterr().out.splitlines()[:5]
+    assert first == "run folder  runs/along" and head[0] == "grpo, with these changes:"
     assert head[1].startswith("  credit: GroupNormalised(") and "→ InsideAndBetween(" in head[1]
-    assert head[2].startswith("  objective: ClippedSurrogate(") and head[2].endswith("→ nothing")
-    assert head[3].startswith("  objective: nothing → TwoSurrogates(")
+    assert head[2].startswith("  objective: - ClippedSurrogate(")
+    assert head[3].startswith("  objective: + TwoSurrogates(")
     assert main(["train", "--dry-run", *SMALL, *settings]) == 0
     assert "# grpo, with these changes:\n#   credit: " in capsys.readouterr().out
     assert main(["train", "--dry-run", *SMALL]) == 0
