@@ -49,7 +49,7 @@ def train(
     settings   as on the command line: steps=20, eval={"every": 5}, **{"optim.lr": 1e-4}; **{"method.select+": NAME}
     """
     config = configured(method, task=task, reward=reward, **settings)
-    return SavedRun(trainer.train(config, quiet=quiet, callbacks=callbacks)["folder"])
+    return SavedRun(trainer.train(config, quiet=quiet, callbacks=_checked(callbacks))["folder"])
 
 
 def steps(
@@ -67,7 +67,7 @@ def steps(
     """
     config = configured(method, task=task, reward=reward, **settings)  # refused here, and not at the first step
     trainer.refuse_ranks()
-    return _steps(config, callbacks, quiet)
+    return _steps(config, _checked(callbacks), quiet)
 
 
 def _steps(config: RunConfig, callbacks: Sequence[Callback], quiet: bool) -> Iterator[Step]:
@@ -95,7 +95,7 @@ def resume(
         allow=allow_changes,
         skip_damaged=skip_damaged,
         quiet=quiet,
-        callbacks=callbacks,
+        callbacks=_checked(callbacks),
     )
     return SavedRun(done["folder"])
 
@@ -192,6 +192,16 @@ def _planned(entrant: "Entrant", config: RunConfig, seed: int, folder: Path) -> 
     where = {"seed": seed, "save.folder": str(folder / entrant.slug), "save.name": f"seed-{seed}"}
     config = configured(config, **where)
     return Planned(entrant.name, config, ("--config", store(folder, "run", tomli_w.dumps(to_table(config)), ".toml")))
+
+
+def _checked(callbacks: Sequence[Callback]) -> Sequence[Callback]:
+    for c in callbacks:
+        if not isinstance(c, Callback):
+            raise ValueError(
+                f"callbacks has {c!r}, which is no callback, so nothing was started. Derive a class from "
+                "gruppo.Callback, and pass an object of it."
+            )
+    return callbacks
 
 
 # from arguments to a configuration

@@ -133,6 +133,7 @@ def test_settings_in_every_form() -> None:
     ({"steps": "many"}, "steps=many is not a whole number"),
     ({"steps": 0}, "steps=0"),
     ({"method": "grop"}, "grop"),
+    ({"callbacks": [print]}, "which is no callback"),
     ({"task": 3}, "task is int and no task"),
     ({"task": []}, "task is an empty list"),
     ({"task": [{"prompt": {1}}]}, "row 0: prompt holds what a file cannot"),

@@ -48,6 +48,12 @@ class Fake(ModuleType):
         self.given: list[tuple[str, str, Any]] = []  # (id, what, …)
         self.api = SimpleNamespace(api_key=None)
         self.open = 0
+        self.refusing = 0  # so many calls
+
+    def refuse(self) -> None:
+        self.refusing -= 1
+        if self.refusing >= 0:
+            raise ConnectionError("no answer")
 
     def Table(self, columns: list[str], data: list[list[Any]]) -> Any:
         assert all(len(row) == len(columns) for row in data)
@@ -59,6 +65,7 @@ class Fake(ModuleType):
         self.open += 1
 
         def log(row: dict[str, Any], step: int) -> None:
+            self.refuse()
             self.given.append((key, "row", (step, row)))
 
         def finish(**how: Any) -> None:
@@ -94,6 +101,7 @@ class Fake(ModuleType):
         assert len(params) <= 100
         self.given[0][2]["config"] |= {p[0]: p[1] for p in params}
         if metrics:
+            self.refuse()
             self.given.append((key, "row", (metrics[0][3], {m[0]: m[1] for m in metrics})))
 
     def log_text(self, key: str, text: str, file: str) -> None:
@@ -157,6 +165,28 @@ def test_a_logger_that_comes_later_gets_the_rows_so_far(fake: Fake) -> None:
     killed_in_last_step()
     assert gruppo("train", "--resume", "runs/b", f"save.log={fake.__name__}", "--allow-changes") == 0
     assert [step for step, _ in fake.rows()] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_logger_that_fails_does_not_end_the_run(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.refusing = 2
+    assert train("a", *RUN, f"save.log={fake.__name__}") == 0
+    assert [step for step, _ in fake.rows()] == [0, 1, 2, 3, 4]  # they waited
+    assert capsys.readouterr().out.count(f"{fake.__name__} takes no rows (no answer)") == 1
+    fake.refusing = 99
+    assert train("b", *RUN, f"save.log={fake.__name__}") == 0
+    assert f"5 rows were not logged by {fake.__name__}" in capsys.readouterr().out
+
+
+def test_a_logger_that_cannot_be_started_is_told(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no answer")
+
+    for name in ("init", "MlflowClient"):
+        monkeypatch.setattr(fake, name, broken)
+    assert train("a", *RUN, f"save.log={fake.__name__}") == 2
+    assert f"save.log={fake.__name__} cannot be started (no answer)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fake", ["wandb"], indirect=True)

@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,38 +38,57 @@ class Logger(Callback):
 
     def __init__(self) -> None:
         self.id, self.logged, self.path = "", -1, Path()
-        self.open = False
+        self.open = self.failing = False
+        self.waiting: list[tuple[Row, list[Row]]] = []  # rows that it has not been given yet
 
     def begin(self, trainer: "Trainer", rows: Sequence[Row]) -> None:
         self.path = trainer.folder[f"log-{self.name}.json"]
         known = read_json(self.path) if self.path.is_file() else {}
         self.id, self.logged = str(known.get("id", "")), int(known.get("step", -1))
         config = {k: v for k, v in flat(to_table(trainer.config)) if not k.endswith("kind")}
-        with redirect_stdout(sys.stderr):  # stdout may be JSON
-            self.id = self.start(trainer, self.id, config)
+        try:
+            with redirect_stdout(sys.stderr):  # stdout may be JSON
+                self.id = self.start(trainer, self.id, config)
+        except Exception as error:  # of any kind: of the network, of a key, of a database
+            raise ValueError(
+                f"save.log={self.name} cannot be started ({error}). Mend it, or go on without: save.log="
+            ) from error
         self.open = True
         self._note(self.logged)
-        for row in rows:  # what it has not been given yet, for example if it was not there at first
-            self._give(row, [])
+        self.waiting = [(row, []) for row in rows]  # if it was not there at first
+        self._give(trainer)
 
     def row(self, trainer: "Trainer", row: Row) -> None:
-        self._give(row, samples(trainer, int(row["step"])) if "held_out" in row else [])
+        self.waiting.append((row, samples(trainer, int(row["step"])) if "held_out" in row else []))
+        self._give(trainer)
 
-    def _give(self, row: Row, table: list[Row]) -> None:
-        step = int(row["step"])
-        if step <= self.logged:
-            return
-        numbers = {k: float(v) for k, v in row.items() if k != "step" and v is not None and math.isfinite(v)}
-        self.send(step, numbers, table)
-        self._note(step)
+    def _give(self, trainer: "Trainer") -> None:
+        """Everything that waits, in its order. A logger that fails does not end the run: it is tried again."""
+        try:
+            while self.waiting:
+                row, table = self.waiting[0]
+                if int(row["step"]) > self.logged:
+                    numbers = {
+                        k: float(v) for k, v in row.items() if k != "step" and v is not None and math.isfinite(v)
+                    }
+                    self.send(int(row["step"]), numbers, table)
+                    self._note(int(row["step"]))
+                self.waiting.pop(0)
+            self.failing = False
+        except Exception as error:
+            if not self.failing:
+                trainer.run.warn(f"{self.name} takes no rows ({error}): they wait, and are in metrics.jsonl.")
+            self.failing = True
 
     def _note(self, step: int) -> None:
         self.logged = step
         write_text(self.path, json.dumps({"id": self.id, "step": step}))
 
     def end(self, trainer: "Trainer", summary: Row | None) -> None:
+        if self.waiting:
+            trainer.run.warn(f"{len(self.waiting)} rows were not logged by {self.name}: it did not take them.")
         if self.open:
-            with redirect_stdout(sys.stderr):
+            with redirect_stdout(sys.stderr), suppress(Exception):  # the run itself is done
                 self.stop(summary)
 
     def start(self, trainer: "Trainer", known: str, config: Mapping[str, Any]) -> str:
@@ -81,6 +100,10 @@ class Logger(Callback):
 
     def stop(self, summary: Row | None) -> None:
         raise NotImplementedError
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    return {k: float(v) for k, v in row.items() if k != "step" and v is not None and math.isfinite(v)}
 
 
 def samples(trainer: "Trainer", step: int) -> list[Row]:
