@@ -201,9 +201,9 @@ def test_kind(cls: type, name: str) -> None:
 
 def test_objectives_of_a_role_that_the_other_has_not() -> None:
     said = [str(c) for c in difference(GRPO, PPO) if c.where == "objective.critic"]
-    assert said == [f"objective.critic: nothing → {ValueLoss(clip_value=0.5)}"]
+    assert said == [f"objective.critic: + {ValueLoss(clip_value=0.5)}"]
     assert [str(c) for c in difference(method("grpo"), method("chord")) if "expert" in str(c)][-1].startswith(
-        "objective: nothing → ExpertLikelihood("
+        "objective: + ExpertLikelihood("
     )
 
 

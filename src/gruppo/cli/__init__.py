@@ -176,8 +176,8 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = arguments(sys.argv[1:] if argv is None else list(argv))
     try:
+        args = arguments(sys.argv[1:] if argv is None else list(argv))
         module = import_module(ELSEWHERE.get(args.command, "gruppo.cli.commands"))  # torch is not loaded before
         return getattr(module, args.command)(args)
     except ValueError as error:

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def whole_folder(path: Path, mark: str) -> Iterator[Path]:
+def whole_folder(path: Path, mark: str) -> Generator[Path]:
     """A draft folder that takes the name `path` once the block has ended, with everything on disk.
 
     A folder of that name is replaced if it has the file `mark`; any other is refused. If the block fails, or the
@@ -116,7 +116,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def system_errors() -> Iterator[None]:
+def system_errors() -> Generator[None]:
     """An error of the disk inside safetensors as the OSError that it was."""
     try:
         yield

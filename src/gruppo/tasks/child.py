@@ -28,8 +28,11 @@ class Parent:
 
     def send(self, kind: str, content: Any = None) -> None:
         data = json.dumps([kind, content]).encode() + b"\n"
-        while data:
-            data = data[os.write(self._replies, data) :]
+        try:
+            while data:
+                data = data[os.write(self._replies, data) :]
+        except BrokenPipeError:  # the parent has been killed
+            _end_group()
 
 
 def _receive(requests: BinaryIO, inbox: "SimpleQueue[bytes]") -> None:

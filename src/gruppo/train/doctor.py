@@ -65,7 +65,12 @@ async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
 def refuse(checks: list[Check]) -> None:
     bad = [c for c in checks if not c.ok and not c.accepted]
     if bad:
-        lines = [f"step zero, {c.name}: {c.found}. {c.remedy}".rstrip() for c in bad]
+        unjudged = any(c.name == "judged" and not c.value for c in bad)  # then nothing can be learned from either
+        lines = [
+            f"step zero, {c.name}: {c.found}. {c.remedy}".rstrip()
+            for c in bad
+            if not (unjudged and c.name in ("mask", "dead_groups"))
+        ]
         names = ",".join(c.name for c in bad)
         raise ValueError(
             "\n".join([*lines, f"Mend it, or start all the same with accept={names} (recorded with the run)."])

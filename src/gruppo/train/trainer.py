@@ -119,7 +119,7 @@ def resume(
                 say(mended)
             config = change(folder.read_config(trust_code))
             changes = folder.changes_to(config, record)
-            _refuse_to_go_on(config, state, () if allow else changes)
+            _refuse_to_go_on(folder, config, state, () if allow else changes)
             if state is not None and (done := finished(folder, state.step, config.steps)):
                 say(done)
                 return read_json(folder["summary.json"])
@@ -133,12 +133,12 @@ def _newest_state(folder: RunFolder, skip_damaged: bool, say: Callable[[str], No
     return load_checkpoint(last) if last else None
 
 
-def _refuse_to_go_on(config: RunConfig, state: State | None, changes: Sequence[str]) -> None:
+def _refuse_to_go_on(folder: RunFolder, config: RunConfig, state: State | None, changes: Sequence[str]) -> None:
     if changes:
         listed = "\n".join(f"  {c}" for c in changes)
         raise ValueError(
-            "the configuration, or what the run depends on, is not what the run was started with, so it would not go "
-            f"on exactly:\n{listed}\nLeave these out, or add --allow-changes to go on with them."
+            f"{folder.path}: the configuration, or what the run depends on, is not what the run was started with, so "
+            f"it would not go on exactly:\n{listed}\nLeave these out, or add --allow-changes to go on with them."
         )
     if state is not None and state.step > config.steps:
         raise ValueError(
