@@ -1,5 +1,6 @@
-"""What all tests share: a small policy, `--method NAME`, and the seconds by folder at the end of a run."""
+"""What all tests share: a small policy, `--method NAME`, `--shuffle SEED`, and the seconds by folder at the end."""
 
+import random
 import re
 import sys
 from collections import Counter
@@ -23,6 +24,7 @@ for folder in ("train", "laws", "equivalences", "methods"):
 def pytest_addoption(parser: pytest.Parser) -> None:
     said = "only what concerns this method: its file in tests/methods, and tests whose id holds its name as a word"
     parser.addoption("--method", action="append", default=[], metavar="NAME", help=said)
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="the files of tests, and the tests in them, shuffled")
 
 
 def concerns(item: pytest.Item, method: str) -> bool:
@@ -32,7 +34,12 @@ def concerns(item: pytest.Item, method: str) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    names = config.getoption("--method")
+    names, seed = config.getoption("--method"), config.getoption("--shuffle")
+    if seed is not None:  # files stay together, because their fixtures are expensive
+        draw = random.Random(seed)
+        key = {item: draw.random() for item in items}
+        files = {path: draw.random() for path in dict.fromkeys(item.path for item in items)}
+        items.sort(key=lambda item: (files[item.path], key[item]))
     if not names:
         return
     for name in names:
