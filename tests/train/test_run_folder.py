@@ -119,9 +119,7 @@ def test_two_files_of_one_name_are_both_kept() -> None:
 
 
 def test_two_runs_of_one_second_have_two_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gruppo.train import trainer
-
-    monkeypatch.setattr(trainer.time, "strftime", lambda _: "now")
+    monkeypatch.setattr("gruppo.train.opening.time.strftime", lambda _: "now")
     for _ in range(2):
         assert train("", "steps=1", "eval.prompts=2") == 0
     assert sorted(p.name for p in Path("runs").iterdir()) == ["grpo-addition-0-now", "grpo-addition-0-now-2"]

@@ -1,5 +1,6 @@
 """Checkpoints: a folder appears whole or not at all, and its checksums tell whether it still is. Never pickle."""
 
+import errno
 import json
 import re
 import shutil
@@ -51,9 +52,10 @@ def save_checkpoint(folder: Path, state: State, keep: int = 2) -> Path:
     except OSError as error:
         last = latest_checkpoint(folder)
         kept = f"the last whole one is {last.name}" if last else "there is no earlier one"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         raise ValueError(
-            f"checkpoint of step {state.step} could not be written ({error.strerror or error}); {kept}. Free some "
-            f"space in {folder}."
+            f"checkpoint of step {state.step} could not be written ({error.strerror or error}); {kept}. "
+            f"{'Free some space in' if full else 'Look at'} {folder}."
         ) from error
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
@@ -159,5 +161,10 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Te
     optimiser.state.clear()
     for name, x in tensors.items():
         i, _, k = name.partition(".")
-        p = params[int(i)]
-        optimiser.state[p][k] = x.to(p.device).clone()
+        p = params[int(i)] if int(i) < len(params) else None
+        if p is None or x.shape not in (p.shape, torch.Size(())):
+            raise ValueError(
+                f"the optimiser's {name} of the checkpoint has the shape {tuple(x.shape)}, and the model has no such "
+                "parameter: it is another model. Take the model settings back, or start a new run."
+            )
+        optimiser.state[p][k] = x.to(p.device, p.dtype if x.shape == p.shape else x.dtype, copy=True)

@@ -43,10 +43,19 @@ class RunFolder:
     def resume_command(self) -> str:
         return f"gruppo train --resume {shlex.quote(str(self.path))}"
 
+    def reopen(self, step: int) -> None:
+        """The run goes on after a step: it is not finished any more, and later episodes are of another past."""
+        for name in ("manifest.json", "summary.json"):
+            self[name].unlink(missing_ok=True)
+        for path in self["episodes"].glob("step-*.arrow"):
+            number = path.stem.removeprefix("step-")
+            if number.isdecimal() and int(number) > step:
+                path.unlink()
+
     def drop_if_empty(self) -> None:
         """Removes a folder in which nothing was started."""
         with suppress(OSError):
-            if {p.name for p in self.path.iterdir()} <= {LOCK}:
+            if {p.name for p in self.path.iterdir()} <= {LOCK}:  # which this process holds
                 self[LOCK].unlink(missing_ok=True)
                 self.path.rmdir()
 
@@ -145,6 +154,13 @@ class RunFolder:
                 changes.append(f"{name}: the file has changed")
         return changes + (differences(facts["depends"], depends(config)) if "depends" in facts else [])
 
+    def where_files_are(self) -> str:
+        """For a run that depends on a file that is not there: a relative path depends on where gruppo is started."""
+        begun = self._environment().get("started_in", "")
+        return f"\nIt was started in {begun}, and files are looked for from {os.getcwd()}: start it there." * bool(
+            begun
+        )
+
     def _refuse_strange_code(self, names: Sequence[str]) -> None:
         known = self._stored_code()
         for name in names:
@@ -163,7 +179,7 @@ class RunFolder:
 
     def _environment(self) -> dict[str, Any]:
         path = self["environment.json"]
-        found = read_json(path) if path.is_file() else {}
+        found = read_json(path, MEND) if path.is_file() else {}
         if not isinstance(found.get("code", {}), dict) or not isinstance(found.get("depends", {}), dict):
             raise ValueError(f"{path} is damaged: code and depends are no tables. {MEND}")
         return found
@@ -184,7 +200,7 @@ class RunFolder:
             try:
                 row = json.loads(line)
                 rows.append({"step": int(row["step"]), **row})
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, OverflowError):
                 raise ValueError(
                     f"{path}, line {number} is no row of metrics: the file is damaged. Put it back from a copy; the "
                     "newest checkpoint has one, up to its step."
@@ -211,7 +227,8 @@ class RunFolder:
 
     def episode_steps(self) -> list[int]:
         """The steps whose episodes are kept."""
-        return sorted(int(p.stem.split("-")[1]) for p in self["episodes"].glob("step-*.arrow"))
+        found = (re.fullmatch(r"step-(\d{6,})\.arrow", p.name) for p in self["episodes"].glob("step-*.arrow"))
+        return sorted(int(m[1]) for m in found if m)
 
     def read_with_beside(self, step: int) -> tuple[list[Episode], dict[str, list[Any]]]:
         """The episodes of a step and the columns beside them: prompt, reference, advantage."""
@@ -278,14 +295,14 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, remedy: str = "Mend it, or resume the run.") -> dict[str, Any]:
     """A table from a file of a run; a ValueError names the file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}). {MEND}") from None
+        raise ValueError(f"{path} is damaged ({error}). {remedy}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged: it holds {type(found).__name__} and no table. {MEND}")
+        raise ValueError(f"{path} is damaged: it holds {type(found).__name__} and no table. {remedy}")
     return found
 
 
@@ -300,6 +317,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "platform": platform.platform(),
+        "started_in": os.getcwd(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
 

@@ -20,6 +20,7 @@ except ImportError:  # not on Windows
     fcntl = None
 
 NAME = ".lock"
+_HELD: set[TextIO] = set()
 RENEWED, STALE = 10.0, 60.0  # seconds
 
 
@@ -33,7 +34,11 @@ class Lock:
 
     def __enter__(self) -> "Lock":
         while self._file is None:
-            file = self.path.open("a+", encoding="utf-8")
+            try:
+                file = self.path.open("a+", encoding="utf-8")
+            except FileNotFoundError:  # somebody has just removed the empty folder
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                continue
             try:
                 if fcntl is None:
                     raise NotImplementedError
@@ -47,6 +52,7 @@ class Lock:
                 break
             if _is(file, self.path):
                 self._file = file
+                _HELD.add(file)
                 self._say_who()
             else:  # the holder has just removed it
                 file.close()
@@ -54,8 +60,10 @@ class Lock:
 
     def __exit__(self, *_: Any) -> None:
         self._done.set()
-        self.path.unlink(missing_ok=True)
+        if self._file is None or _is(self._file, self.path):  # else it was removed with the folder
+            self.path.unlink(missing_ok=True)
         if self._file is not None:
+            _HELD.discard(self._file)
             self._file.close()
             self._file = None
 
@@ -107,3 +115,14 @@ _SINCE = time.strftime("%Y-%m-%d %H:%M:%S")
 
 def _who() -> str:
     return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": _SINCE})
+
+
+def _let_go() -> None:
+    """In a fork: a lock belongs to the process that took it, and must end with that one."""
+    for file in _HELD:
+        file.close()
+    _HELD.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)

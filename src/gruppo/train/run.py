@@ -181,6 +181,12 @@ class Run:
             if not allow_other_data:
                 raise ValueError(f"{said}. Put the data back, or go on with other data: --allow-changes.")
             self.warn(f"{said}, so it goes on, but not as it would have.")
+        changing = {r for r in self.models if self._changes(r)}
+        if set(state.weights) != changing:
+            raise ValueError(
+                f"the checkpoint holds {', '.join(sorted(state.weights))}, and the method as it is now trains or moves "
+                f"{', '.join(sorted(changing))}: it cannot go on from there. Take the method back, or start a new run."
+            )
         for role, weights in state.weights.items():
             load_learned(self.models[role], weights)
         for role, tensors in state.optimisers.items():

@@ -18,6 +18,7 @@ class Stop:
     def __init__(self) -> None:
         self.asked = 0
         self._before: dict[signal.Signals, Any] = {}
+        self._over = False
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
@@ -25,10 +26,16 @@ class Stop:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self._over = True
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number, before in self._before.items():
-            signal.signal(number, before)
+            if signal.getsignal(number) == self._on_signal:  # else a later one is in front, and comes back to this one
+                signal.signal(number, before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._over:
+            return self._pass_on(number, frame)
         self.asked += 1
         if self.asked == 1:
             # Not print, which this signal may have interrupted.
@@ -38,3 +45,12 @@ class Stop:
         else:
             os.write(2, b"\nended in the middle of stopping; the checkpoints remain\n")
             os._exit(130)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        """To whom it was before: this one is over, and could not be taken out in time."""
+        before = self._before[signal.Signals(number)]
+        if callable(before):
+            before(number, frame)
+        elif before != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)

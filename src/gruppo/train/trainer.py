@@ -2,9 +2,8 @@
 
 import os
 import shutil
-import time
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,12 @@ from typing import Any
 from gruppo.methods import refurnished
 from gruppo.policies import save_policy
 from gruppo.stages import StepRecord
-from gruppo.tasks.load import short_name
 from gruppo.train.callbacks import Callback, Step, standing
 from gruppo.train.checkpoint import (
     State,
     checkpoints,
-    latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
-    set_aside,
-    step_of,
 )
 from gruppo.train.config import RunConfig
 from gruppo.train.doctor import refuse, step_zero
@@ -30,7 +25,7 @@ from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock
 from gruppo.train.loop import train_step
-from gruppo.train.manifest import damage
+from gruppo.train.opening import finished, how_to_resume, new_folder, newest, told
 from gruppo.train.progress import Display
 from gruppo.train.run import Run
 from gruppo.train.samples import Samples
@@ -38,40 +33,6 @@ from gruppo.train.stop import Stop
 from gruppo.train.summary import closing_words, summary_of
 from gruppo.train.waiting import Loop
 from gruppo.train.winrate import Wins
-
-
-@contextmanager
-def new_folder(config: RunConfig) -> Iterator[RunFolder]:
-    """A new folder, locked; if two runs start in the same second, the later one gets a number."""
-    task = short_name(config.task.name)
-    plain = f"{config.method.name}-{task}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = [config.save.name] if config.save.name else [plain, *(f"{plain}-{i}" for i in range(2, 100))]
-    for name in names:
-        folder = RunFolder(Path(config.save.folder) / name)
-        try:
-            folder.path.mkdir(parents=True, exist_ok=bool(config.save.name))
-        except FileExistsError:
-            if not folder.path.is_dir():
-                raise ValueError(
-                    f"{folder.path} is a file, so nothing was started. Choose another save.name."
-                ) from None
-            continue
-        except OSError as error:
-            raise ValueError(
-                f"{folder.path} cannot be made ({error.strerror}), so nothing was started. Choose another save.folder."
-            ) from None
-        with Lock(folder.path):
-            if not folder["config.toml"].exists() and not checkpoints(folder["checkpoints"]):
-                try:
-                    yield folder
-                finally:
-                    folder.drop_if_empty()  # if nothing was started
-                return
-    folder = RunFolder(Path(config.save.folder) / names[0])
-    raise ValueError(
-        f"{folder.path} holds a run already: a second one would mix with it. Choose another save.name, or go on with "
-        f"it: {folder.resume_command}"
-    )
 
 
 def refuse_ranks() -> None:
@@ -120,9 +81,9 @@ def resume(
             config = change(folder.read_config(trust_code))
             changes = folder.changes_to(config, record)
             _refuse_to_go_on(folder, config, state, () if allow else changes)
-            if state is not None and (done := finished(folder, state.step, config.steps)):
+            if state is not None and (done := finished(folder, state.step, config.steps, bool(changes))):
                 say(done)
-                return read_json(folder["summary.json"])
+                return {**read_json(folder["summary.json"]), "folder": str(folder.path)}
         with told(folder):
             trainer = Trainer(config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow)
             return trainer.go(state)
@@ -136,6 +97,7 @@ def _newest_state(folder: RunFolder, skip_damaged: bool, say: Callable[[str], No
 def _refuse_to_go_on(folder: RunFolder, config: RunConfig, state: State | None, changes: Sequence[str]) -> None:
     if changes:
         listed = "\n".join(f"  {c}" for c in changes)
+        listed += folder.where_files_are() if any(c.endswith("→ absent") for c in changes) else ""
         raise ValueError(
             f"{folder.path}: the configuration, or what the run depends on, is not what the run was started with, so "
             f"it would not go on exactly:\n{listed}\nLeave these out, or add --allow-changes to go on with them."
@@ -145,66 +107,6 @@ def _refuse_to_go_on(folder: RunFolder, config: RunConfig, state: State | None, 
             f"steps={config.steps}, but {state.step} steps are done, and none can be undone. Use more steps to train "
             "longer, or start a new run."
         )
-
-
-def newest(folder: RunFolder, skip_damaged: bool, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint, if it is whole; a damaged one is refused, or set aside for the one before it."""
-    found = checkpoints(folder["checkpoints"])
-    for path in reversed(found):
-        said = damage(path)
-        if not said:
-            return path
-        if not skip_damaged:
-            earlier = next((p for p in reversed(found[: found.index(path)]) if not damage(p)), None)
-            before = f"{earlier.name} before it is whole" if earlier else "No whole one is before it; to begin again"
-            raise ValueError(
-                f"{path} is damaged: {said}, so the run cannot go on from it. {before}: go on with  "
-                f"{folder.resume_command} --skip-damaged"
-            )
-        say(f"{path.name} is damaged ({said}) and was set aside as {set_aside(path).name}")
-    return None
-
-
-def finished(folder: RunFolder, done: int, steps: int) -> str:
-    """Says that a run has come to its end; "" if it has not, or if what it left has to be written again."""
-    if not folder["summary.json"].is_file() or folder.damage():
-        return ""
-    early = read_json(folder["summary.json"]).get("ended_early", "")
-    if done < steps and not early:
-        return ""
-    why = f"it ended early ({early})" if early else f"all of its {done} steps are done"
-    return (
-        f"{folder.path} is finished: {why}, so nothing was trained. To train longer:  {folder.resume_command} "
-        f"steps={2 * done} --allow-changes"
-    )
-
-
-@contextmanager
-def told(folder: RunFolder, begun: bool = True) -> Iterator[None]:
-    """Whatever ends a run early, at whatever moment: the last words say which step is saved, and how to go on.
-
-    What is refused before it has begun says by itself what to do.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(how_to_resume(folder)) from None
-    except (ValueError, OSError) as error:
-        if not begun:
-            raise
-        said = f"{error.strerror}: {error.filename or folder.path}" if isinstance(error, OSError) else str(error)
-        raise ValueError(f"{said}\n{how_to_resume(folder)}") from error
-    except Exception as error:
-        error.add_note(how_to_resume(folder))
-        raise
-
-
-def how_to_resume(folder: RunFolder) -> str:
-    if not folder["config.toml"].exists():
-        return "Nothing was started and nothing is lost: once that is mended, the same command starts it."
-    last = latest_checkpoint(folder["checkpoints"])
-    saved = f"Step {step_of(last)} is saved" if last else "No step is saved yet, so it begins again"
-    return f"{saved}: go on with  {folder.resume_command}"
 
 
 class Trainer:
@@ -224,6 +126,7 @@ class Trainer:
         self.config, self.folder, self.changes, self.allow = config, folder, changes, allow
         wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)  # refused before anything is loaded
         self.callbacks = [*standing(config), Samples(config.show), *callbacks]
+        self.begun: list[Callback] = []
         self.stop = stop or Stop()
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
@@ -264,9 +167,27 @@ class Trainer:
             self._finish()
         finally:
             self.run.close()
-            for c in self.callbacks:
-                c.end(self, self.summary if self.summary and "stopped" not in self.summary else None)
+            self._end_callbacks()
             loop.close()
+
+    def _begin_callbacks(self, rows: Sequence[dict[str, Any]]) -> None:
+        for c in self.callbacks:
+            self.begun.append(c)
+            c.begin(self, rows)
+
+    def _end_callbacks(self) -> None:
+        """All that have begun come to an end; what one raises may not hide why the run ends."""
+        summary = self.summary if self.summary and "stopped" not in self.summary else None
+        ending, errors = sys.exc_info()[1], list[Exception]()
+        for c in self.begun:
+            try:
+                c.end(self, summary)
+            except Exception as error:
+                errors.append(error)
+        if errors and ending is None:
+            raise errors[0]
+        for error in errors:
+            self.run.warn(f"a callback failed at the end: {type(error).__name__}: {error}")
 
     async def _begin(self) -> int:
         refuse(await step_zero(self.run))
@@ -276,8 +197,7 @@ class Trainer:
         if changed := refurnished(self.config.method):
             self.display.say("\n".join(changed))
         self.run.warn_if_few_recur()
-        for c in self.callbacks:
-            c.begin(self, ())
+        self._begin_callbacks(())
         asked = min(self.config.eval.prompts, len(self.run.tasks.held_out))
         self.display.say(f"measuring the held-out accuracy before training (eval.prompts: {asked})")
         start = await self._evaluate()
@@ -293,14 +213,12 @@ class Trainer:
         self.wins.facts = facts.get("wins", {})
         self.early = facts.get("ended_early", "") if not self.changes else ""
         if self.changes:
-            self.folder.write_config(self.config)
             self.display.say("going on with changes:\n" + "\n".join(f"  {c}" for c in self.changes))
+        self.folder.reopen(state.step)
         self.folder.set_metrics(state.beside["metrics.jsonl"])
         self.display.first = state.step
         self.display.say(f"resumed {self.folder.path} after step {state.step}")
-        rows = self.folder.metrics()
-        for c in self.callbacks:
-            c.begin(self, rows)
+        self._begin_callbacks(self.folder.metrics())
         return state.step
 
     async def _step(self, step: int) -> Step:
@@ -310,6 +228,7 @@ class Trainer:
             if self.run.between_steps:
                 self._save(step)
             raise ValueError(f"step {step + 1}: {error}") from error
+        self._keep_changes()
         self.done = step + 1
         out = Step(self.done, await self._row(record), record)
         await self._after_step(out)
@@ -329,6 +248,12 @@ class Trainer:
         due = save.checkpoint_every and self.done % save.checkpoint_every == 0 and not bad
         if last or self.stop.asked or due:
             self._save(self.done)
+
+    def _keep_changes(self) -> None:
+        """What was changed on resume becomes a part of the run once a step has been done with it."""
+        if self.changes:
+            self.folder.write_config(self.config)
+            self.changes = ()
 
     async def _row(self, record: StepRecord) -> dict[str, Any]:
         every, row = self.config.eval.every, {"step": self.done, **record.facts}
@@ -367,6 +292,7 @@ class Trainer:
             facts = {"steps": self.done, "stopped": True, "folder": str(self.folder.path)}
             self.summary = {**facts, "resume": self.folder.resume_command}
             return
+        self._keep_changes()
         shutil.rmtree(self.folder["policy"], ignore_errors=True)  # of an end that was cut short, or damaged
         save_policy(self.folder["policy"], self.run.models["policy"], self.run.tokenizer)
         c = self.config

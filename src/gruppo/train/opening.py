@@ -1,0 +1,119 @@
+"""Before and after a run: a new folder, the checkpoint to go on from, what is finished, and the last words."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gruppo.tasks.load import short_name
+from gruppo.train.checkpoint import checkpoints, latest_checkpoint, set_aside, step_of
+from gruppo.train.config import RunConfig
+from gruppo.train.folder import RunFolder, read_json
+from gruppo.train.lock import Lock
+from gruppo.train.manifest import damage
+
+
+@contextmanager
+def new_folder(config: RunConfig) -> Iterator[RunFolder]:
+    """A new folder, locked; if two runs start in the same second, the later one gets a number."""
+    task = short_name(config.task.name)
+    plain = f"{config.method.name}-{task}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    _refuse_name(config.save.name)
+    names = [config.save.name] if config.save.name else [plain, *(f"{plain}-{i}" for i in range(2, 100))]
+    for name in names:
+        folder = RunFolder(Path(config.save.folder) / name)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=bool(config.save.name))
+        except FileExistsError:
+            if not folder.path.is_dir():
+                raise ValueError(
+                    f"{folder.path} is a file, so nothing was started. Choose another save.name."
+                ) from None
+            continue
+        except OSError as error:
+            raise ValueError(
+                f"{folder.path} cannot be made ({error.strerror}), so nothing was started. Choose another save.folder."
+            ) from None
+        with Lock(folder.path):
+            if not folder["config.toml"].exists() and not checkpoints(folder["checkpoints"]):
+                try:
+                    yield folder
+                finally:
+                    folder.drop_if_empty()  # if nothing was started
+                return
+    folder = RunFolder(Path(config.save.folder) / names[0])
+    raise ValueError(
+        f"{folder.path} holds a run already: a second one would mix with it. Choose another save.name, or go on with "
+        f"it: {folder.resume_command}"
+    )
+
+
+def _refuse_name(name: str) -> None:
+    parts = Path(name).parts
+    if name and (not parts or ".." in parts or Path(name).is_absolute() or not name.isprintable()):
+        raise ValueError(
+            f"save.name={name!r} is no name of a folder in save.folder, so nothing was started. Use a word; another "
+            "place is save.folder=PATH."
+        )
+
+
+def newest(folder: RunFolder, skip_damaged: bool, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint, if it is whole; a damaged one is refused, or set aside for the one before it."""
+    found = checkpoints(folder["checkpoints"])
+    for path in reversed(found):
+        said = damage(path)
+        if not said:
+            return path
+        if not skip_damaged:
+            earlier = next((p for p in reversed(found[: found.index(path)]) if not damage(p)), None)
+            before = f"{earlier.name} before it is whole" if earlier else "No whole one is before it; to begin again"
+            raise ValueError(
+                f"{path} is damaged: {said}, so the run cannot go on from it. {before}: go on with  "
+                f"{folder.resume_command} --skip-damaged"
+            )
+        say(f"{path.name} is damaged ({said}) and was set aside as {set_aside(path).name}")
+    return None
+
+
+def finished(folder: RunFolder, done: int, steps: int, changed: bool = False) -> str:
+    """Says that a run has come to its end; "" if it has not, or if what it left has to be written again."""
+    if not folder["summary.json"].is_file() or folder.damage():
+        return ""
+    early = read_json(folder["summary.json"]).get("ended_early", "")
+    if done < steps and (changed or not early):
+        return ""
+    why = f"it ended early ({early})" if early else f"all of its {done} steps are done"
+    longer = "eval.patience=0" if early else f"steps={2 * done}"
+    return (
+        f"{folder.path} is finished: {why}, so nothing was trained. To train longer:  {folder.resume_command} "
+        f"{longer} --allow-changes"
+    )
+
+
+@contextmanager
+def told(folder: RunFolder, begun: bool = True) -> Iterator[None]:
+    """Whatever ends a run early, at whatever moment: the last words say which step is saved, and how to go on.
+
+    What is refused before it has begun says by itself what to do.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(how_to_resume(folder)) from None
+    except (ValueError, OSError) as error:
+        if not begun:
+            raise
+        known = isinstance(error, OSError) and error.strerror
+        said = f"{error.strerror}: {error.filename or folder.path}" if known else str(error)
+        raise ValueError(f"{said}\n{how_to_resume(folder)}") from error
+    except Exception as error:
+        error.add_note(how_to_resume(folder))
+        raise
+
+
+def how_to_resume(folder: RunFolder) -> str:
+    if not folder["config.toml"].exists():
+        return "Nothing was started and nothing is lost: once that is mended, the same command starts it."
+    last = latest_checkpoint(folder["checkpoints"])
+    saved = f"Step {step_of(last)} is saved" if last else "No step is saved yet, so it begins again"
+    return f"{saved}: go on with  {folder.resume_command}"
