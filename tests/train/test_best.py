@@ -123,6 +123,68 @@ def test_what_is_gone_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(Path("runs/a/best/best.json").read_text())["step"] == 6
 
 
+def mark(run: str = "a") -> dict[str, Any]:
+    return json.loads(Path(f"runs/{run}/best/best.json").read_text())
+
+
+def test_switched_on_later_it_keeps_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Step 1 had no policy kept; from then on the best of the later steps stays, however often the run is stopped."""
+    monkeypatch.setattr("test_best.CURVE", [0.1, 0.9, 0.2, 0.3, 0.8, 0.5, 0.6, 0.7, 0.8])
+    run = (*RUN, "save.checkpoint_every=2", "save.keep=9")
+    with killed(trainer, "train_step", 2, False):
+        train("a", *run)
+    for warned in (True, False):  # from step 2 on until step 5, then from step 4 on until step 7
+        with killed(trainer, "train_step", 3, False):
+            gruppo("train", "--resume", "runs/a", "save.best=true", "--allow-changes")
+        assert ("of step 1, is gone" in capsys.readouterr().out) == warned
+        assert mark() == {"step": 4, "held_out": 0.8}
+    assert gruppo("train", "--resume", "runs/a") == 0
+    assert mark()["step"] == 4 and "is gone" not in capsys.readouterr().out
+    summary = json.loads(Path("runs/a/summary.json").read_text())
+    assert (summary["best_step"], summary["best_accuracy"]) == (4, 0.8)
+
+
+def test_switched_off_for_a_while_it_keeps_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with killed(trainer, "train_step", 3, False):  # step 1 is the best one
+        train("a", *RUN, "save.best=true")
+    kept = the_best("a")
+    change = ("save.checkpoint_every=1", "--allow-changes")
+    with killed(trainer, "train_step", 4, False):  # step 4 would be the best one, and 7 is worse than step 1
+        gruppo("train", "--resume", "runs/a", "save.best=false", *change)
+    assert the_best("a") == kept
+    with killed(trainer, "train_step", 0, False):
+        gruppo("train", "--resume", "runs/a", "save.best=true", *change)
+    assert "of step 4, is gone" in (words := " ".join(capsys.readouterr().out.split())), words
+    assert "the best one that is left is of step 1" in words and the_best("a") == kept
+    assert gruppo("train", "--resume", "runs/a") == 0
+    assert mark() == {"step": 8, "held_out": 0.4}
+
+
+def test_no_more_policies_wait_than_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("test_best.CURVE", [i / 10 for i in range(9)])
+    most, plain = [], trainer.Trainer._save
+
+    def saving(self: Any, done: int) -> None:
+        plain(self, done)
+        most.append(len([n for n in saved("a") if n.startswith("best")]))
+
+    monkeypatch.setattr(trainer.Trainer, "_save", saving)
+    for keep in (1, 3):
+        run = (*RUN, "save.best=true", "save.checkpoint_every=1", f"save.keep={keep}")
+        with killed(trainer, "train_step", 7, False):
+            train("a", *run)
+        shutil.rmtree(checkpoint("a", 7))
+        assert max(most) <= keep and len(most) == 7
+        if keep > 1:  # goes on from the checkpoint before, with its best policy
+            with killed(trainer, "train_step", 0, False):
+                gruppo("train", "--resume", "runs/a")
+            assert mark()["step"] == 6
+        shutil.rmtree("runs/a")
+        most.clear()
+
+
 # patience
 
 

@@ -1,8 +1,8 @@
 """By held-out accuracy: the best policy is kept (`save.best`), and a run that stops improving ends (`eval.patience`).
 
-Both know nothing but the rows of metrics, so a resumed run goes on exactly. The best policy itself is in the folder
-`best`. Until no checkpoint needs it any more, the one before it waits beside the checkpoints: a run that is killed goes
-on from a checkpoint, whose best policy may be an earlier one.
+Both begin from the rows of metrics, so a resumed run goes on exactly. The best policy itself is in the folder `best`.
+Until no checkpoint needs it any more, the one before it waits beside the checkpoints: a run that is killed goes on from
+a checkpoint, whose best policy may be an earlier one.
 """
 
 import json
@@ -35,72 +35,72 @@ def best_step(scores: Scores, until: int | None = None) -> int | None:
 
 
 class Best(Callback):
-    """Keeps `best/policy`: the policy with the highest held-out accuracy so far, the first of equal ones."""
+    """Keeps `best/policy`: the policy with the highest held-out accuracy so far, the first of equal ones.
+
+    A better one is always a later one. So among the policies that are kept, the best one at a step is the latest up to
+    it. That holds also if `save.best` was switched on, or off for a while, when some steps were done.
+    """
 
     def __init__(self) -> None:
-        self.scores: dict[int, float] = {}
+        self.best: tuple[int, float] | None = None  # step and accuracy of the policy in best/
 
     def begin(self, trainer: "Trainer", rows: Sequence[Row]) -> None:
         """The folder as it was after the last of these rows."""
-        self.scores = scores_of(rows)
-        wanted, here = best_step(self.scores), trainer.folder["best"]
-        aside = _aside(trainer, wanted)
-        if wanted is None:
+        scores, here, now = scores_of(rows), trainer.folder["best"], int(rows[-1]["step"]) if rows else -1
+        for step, path in _kept(trainer).items():
+            if step not in scores:  # of steps that will be done again
+                shutil.rmtree(path, ignore_errors=True)
+        step = max(_kept(trainer), default=None)
+        self.best = None if step is None else (step, scores[step])
+        if step is None:
+            shutil.rmtree(here, ignore_errors=True)  # cut short while it was removed
+        elif kept_step(here) != step:  # also if a run was killed between two folders
             shutil.rmtree(here, ignore_errors=True)
-        elif aside is not None and aside.is_dir():  # also while a killed run was between two folders
-            shutil.rmtree(here, ignore_errors=True)
-            aside.rename(here)
-        elif kept_step(here) != wanted:
-            self._begin_without(trainer, wanted, int(rows[-1]["step"]))
+            _aside(trainer, step).rename(here)
+        self._check(trainer, scores, now)
 
-    def _begin_without(self, trainer: "Trainer", wanted: int, now: int) -> None:
-        shutil.rmtree(trainer.folder["best"], ignore_errors=True)
+    def _check(self, trainer: "Trainer", scores: Scores, now: int) -> None:
+        """A better step than the one that is kept has no policy any more, or never had one."""
+        later = {s: x for s, x in scores.items() if self.best is None or s > self.best[0]}
+        wanted = best_step(later)
+        if wanted is None or not self._better(scores[wanted]):
+            return
+        if now in scores and self._better(scores[now]):  # the weights of that step are at hand
+            self._keep(trainer, now, scores[now])
         if now != wanted:
+            left = f"the best one that is left is of step {self.best[0]}" if self.best else "later steps can become it"
             trainer.run.warn(
-                f"the best policy so far, of step {wanted}, is gone from {trainer.folder['best']}: only steps from "
-                f"{now} on can become the best one."
+                f"the best policy so far, of step {wanted}, is gone from {trainer.folder['best']}, or was never kept: "
+                f"{left}."
             )
-        self.scores = {now: self.scores[now]} if now in self.scores else {}
-        if self.scores:  # the weights of that step are at hand
-            self._write(trainer, now)
+
+    def _better(self, score: float) -> bool:
+        return self.best is None or score > self.best[1]
 
     def row(self, trainer: "Trainer", row: Row) -> None:
-        if row.get("held_out") is None:
-            return
-        step, before = int(row["step"]), best_step(self.scores)
-        self.scores[step] = row["held_out"]
-        if best_step(self.scores) == step:
-            self._set_aside(trainer, before)
-            self._write(trainer, step)
+        score = row.get("held_out")
+        if score is not None and self._better(score):
+            self._keep(trainer, int(row["step"]), score)
+            _prune(trainer)
 
-    def _write(self, trainer: "Trainer", step: int) -> None:
-        with whole_folder(trainer.folder["best"], MARK) as draft:
-            save_policy(draft / "policy", trainer.run.models["policy"], trainer.run.tokenizer)
-            (draft / MARK).write_text(json.dumps({"step": step, "held_out": self.scores[step]}), encoding="utf-8")
-
-    def _set_aside(self, trainer: "Trainer", before: int | None) -> None:
-        """The best policy so far, if a run may go on from a checkpoint that it belongs to."""
-        here, aside = trainer.folder["best"], _aside(trainer, before)
-        if aside is not None and kept_step(here) == before and before in self._needed(trainer):
+    def _keep(self, trainer: "Trainer", step: int, score: float) -> None:
+        here = trainer.folder["best"]
+        if self.best is not None and self.best[0] in _needed(trainer) and here.exists():
+            aside = _aside(trainer, self.best[0])
             shutil.rmtree(aside, ignore_errors=True)
             aside.parent.mkdir(parents=True, exist_ok=True)
             here.rename(aside)
-
-    def _needed(self, trainer: "Trainer") -> set[int | None]:
-        kept = [step_of(p) for p in checkpoints(trainer.folder["checkpoints"])]
-        return {best_step(self.scores, until=step) for step in kept}
+        with whole_folder(here, MARK) as draft:
+            save_policy(draft / "policy", trainer.run.models["policy"], trainer.run.tokenizer)
+            (draft / MARK).write_text(json.dumps({"step": step, "held_out": score}), encoding="utf-8")
+        self.best = step, score
 
     def end(self, trainer: "Trainer", summary: Row | None) -> None:
-        if not self.scores:  # ended before it had begun
-            return
-        needed = self._needed(trainer)
-        for path in trainer.folder["checkpoints"].glob("best-*"):
-            if step_of(path) not in needed:
-                shutil.rmtree(path, ignore_errors=True)
+        if self.best is not None:  # else it ended before it had begun
+            _prune(trainer)
 
     def facts(self, trainer: "Trainer") -> Row:
-        step = best_step(self.scores)
-        return {} if step is None else {"best_step": step, "best_accuracy": self.scores[step]}
+        return {} if self.best is None else {"best_step": self.best[0], "best_accuracy": self.best[1]}
 
 
 def kept_step(folder: Path) -> int | None:
@@ -111,8 +111,28 @@ def kept_step(folder: Path) -> int | None:
         return None
 
 
-def _aside(trainer: "Trainer", step: int | None) -> Path | None:
-    return None if step is None else trainer.folder["checkpoints"] / f"best-{step:06d}"
+def _aside(trainer: "Trainer", step: int) -> Path:
+    return trainer.folder["checkpoints"] / f"best-{step:06d}"
+
+
+def _kept(trainer: "Trainer") -> dict[int, Path]:
+    """The policies that are kept, by step: those beside the checkpoints, and the one in best/."""
+    paths = (*trainer.folder["checkpoints"].glob("best-*"), trainer.folder["best"])
+    return {step: path for path in paths if (step := kept_step(path)) is not None}
+
+
+def _needed(trainer: "Trainer") -> set[int | None]:
+    """The steps of the best policies of the checkpoints: a run may go on from each of them."""
+    kept = _kept(trainer)
+    saved = [step_of(p) for p in checkpoints(trainer.folder["checkpoints"])]
+    return {max((s for s in kept if s <= step), default=None) for step in saved}
+
+
+def _prune(trainer: "Trainer") -> None:
+    needed = _needed(trainer)
+    for path in trainer.folder["checkpoints"].glob("best-*"):
+        if kept_step(path) not in needed:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class Patience(Callback):
