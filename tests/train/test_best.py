@@ -158,7 +158,7 @@ def test_switched_off_for_a_while_it_keeps_what_it_has(capsys: pytest.CaptureFix
         gruppo("train", "--resume", "runs/a", "save.best=true", *change)
     assert "of step 4, is gone" in (words := " ".join(capsys.readouterr().out.split())), words
     assert "the best one that is left is of step 1" in words and the_best("a") == kept
-    assert gruppo("train", "--resume", "runs/a") == 0
+    assert gruppo("train", "--resume", "runs/a", "save.best=true", *change) == 0
     assert mark() == {"step": 8, "held_out": 0.4}
 
 
