@@ -30,6 +30,9 @@ CAN_FORK = sys.platform == "linux" and hasattr(socket, "send_fds")
 WARM = (
     "gruppo.cli.commands",
     "gruppo.train.trainer",
+    "gruppo.train.best",  # these three are imported when a run needs them
+    "gruppo.train.loggers",
+    "gruppo.train.curves",
     "torch._dynamo",  # imported by torch's optimisers
     "matplotlib.pyplot",
     "matplotlib.backends.backend_agg",
