@@ -25,13 +25,13 @@ FOLDER = "from_python"
 
 
 def store(folder: Path, stem: str, text: str, ending: str) -> str:
-    """Writes a text into `from_python` under a name that has its hash; the path."""
+    """Writes a text into `from_python` under a name that has its hash; the whole path, good in any folder."""
     digest = blake2b(text.encode(), digest_size=4).hexdigest()
     path = folder / FOLDER / f"{stem}_{digest}{ending}"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
-    return path.as_posix()
+    return path.absolute().as_posix()
 
 
 # rewards
