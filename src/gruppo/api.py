@@ -88,7 +88,7 @@ def resume(
 ) -> SavedRun:
     """Continues a run from its newest checkpoint, bit for bit. Other settings need `allow_changes=True`."""
     path = run.folder if isinstance(run, SavedRun) else Path(run)
-    done = trainer.resume(
+    trainer.resume(
         path,
         lambda config: configured(config, **settings),
         trust_code=trust_code,
@@ -97,7 +97,7 @@ def resume(
         quiet=quiet,
         callbacks=_checked(callbacks),
     )
-    return SavedRun(done["folder"])
+    return SavedRun(path)  # the summary names the folder in which it was written, and a run can be moved
 
 
 def load(run: str | Path) -> SavedRun:
@@ -121,7 +121,7 @@ def evaluate(
     A policy of a run is evaluated on the task of the run, with its settings, unless others are given. `prompts`,
     `samples`, `k` and `temperature` are those of `eval`; the same prompts and random keys come every time.
     """
-    from gruppo.cli.evaluate import evaluated_as, evaluations, run_of
+    from gruppo.cli.evaluate import evaluated_as, evaluations, run_of, warn_of_other_files
     from gruppo.train.run import tasks_of
 
     name = str(policy.folder if isinstance(policy, SavedRun) else policy)
@@ -131,6 +131,7 @@ def evaluate(
     base = RunConfig() if run is None else evaluated_as(run)
     config = configured(base, task=task, reward=reward, **{**wanted, **settings})
     wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)
+    warn_of_other_files([name], config)
     sampling = dataclasses.replace(config.sampling, temperature=config.eval.temperature)
     return evaluations(config, tasks_of(config), sampling, [name])[name]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from gruppo.tasks.imports import library
 from gruppo.train.config import RunConfig
 from gruppo.train.curves import figure, shown
+from gruppo.train.ended import ended
 from gruppo.train.episodes import episode_rows, flat
 from gruppo.train.folder import RunFolder, read_json
-from gruppo.train.trainer import finished
 
 if TYPE_CHECKING:
     from gruppo.train.evaluate import Evaluation
@@ -27,12 +27,12 @@ class SavedRun:
     @property
     def finished(self) -> bool:
         """Whether it has come to its end, and all that it left is as it was written."""
-        return bool(finished(self._files, 1, 1))
+        return ended(self.folder) and not self._files.damage()
 
     @property
     def summary(self) -> dict[str, Any]:
         """summary.json; of a run that is not finished, the steps so far and how to go on."""
-        if self._files["summary.json"].is_file():
+        if ended(self.folder):
             return read_json(self._files["summary.json"])
         steps = max([row["step"] for row in self.metrics()], default=0)
         return {"steps": steps, "stopped": True, "folder": str(self.folder), "resume": self._files.resume_command}

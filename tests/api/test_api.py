@@ -171,9 +171,34 @@ def test_a_reward_without_a_file_is_that_of_a_file() -> None:
     assert metrics("a") == metrics("b") and contents(Path("runs/a/policy")) == contents(Path("runs/b/policy"))
     table = tomllib.loads(Path("runs/b/config.toml").read_text())
     path = table["task"]["reward"]
-    assert path.startswith("runs/from_python/short_") and path.endswith(".py:short")
+    assert path.startswith(f"{Path.cwd().as_posix()}/runs/from_python/short_") and path.endswith(".py:short")
     known = json.loads(Path("runs/b/environment.json").read_text())["depends"]
     assert any(k.startswith("task.reward (short_") for k in known)
+
+
+def test_objects_are_found_from_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their files have whole paths: a run is resumed from wherever it can be named."""
+    for name, last in (("a", 2), ("b", 1)):
+        for step in gruppo.steps("grpo", task=ROWS, reward=local_reward(), **named(name)):
+            if step.done == last:
+                break
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    done = command_line("train", "--resume", "../runs/b")
+    assert done.returncode == 0, done.stderr
+    gruppo.resume("../runs/a", quiet=True)
+    monkeypatch.chdir("..")
+    assert metrics("a") == metrics("b") and contents(Path("runs/a/policy")) == contents(Path("runs/b/policy"))
+
+
+def test_a_moved_run_is_itself() -> None:
+    """The summary names the folder in which it was written."""
+    straight(*PLAIN)
+    shutil.copytree("runs/a", "runs/copy")
+    for folder in ("runs/copy", gruppo.load("runs/copy")):
+        assert gruppo.resume(folder, quiet=True).folder == Path("runs/copy")
+    shutil.move("runs/a", "moved")
+    assert gruppo.resume("moved", quiet=True).metrics()[-1]["step"] == 2
 
 
 def words(name: str) -> list[str]:

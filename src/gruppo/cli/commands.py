@@ -87,6 +87,7 @@ def _newest(args: argparse.Namespace) -> Path:
 
     where = [s for s in args.settings if s.startswith("save.folder=")]  # the others are for a run not yet known
     found = newest_unfinished(Path(overrides.apply(RunConfig(), where).save.folder))
+    args.settings = [s for s in args.settings if s not in where]  # it says where to look, and changes nothing
     if not args.json:
         print(f"going on with {found}, the newest run there that is not finished")
     return found
@@ -117,9 +118,13 @@ def dry_run(config: RunConfig, as_json: bool) -> int:
 
 
 def _step_zero(config: RunConfig, as_json: bool) -> "tuple[Run, list[Check]]":
+    from gruppo.train.callbacks import standing
     from gruppo.train.doctor import step_zero
+    from gruppo.train.evaluate import wanted_k
     from gruppo.train.run import Run
 
+    wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)
+    standing(config)  # refuses what no run can have
     run = Run(config, partial(print, file=sys.stderr) if as_json else print)
     try:
         return run, waited(step_zero(run))

@@ -5,7 +5,6 @@ A policy that lies in a run is evaluated as the run did it: on its task, with it
 
 import argparse
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,15 +19,19 @@ from gruppo.stages.record import from_table, to_table
 from gruppo.tasks.fit import most_tokens
 from gruppo.tasks.judge import judge_of
 from gruppo.train.config import RunConfig
+from gruppo.train.depends import depends
+from gruppo.train.depends import differences as changed
+from gruppo.train.ended import run_table
 from gruppo.train.estimates import Interval
 from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
-from gruppo.train.folder import RunFolder, flat
+from gruppo.train.folder import MEND, RunFolder, flat, read_json
 from gruppo.train.run import place_of, tasks_of
 from gruppo.train.waiting import waited
 
 
 def eval(args: argparse.Namespace) -> int:
     config = configured(args, as_trained(args.policies, args))
+    warn_of_other_files(args.policies, config)
     wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)
     tasks = tasks_of(config)
     sampling = replace(config.sampling, temperature=config.eval.temperature)
@@ -53,7 +56,19 @@ def run_of(policy: str) -> Path | None:
     """The run that a policy is, or lies in, if any."""
     path = Path(policy)
     above = (path, path.parent, path.parent.parent)  # runs/x, runs/x/policy, runs/x/best/policy
-    return next((p for p in above if path.is_dir() and (p / "config.toml").is_file()), None)
+    return next((p for p in above if path.is_dir() and _is_run(p)), None)
+
+
+def _is_run(path: Path) -> bool:
+    """A config.toml alone may be of another project."""
+    if not (path / "config.toml").is_file():
+        return False
+    if (path / "environment.json").is_file():
+        return True
+    try:
+        return bool(run_table(path))
+    except ValueError:
+        return False
 
 
 def policy_folder(policy: str) -> str:
@@ -93,10 +108,32 @@ def as_trained(policies: Iterable[str], args: argparse.Namespace) -> RunConfig |
 
 def evaluated_as(run: Path) -> RunConfig:
     """Task, tokens and evaluation of a run. Its method, which may have code of its own, is not read."""
-    table = tomllib.loads(RunFolder(run)["config.toml"].read_text(encoding="utf-8"))
-    task, ours = from_table(table["task"], "task."), from_table(table["eval"], "eval.")
-    tokens = int(table["sampling"]["max_tokens"])  # nothing else: a run evaluates without top_k and top_p
+    table = run_table(run)
+    try:
+        task, ours = from_table(table["task"], "task."), from_table(table["eval"], "eval.")
+        tokens = int(table["sampling"]["max_tokens"])  # nothing else: a run evaluates without top_k and top_p
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{run}/config.toml cannot be used ({error!r}). {MEND}") from None
     return replace(RunConfig(), task=task, eval=ours, sampling=replace(RunConfig().sampling, max_tokens=tokens))
+
+
+def warn_of_other_files(policies: Iterable[str], config: RunConfig) -> None:
+    """Says which files of the task, such as the reward, are not those of the run; of another task, nothing."""
+    now = _of_task(depends(config))
+    for run in dict.fromkeys(run for p in policies if (run := run_of(p)) is not None):
+        file = run / "environment.json"
+        known = read_json(file).get("depends") if file.is_file() else None
+        if not isinstance(known, dict) or evaluated_as(run).task != config.task:
+            continue
+        if found := changed(_of_task(known), now):
+            _to_stderr(
+                f"warning: what {run} was trained with has changed since, so these scores cannot be compared with "
+                f"those of the run: {'; '.join(found)}"
+            )
+
+
+def _of_task(known: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in known.items() if name.startswith("task")}
 
 
 def _refuse_several_tasks(runs: Sequence[Path]) -> None:

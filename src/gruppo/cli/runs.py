@@ -2,14 +2,14 @@
 
 import argparse
 import time
-import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from gruppo.cli.commands import print_json
-from gruppo.train.checkpoint import latest_checkpoint
-from gruppo.train.folder import RunFolder, read_json
+from gruppo.train.checkpoint import checkpoints, latest_checkpoint
+from gruppo.train.ended import ended, run_table
+from gruppo.train.folder import RunFolder
 from gruppo.train.lock import NAME as LOCK
 from gruppo.train.lock import STALE
 from gruppo.train.manifest import damage, read_manifest
@@ -65,7 +65,8 @@ def newest_unfinished(folder: Path) -> Path:
     """The run that `gruppo train --resume` means; a ValueError says which there are instead."""
     found = list_runs(folder)
     for run in found:
-        if run.state in ("stopped", "damaged"):
+        lost = run.method == "?" and not checkpoints(Path(run.path, "checkpoints"))  # perhaps no run at all
+        if run.state in ("stopped", "damaged") and not lost:
             return Path(run.path)
     there = "; ".join(f"{r.name} is {r.state}" for r in found[:3]) or "it holds no runs"
     raise ValueError(
@@ -78,38 +79,33 @@ def newest_unfinished(folder: Path) -> Path:
 
 
 def described(path: Path, check: bool = False) -> Run:
-    run, why, ended = RunFolder(path), "", False
+    """A line of the list. Whatever cannot be read makes it a line of a damaged run, and the other runs are listed."""
+    run, why, over = RunFolder(path), "", False
     config: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
+    scores: list[float] = []
     try:
-        config = tomllib.loads(run["config.toml"].read_text(encoding="utf-8"))
+        config = run_table(path)
         rows = run.metrics()
-        ended = _ended(run, config, rows)
-        why = left_damaged(run, ended, check)
-    except (ValueError, OSError) as error:
+        scores = [float(r["held_out"]) for r in rows if r.get("held_out") is not None]
+        over = ended(path)
+        why = left_damaged(run, over, check)
+    except (ValueError, OSError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         why = str(error)
-    scores = [r["held_out"] for r in rows if r.get("held_out") is not None]
-    files = [p for p in (run["metrics.jsonl"], run["config.toml"]) if p.is_file()]
+    files = [p for p in (run["metrics.jsonl"], run["config.toml"]) if p.is_file()] or [path]
     return Run(
         name=path.name,
         path=str(path),
-        state="running" if running(path) else "damaged" if why else "finished" if ended else "stopped",
+        state="running" if running(path) else "damaged" if why else "finished" if over else "stopped",
         method=str(config.get("method", {}).get("name", "?")),
         task=str(config.get("task", {}).get("name", "?")),
         step=int(rows[-1]["step"]) if rows else 0,
-        steps=int(config.get("steps", 0)),
+        steps=config.get("steps", 0),
         before=scores[0] if scores else None,
         after=scores[-1] if len(scores) > 1 else None,
         touched=max(p.stat().st_mtime for p in files),
         why=why,
     )
-
-
-def _ended(run: RunFolder, config: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
-    """Whether its summary is of all its steps, and not of fewer, after which it was made longer."""
-    summary = read_json(run["summary.json"]) if run["summary.json"].is_file() else {}
-    last = rows[-1]["step"] if rows else 0
-    return summary.get("steps") == last and (last >= config.get("steps", 0) or "ended_early" in summary)
 
 
 def left_damaged(run: RunFolder, ended: bool, check: bool) -> str:

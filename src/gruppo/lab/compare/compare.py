@@ -7,7 +7,6 @@ seed. `processes.py` makes the runs; this file reads them.
 import json
 import math
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,8 @@ import numpy as np
 from gruppo.lab.compare.statistics import Pair, pairwise
 from gruppo.stages.names import nearest
 from gruppo.train.curves import shown
+from gruppo.train.ended import ended as finished
+from gruppo.train.ended import run_table
 from gruppo.train.estimates import Interval, mean_interval
 from gruppo.train.folder import RunFolder, finite, flat
 
@@ -40,10 +41,6 @@ class Result:
 
     def last(self, metric: str) -> float:
         return ([math.nan, *self.curve(metric).values()])[-1]
-
-
-def finished(path: Path) -> bool:
-    return RunFolder(path)["summary.json"].is_file()
 
 
 def read(path: Path, entrant: str) -> Result:
@@ -261,11 +258,10 @@ def found_runs(paths: Sequence[Path]) -> tuple[list[Result], list[str]]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    config = RunFolder(path)["config.toml"]
     try:
-        return dict(flat(tomllib.loads(config.read_text())))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{config} is no TOML any more: {error}. Mend that line, or leave the run out.") from None
+        return dict(flat(run_table(path)))
+    except ValueError as error:
+        raise ValueError(f"{error} Or leave the run out.") from None
 
 
 def _refuse_other_tasks(tables: Mapping[Path, Mapping[str, Any]]) -> None:

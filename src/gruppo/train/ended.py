@@ -1,0 +1,32 @@
+"""Whether a run has come to its end: one rule for the list of runs, for comparisons and for Python."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from gruppo.train.folder import MEND, RunFolder, read_json
+
+
+def ended(path: Path) -> bool:
+    """Whether its summary is of all its steps, and not of fewer, after which it was made longer."""
+    run = RunFolder(path)
+    if not run["summary.json"].is_file() or not run["config.toml"].is_file():
+        return False
+    steps, rows, summary = run_table(path)["steps"], run.metrics(), read_json(run["summary.json"])
+    last = int(rows[-1]["step"]) if rows else 0
+    return summary.get("steps") == last and (last >= steps or "ended_early" in summary)
+
+
+def run_table(path: Path) -> dict[str, Any]:
+    """config.toml as a table, without running any code; a ValueError if it is not that of a run."""
+    file = path / "config.toml"
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text any more: {error}. {MEND}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{file} is no TOML any more: {error}. {MEND}") from None
+    whole = isinstance(table.get("steps"), int) and all(isinstance(table.get(k), dict) for k in ("method", "task"))
+    if not whole:
+        raise ValueError(f"{file} is not that of a run: steps, [method] and [task] must be there. {MEND}")
+    return table
