@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 import gruppo
-from gruppo.tasks.imports import is_file, is_path, split_path
+from gruppo.tasks.imports import is_file, is_path, load_object, split_path
+from gruppo.tasks.scorers import SCORERS
 from gruppo.train.config import RunConfig
 from gruppo.train.manifest import sha256
 
@@ -30,11 +31,19 @@ def _named(config: RunConfig) -> Iterator[tuple[str, Path | None]]:
     task = config.task
     for setting, value in (("task.reward", task.reward), ("task", task.name)):
         yield setting, _source(value)
+    written = {f"task.args.{name}" for name in _written(task.reward)}
     for name, value in _leaves({"args": task.args, "options": task.options}, "task"):
-        yield name, _file(value)
+        if name not in written:
+            yield name, _file(value)
     yield "model", _file(config.model.name)
     for role, cast in config.method.cast.items():
         yield f"method.cast.{role}", _file(cast.start)
+
+
+def _written(reward: str) -> tuple[str, ...]:
+    """The arguments of one of gruppo's scorers that name what it writes, such as a cache: they change in every run."""
+    path = SCORERS[reward][0] if reward in SCORERS else reward
+    return getattr(load_object(path), "writes", ()) if path.startswith("gruppo.") else ()
 
 
 def _file(value: Any) -> Path | None:

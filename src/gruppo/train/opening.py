@@ -103,8 +103,9 @@ def told(folder: RunFolder, begun: bool = True) -> Iterator[None]:
     except (ValueError, OSError) as error:
         if not begun:
             raise
-        known = isinstance(error, OSError) and error.strerror
-        said = f"{error.strerror}: {error.filename or folder.path}" if known else str(error)
+        said = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            said = f"{error.strerror}: {error.filename or folder.path}"
         raise ValueError(f"{said}\n{how_to_resume(folder)}") from error
     except Exception as error:
         error.add_note(how_to_resume(folder))

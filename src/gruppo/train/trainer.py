@@ -213,6 +213,7 @@ class Trainer:
         self.wins.facts = facts.get("wins", {})
         self.early = facts.get("ended_early", "") if not self.changes else ""
         if self.changes:
+            self.folder.write_config(self.config)
             self.display.say("going on with changes:\n" + "\n".join(f"  {c}" for c in self.changes))
         self.folder.reopen(state.step)
         self.folder.set_metrics(state.beside["metrics.jsonl"])
@@ -228,7 +229,6 @@ class Trainer:
             if self.run.between_steps:
                 self._save(step)
             raise ValueError(f"step {step + 1}: {error}") from error
-        self._keep_changes()
         self.done = step + 1
         out = Step(self.done, await self._row(record), record)
         await self._after_step(out)
@@ -248,12 +248,6 @@ class Trainer:
         due = save.checkpoint_every and self.done % save.checkpoint_every == 0 and not bad
         if last or self.stop.asked or due:
             self._save(self.done)
-
-    def _keep_changes(self) -> None:
-        """What was changed on resume becomes a part of the run once a step has been done with it."""
-        if self.changes:
-            self.folder.write_config(self.config)
-            self.changes = ()
 
     async def _row(self, record: StepRecord) -> dict[str, Any]:
         every, row = self.config.eval.every, {"step": self.done, **record.facts}
@@ -292,7 +286,6 @@ class Trainer:
             facts = {"steps": self.done, "stopped": True, "folder": str(self.folder.path)}
             self.summary = {**facts, "resume": self.folder.resume_command}
             return
-        self._keep_changes()
         shutil.rmtree(self.folder["policy"], ignore_errors=True)  # of an end that was cut short, or damaged
         save_policy(self.folder["policy"], self.run.models["policy"], self.run.tokenizer)
         c = self.config
