@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import threading
 import time
 from collections import Counter
@@ -253,6 +254,19 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
         ({"pattern": "("}, "no regular expression"),
         ({"lowest": 3, "highest": 1}, "Exchange them"),
         ({"cache": "/dev/null/x"}, "cannot be used"),
+        ({"retries": -1}, r"task\.args\.retries=-1: no answer could be judged.*Use a whole number from 0 to 1000"),
+        ({"retries": 1.5}, "whole number"),
+        ({"retries": True}, "whole number"),
+        ({"seconds": 0}, r"seconds=0: .*from 0\.001 to 1e\+06"),
+        ({"seconds": 1e20}, "seconds=1e"),
+        ({"seconds": float("nan")}, "seconds=nan"),
+        ({"temperature": -1}, "temperature=-1"),
+        ({"temperature": "hot"}, "temperature='hot'"),
+        ({"max_tokens": -5}, "max_tokens=-5"),
+        ({"max_calls": -5}, "max_calls=-5"),
+        ({"max_tokens_total": 2.5}, "max_tokens_total=2.5"),
+        ({"lowest": float("-inf")}, "lowest=-inf"),
+        ({"highest": "10"}, "highest='10'"),
     ],
 )
 def test_what_cannot_work_is_refused_at_the_start(args: dict[str, Any], said: str) -> None:
@@ -315,6 +329,31 @@ def test_by_name(server: Server) -> None:
     with Judge(tasks.scorer) as judge:
         (verdict,) = asyncio.run(judge.score([(tasks.train[0], "ANSWER 6")]))
     assert verdict.components == {"task": 0.6}
+
+
+def test_a_run_goes_on_though_its_cache_has_grown(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is written by the run, which therefore does not depend on it."""
+    from gruppo.cli import main
+    from gruppo.train import trainer
+
+    plain = trainer.train_step
+
+    async def once(run: Any, step: int) -> Any:
+        signal.raise_signal(signal.SIGINT)  # finishes this step
+        return await plain(run, step)
+
+    monkeypatch.chdir(tmp_path)
+    args = [f"task.args.address={server.address}", "task.args.model=m", "task.args.cache=./judge.db"]
+    args += ["task.args.prompt=ANSWER 1{answer}", "task.args.pattern=^\\d"]
+    sizes = ["prompts=2", "samples=4", "steps=2", "eval.every=0", "eval.prompts=2", "save.name=r", "threads=1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train_step", once)
+        assert main(["train", "model=tiny-random", "task.reward=llm_judge", *args, *sizes]) == 0
+    assert (tmp_path / "judge.db").stat().st_size and not (tmp_path / "runs/r/summary.json").exists()
+    assert main(["train", "--resume", "runs/r"]) == 0, capsys.readouterr().err
+    assert (tmp_path / "runs/r/summary.json").exists()
 
 
 def test_a_run_stops_when_the_limit_is_used_up(

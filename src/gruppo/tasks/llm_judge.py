@@ -42,6 +42,7 @@ LAST_NUMBER = rf"(?<![\w.])(?P<score>{NUMBER})(?:\s*(?:/|out of)\s*(?P<of>{NUMBE
 FIELDS = ("prompt", "reference", "answer", "lowest", "highest")
 AGAIN = (408, 409, 425, 429)  # and all from 500 on: worth another try
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two tries
+LARGEST = 1e15  # of a number in the settings
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -61,6 +62,7 @@ class LLMJudge:
 
     stateless = True
     one_worker = True  # so that the limits are those of a run
+    writes = ("cache",)  # a file that a run changes, so that it does not depend on what is in it
 
     def __init__(
         self,
@@ -83,6 +85,14 @@ class LLMJudge:
     ) -> None:
         if not model:
             raise ValueError("task.reward=llm_judge without a model. Set task.args.model to a name that is served.")
+        _check("retries", retries, 0, 1000, whole=True)
+        _check("seconds", seconds, 0.001, 1e6)
+        _check("temperature", temperature, 0)
+        _check("max_tokens", max_tokens, 0, whole=True)
+        _check("max_calls", max_calls, 0, whole=True)
+        _check("max_tokens_total", max_tokens_total, 0, whole=True)
+        _check("lowest", lowest, -LARGEST)
+        _check("highest", highest, -LARGEST)
         if not lowest < highest:
             raise ValueError(f"task.args.lowest={lowest}, highest={highest}: no score is between them. Exchange them.")
         self.url, self.local = _checked(address)
@@ -229,6 +239,15 @@ def _checked(address: str) -> tuple[str, bool]:
         )
     url = address.rstrip("/")
     return url if url.endswith("/chat/completions") else f"{url}/chat/completions", parts.hostname in LOCAL
+
+
+def _check(name: str, value: Any, low: float, high: float = LARGEST, whole: bool = False) -> None:
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not number or not low <= value <= high:  # NaN is not between them
+        kind = "a whole number" if whole else "a number"
+        raise ValueError(
+            f"task.args.{name}={value!r}: no answer could be judged with it. Use {kind} from {low:g} to {high:g}."
+        )
 
 
 def _key(name: str) -> str:

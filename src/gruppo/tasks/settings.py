@@ -31,8 +31,8 @@ class TaskConfig(Checked):
     seconds: float = setting(5.0, above=0, high=1e6)  # time limit for judging one answer
     workers: int = setting(0, low=0, high=1024)  # processes that judge answers at once; 0: one per core, at most 8
     concurrency: int = setting(64, low=1)  # answers that an `async def` reward judges at once, in each process
-    call_seconds: float = setting(0.0, low=0)  # time limit for a call of a batched reward; 0: seconds for each answer
-    start_seconds: float = setting(60.0, above=0)  # time limit for loading the reward
+    call_seconds: float = setting(0.0, low=0, high=1e6)  # time limit for a batched reward's call; 0: seconds per answer
+    start_seconds: float = setting(60.0, above=0, high=1e6)  # time limit for loading the reward
 
 
 _PLAIN = TaskConfig()

@@ -204,8 +204,16 @@ def components(value: Any) -> Row:
             many = " To return a list, one value per answer, write (tasks, texts)." if isinstance(one, list) else ""
             said = f"The scorer returned {_short(one)}{of}: no advantage can be computed from it. {_REMEDY}{many}"
             return {}, "env_error", said
+        if name != shown(name):
+            said = f"The scorer returned a component with the name {name!r}, which is no text, so it cannot be stored."
+            return {}, "env_error", f"{said} Rename it."
         out[name] = number
     return out, "ok", ""
+
+
+def shown(text: str) -> str:
+    """The text, with halves of characters (surrogates) as escapes: they can be neither printed nor stored."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _number(value: Any) -> float | None:
@@ -230,6 +238,6 @@ def _short(value: Any) -> str:
 
 def _last_lines(error: BaseException) -> str:
     if isinstance(error, CannotJudge):
-        return str(error)
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+        return shown(str(error))
+    lines = shown("".join(traceback.format_exception(error))).rstrip().splitlines()
     return "The scorer raised, so the answer has no reward:\n" + "\n".join(lines[-6:])
