@@ -75,6 +75,12 @@ def wrong_fields(node: Any) -> Iterator[str]:
         if get_origin(hint) is Literal and value not in get_args(hint):
             yield unknown_word(f"{f.name}={value!r}", str(value), hint)
             continue
+        if (hint is str and not isinstance(value, str)) or (hint is bool and not isinstance(value, bool)):
+            yield f"{f.name}={value!r} is not {'text: use text in quotes' if hint is str else 'true or false'}."
+            continue
+        if hint in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
+            yield f"{f.name}={value!r} is not a number: use {allowed(f.metadata, hint)}."
+            continue
         if hint is int and isinstance(value, float) and value.is_integer():
             object.__setattr__(node, f.name, value := int(value))
         if said := outside(f"{f.name}={value}", value, f, hint):

@@ -1,6 +1,7 @@
 """One file a method; `ls` is the catalogue. This file only finds them."""
 
 import re
+import sys
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -74,6 +75,14 @@ def method(name: str) -> Method:
             )
         where = name.rpartition(":")[0]
         return found.but(doc=(found.doc or load_object(f"{where}:__doc__") or "").strip())
+    if name.endswith(".py") and Path(name).is_file():
+        here = [
+            k
+            for k, v in vars(sys.modules[load_object(f"{name}:__name__")]).items()
+            if isinstance(v, Method) and v.name not in built_in()
+        ]
+        has = f"It has: {', '.join(here)}." if here else "It has none."
+        raise ValueError(f"method={name} names a file and no method in it. {has} Write method={name}:NAME.")
     bare, _, version = name.partition("@")
     known = all_methods()
     if bare not in known:

@@ -107,7 +107,8 @@ def folder_of(name: str | Path) -> Path:
             return path
     near = _near(name)
     # A name of the hub is like Qwen/Qwen2.5-0.5B-Instruct: a single word is more likely a typo.
-    if near or Path(name).exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(name)):
+    local = Path(name).exists() or (Path(name).parent not in (Path(), Path("/")) and Path(name).parent.is_dir())
+    if near or local or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(name)):
         raise ValueError(
             f"model {str(name)!r} is neither a built-in name nor a folder with a config.json, so it cannot be loaded. "
             + (f"Did you mean {near!r}? " if near else "")

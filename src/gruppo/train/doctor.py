@@ -73,7 +73,7 @@ def refuse(checks: list[Check]) -> None:
         ]
         names = ",".join(c.name for c in bad)
         raise ValueError(
-            "\n".join([*lines, f"Mend it, or start all the same with accept={names} (recorded with the run)."])
+            "\n".join([*lines, f"Fix it, or start all the same with accept={names} (recorded with the run)."])
         )
 
 

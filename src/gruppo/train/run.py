@@ -1,6 +1,7 @@
 """Everything that a run holds: models, engine, judge, learner, memory, clock."""
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -113,6 +114,40 @@ class Run:
             self.warn(
                 f"{', '.join(who)} learns from what was remembered of a task, and {drawn:,} prompts are drawn from "
                 f"{tasks:,} tasks: few come twice. Use task.train_size={max(drawn // 4, 1)} or less, or more steps."
+            )
+
+    def warn_if_slow(self) -> None:
+        """Threads that wait for each other are slow where others use the cores: eight times, as was seen."""
+        threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+        busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        if self.device.type == "cpu" and threads > 1 and busy > cores + 0.5:
+            self.warn(
+                f"other processes use the cores (load {busy:.1f} on {cores}), and {threads} threads that wait for each "
+                "other are then many times slower than one. Try threads=1."
+            )
+
+    def warn_if_greedy(self) -> None:
+        if self.sampling.temperature == 0 and self.config.samples > 1 and compares(self.method):
+            self.warn(
+                "sampling.temperature=0: all answers to a prompt are the same, so there is nothing to compare. Use "
+                "sampling.temperature=1."
+            )
+
+    def warn_if_hidden(self, drawn: Sequence[Episode]) -> None:
+        """No answer of the first step is right, but some contain the right answer: the scorer looks elsewhere."""
+        judged = [e for e in drawn if e.status.judged and "task" in e.reward]
+        if not judged or any(e.reward["task"] > 0 for e in judged):
+            return
+        known = [(e, self.walk.task_of(e).answer) for e in judged]
+        near = [(e, answer) for e, answer in known if answer and answer in e.text]
+        if near:
+            e, answer = near[0]
+            said = " ".join(e.text.split())
+            self.warn(
+                f"no answer is right, but {len(near)} of {len(judged)} contain the reference, such as {answer!r} in "
+                f"{said[:60] + '…' if len(said) > 60 else said!r}. The scorer ({self.judge.scorer}) wants it in "
+                "another form: ask for that form in task.system or task.template, or choose another task.reward, "
+                "such as numeric, math or regex."
             )
 
     def warn_if_empty(self, empty: bool) -> None:

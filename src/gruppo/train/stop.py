@@ -39,7 +39,8 @@ class Stop:
         self.asked += 1
         if self.asked == 1:
             # Not print, which this signal may have interrupted.
-            os.write(2, b"\nfinishing this step, then saving; Ctrl-C again stops at once\n")
+            again = b"Ctrl-C again" if number == signal.SIGINT else b"a second signal"
+            os.write(2, b"\nfinishing this step, then saving; " + again + b" stops at once\n")
         elif self.asked == 2:
             raise KeyboardInterrupt
         else:

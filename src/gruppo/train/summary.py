@@ -38,11 +38,13 @@ def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
         if "best_step" in summary
         else ""
     )
+    shares = all(0 <= (summary[k] or 0) <= 1 for k in ("accuracy_before", "accuracy_after"))
+    word, steps = "accuracy" if shares else "score", "step" if summary["steps"] == 1 else "steps"
     early = f", ended early: {summary['ended_early']}" if "ended_early" in summary else ""
     return "\n".join(
         [
-            f"held-out accuracy {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in "
-            f"{summary['steps']} steps, {summary['seconds']:.0f} s of training{early}",
+            f"held-out {word} {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in "
+            f"{summary['steps']} {steps}, {summary['seconds']:.0f} s of training{early}",
             *win_words(summary),
             f"  curves    {folder['curves.png']}",
             *([f"  episodes  {folder['episodes']}"] if folder["episodes"].is_dir() else []),

@@ -100,7 +100,7 @@ def _refuse_to_go_on(folder: RunFolder, config: RunConfig, state: State | None, 
         listed += folder.where_files_are() if any(c.endswith("→ absent") for c in changes) else ""
         raise ValueError(
             f"{folder.path}: the configuration, or what the run depends on, is not what the run was started with, so "
-            f"it would not go on exactly:\n{listed}\nLeave these out, or add --allow-changes to go on with them."
+            f"it would not go on exactly:\n{listed}\nTake them back, or go on with them: --allow-changes."
         )
     if state is not None and state.step > config.steps:
         raise ValueError(
@@ -197,6 +197,8 @@ class Trainer:
         if changed := refurnished(self.config.method):
             self.display.say("\n".join(changed))
         self.run.warn_if_few_recur()
+        self.run.warn_if_greedy()
+        self.run.warn_if_slow()
         self._begin_callbacks(())
         asked = min(self.config.eval.prompts, len(self.run.tasks.held_out))
         self.display.say(f"measuring the held-out accuracy before training (eval.prompts: {asked})")

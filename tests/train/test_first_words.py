@@ -1,0 +1,69 @@
+"""What a run says when it cannot learn, and where a user goes wrong first."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from train_runs import gruppo, train
+
+QUICK = ("steps=1", "eval.prompts=2", "save.episodes_every=0")
+
+
+def test_greedy_samples_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("b", *QUICK, "sampling.temperature=0") == 0
+    assert "warning: sampling.temperature=0: all answers to a prompt are the same" in capsys.readouterr().out
+
+
+def test_a_right_answer_in_a_sentence_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a)[:1]} for a in range(60, 90)]
+    Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert train("b", *QUICK, "task=./data.jsonl", "task.reward=exact", "sampling.max_tokens=5") == 0
+    words = capsys.readouterr().out
+    assert "warning: no answer is right, but" in words and "contain the reference, such as '1' in '1" in words
+    assert "choose another task.reward" in words
+
+
+def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    assert train("a", *QUICK) == 0
+    assert "other processes use the cores" not in capsys.readouterr().out  # one thread waits for nobody
+    assert train("b", *QUICK, "threads=2") == 0
+    assert "other processes use the cores (load 99.0 on" in capsys.readouterr().out
+
+
+def test_a_score_is_not_called_an_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("reward.py").write_text("def score(task, text):\n    return 3.0 + len(text)")
+    assert train("b", *QUICK, "task.reward=./reward.py:score") == 0
+    assert "held-out score " in (words := capsys.readouterr().out) and "in 1 step, " in words
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("train", "method=./own.py"), "It has: MINE. Write method=./own.py:NAME."),
+        (("eval", "runs/nothing"), "neither a built-in name nor a folder"),
+    ],
+)
+def test_wrong_names(argv: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.py").write_text("from gruppo.methods.grpo import GRPO\nMINE = GRPO.but(name='mine')\n")
+    Path("runs").mkdir()
+    assert gruppo(*argv) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_edited_configuration_of_the_wrong_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("b", *QUICK) == 0
+    path = Path("runs/b/config.toml")
+    for before, after, says in (
+        ('steps = ""', "steps = 40", "steps=40 is not text"),
+        ("seed = 0", 'seed = "x"', "seed='x' is not a number"),
+        ("best = false", "best = 3", "best=3 is not true or false"),
+    ):
+        text = path.read_text()
+        assert before in text, before
+        path.write_text(text.replace(before, after))
+        assert gruppo("train", "--resume", "runs/b", "--allow-changes") == 2
+        words = capsys.readouterr().err
+        assert says in words and "runs/b/config.toml" in words
+        path.write_text(text)
