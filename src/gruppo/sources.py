@@ -16,6 +16,8 @@ from textwrap import dedent
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from gruppo.remade import missing, run
+
 LONGEST = 100_000  # characters of a value
 REMEDY = "Put it in a file and name it: './file.py:NAME'."
 
@@ -34,8 +36,8 @@ def source_of(found: Sequence[Any]) -> str:
     text = Text()
     for one in found:
         text.add(one.__name__, one, one.__name__)
-    imports = sorted(text.imports.values())
-    return "\n".join(['"""Passed from Python."""', "", *imports, *(f"\n\n{part}" for part in text.body.values()), ""])
+    text.add_attributes()
+    return text.whole()
 
 
 class Text:
@@ -45,6 +47,28 @@ class Text:
         self.imports: dict[str, str] = {}
         self.body: dict[str, str] = {}
         self.known: dict[str, Any] = {}
+        self.defined: dict[str, Any] = {}  # the functions and classes in it
+
+    def whole(self) -> str:
+        imports = sorted(self.imports.values())
+        body = (f"\n\n{part}" for part in self.body.values())
+        return "\n".join(['"""Passed from Python."""', "", *imports, *body, ""])
+
+    def add_attributes(self) -> None:
+        """Plain attributes that were set after a definition, after it; then the file makes what it was made from."""
+        for _ in range(2):  # the second time nothing is left to add
+            made, more = run(self.whole(), ", ".join(self.defined), REMEDY), False
+            for name, value in self.defined.items():
+                for key, found in missing(name, value, made[name]).items():
+                    if not _is_plain(found):
+                        raise ValueError(
+                            f"{name}.{key} is too long, or holds objects, so it cannot be written. {REMEDY}"
+                        )
+                    self.body[name] += f"\n{name}.{key} = {found!r}"
+                    more = True
+            if not more:
+                return
+        raise ValueError(f"{', '.join(self.defined)} cannot be made again as they are. {REMEDY}")
 
     def add(self, name: str, value: Any, user: str) -> None:
         """What `user` calls `name`."""
@@ -72,14 +96,19 @@ class Text:
         own = value.__name__
         if own == "<lambda>":
             raise ValueError(f"{name} is a lambda, whose source cannot be told from the line around it. Write a def.")
+        if self.known.setdefault(own, value) is not value:
+            raise ValueError(f"{name} and another part of it were both defined as {own}. Rename one of them.")
         text, functions = _source(value)
         names = functions[0].__globals__
         for used in _used(text, own):
-            if used in names:
+            if used == own:
+                if names.get(own, value) is not value:
+                    raise ValueError(f"{own} uses {own}, which is another one by now. Rename one of them.")
+            elif used in names:
                 self.add(used, names[used], own)
             elif not hasattr(builtins, used):
                 raise ValueError(f"{own} uses {used}, which is not defined, so it would fail. Define it first.")
-        self.body[own] = text
+        self.body[own], self.defined[own] = text, value
         if own != name:
             self.body[name] = f"{name} = {own}"
 
@@ -112,6 +141,11 @@ def _source(value: Any) -> tuple[str, list[FunctionType]]:
     """The text of a function or class as it was defined, and its functions."""
     functions = list(_functions(value))
     name = value.__name__
+    if not functions:
+        raise ValueError(
+            f"{name} is a class without functions of its own, and Python keeps the source of functions only, so it "
+            f"cannot be written to a file. Give it a function. {REMEDY}"
+        )
     _refuse_closures(name, functions)
     for f in functions:
         cell = "".join(linecache.getlines(f.__code__.co_filename))
@@ -133,7 +167,9 @@ def _functions(value: Any) -> Iterator[FunctionType]:
     for member in vars(value).values():
         member = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
         member = inspect.unwrap(member) if callable(member) else member
-        if isinstance(member, FunctionType) and member.__code__.co_filename != "<string>":
+        if not isinstance(member, FunctionType) or member.__module__ != value.__module__:  # an Enum has some of enum
+            continue
+        if member.__code__.co_filename != "<string>":
             yield member
 
 
@@ -190,4 +226,4 @@ def _used(text: str, name: str) -> list[str]:
         for s in table.get_symbols():
             if s.is_referenced() and (not s.is_assigned() if outer else s.is_global()):
                 found[s.get_name()] = None
-    return [n for n in found if n != name]
+    return list(found)

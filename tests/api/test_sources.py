@@ -164,3 +164,136 @@ def test_two_meanings_of_a_name_are_refused() -> None:
     two = defined("K = 2\ndef two(task, text):\n    return one(task, text) + K", one=one)["two"]
     with pytest.raises(ValueError, match="mean two things by K"):
         source_of([two])
+
+
+# a function is more than its definition
+
+WRAPS = """
+from functools import wraps
+
+TIMES, B = 2, 1
+
+def times(n):
+    def around(f):
+        @wraps(f)
+        def inner(task, text):
+            return n * f(task, text)
+        return inner
+    return around
+
+def double(f):
+    return times(2)(f)
+
+def plain(task, text):
+    return float(len(text))
+
+@times(TIMES)
+def decorated(task, text):
+    return float(len(text))
+
+def fallback(task, text, b=B, *, c=B):
+    return b + c
+
+class R:
+    scale = 1.0
+    kept = B
+
+    def __call__(self, task, text):
+        return self.scale * self.kept
+
+    def half(self, task, text):
+        return 0.5
+
+def spare(self, task, text):
+    return 0.25
+"""
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("name, after", [
+    ("decorated", ""),
+    ("plain", "plain.stateless = True; plain.names = ['a', {'b': 1}]"),
+    ("decorated", "decorated.stateless = True"),
+    ("R", "R.scale = 5.0; R.stateless = True"),
+    ("R", "B = 7"),  # the class has the value of before
+    ("R", "R().scale = 5.0"),
+])  # fmt: skip
+def test_what_was_set_after_a_definition_comes_with_it(name: str, after: str, alone: bool) -> None:
+    mine = defined(WRAPS + after, alone)[name]
+    again = back(mine)
+    plain = {k: v for k, v in vars(mine).items() if isinstance(v, int | float | list) and not k.startswith("__")}
+    assert plain == {k: vars(again)[k] for k in plain} and ("stateless" in after) == hasattr(again, "stateless")
+    one, two = (f() if name == "R" else f for f in (mine, again))
+    assert one(None, "abc") == two(None, "abc")
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("after, said", [
+    ("reward = double(plain)", "plain was wrapped by another function after its definition"),
+    ("reward = double(decorated)", "decorated was wrapped by another function"),
+    ("reward = decorated.__wrapped__", "decorated was wrapped by another function"),
+    ("TIMES = 3; reward = decorated", "decorated has n=2, and its definition gives n=3 by now"),
+    ("reward = fallback; B = 2", "fallback has b=1, and its definition gives b=2 by now"),
+    ("reward = fallback; reward.__defaults__ = (5,)", "fallback has b=5, and its definition gives b=1"),
+    ("reward = fallback; reward.__defaults__ = None", "and its definition gives b=1"),
+    ("reward = fallback; reward.__kwdefaults__ = {'c': 9}", "fallback has c=9, and its definition gives c=1"),
+    ("reward = plain; reward.model = object()", "plain.model, a object, was set after the definition"),
+    ("reward = R; R.__call__ = spare", "R.__call__ was replaced by another function after its definition"),
+    ("reward = R; R.half = R.__call__", "R.half, a function, was set after the definition"),
+    ("reward = R; R.more = spare", "R.more, a function, was set after the definition"),
+    ("reward = R; R.__call__.__defaults__ = (None, '')", "R.__call__ has "),
+    ("reward = R; del R.kept", "R.kept was removed after its definition"),
+])  # fmt: skip
+def test_what_is_not_as_it_was_defined_is_refused(after: str, said: str, alone: bool) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        reward_path(defined(WRAPS + after, alone)["reward"], Path("runs"))
+    assert not Path("runs").exists()
+
+
+def test_two_definitions_of_one_name_are_refused() -> None:
+    code = "def f(n):\n    return 1\n\ng = f\n\ndef f(n):\n    return 2\n\ndef h(task, text):\n    return f(1) + g(1)"
+    with pytest.raises(ValueError, match=r"both defined as f|two things by f"):
+        source_of([defined(code)["h"]])
+    code = "def f(n):\n    return n and f(n - 1)\n\ng = f\n\ndef f(n):\n    return 2"
+    with pytest.raises(ValueError, match="f uses f, which is another one by now"):
+        source_of([defined(code)["g"]])
+
+
+KINDS = """
+from enum import Enum
+
+class Kind(Enum):
+    LONG, SHORT = 1, 2
+
+class Size:
+    most = 3
+
+class Named(Enum):
+    LONG, SHORT = 1, 2
+
+    def said(self):
+        return self.name
+
+def kind(task, text):
+    return Kind.LONG.value
+
+def size(task, text):
+    return Size.most
+
+def named(task, text):
+    return Named(len(text)).said()
+"""
+
+
+def test_classes_without_functions_are_told_apart() -> None:
+    found = defined(KINDS)
+    assert back(found["named"])(None, "a") == "LONG"
+    for name, cls in (("kind", "Kind"), ("size", "Size")):
+        with pytest.raises(ValueError, match=f"{cls} is a class without functions of its own"):
+            source_of([found[name]])
+
+
+def test_a_file_that_cannot_be_run_is_refused() -> None:
+    code = "def marked(f):\n    ONCE.pop()\n    return f\n\nONCE = [1]\n\n@marked\ndef f(task, text):\n    return 1.0"
+    with pytest.raises(ValueError, match=r"that file cannot be run \(IndexError"):
+        source_of([defined(code)["f"]])
