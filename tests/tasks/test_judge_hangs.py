@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from overlaps import SPANS, noted, peak, until
 
 from gruppo.tasks import Task, TaskConfig, load_task
 from gruppo.tasks import judge as judge_module
@@ -12,15 +13,17 @@ from gruppo.tasks.hangs import LEAST, Hangs
 from gruppo.tasks.jobs import Job, Part, Verdict
 from gruppo.tasks.judge import Judge, judge_of
 
-SCORERS = """
-import asyncio, os, time
-from pathlib import Path
+SCORERS = f"""{SPANS}
+import asyncio, os
 
 def dead(task, text):
+    note(1)
     if not (Path(__file__).parent / "alive").exists(): time.sleep(600)
     return 1.0
 
-async def silent(task, text): await asyncio.sleep(600)
+async def silent(task, text):
+    note(1)
+    await asyncio.sleep(600)
 
 def some(task, text):
     if task.uid == "bad" or text == "hang": time.sleep(600)
@@ -32,7 +35,7 @@ def batch(tasks, texts):
 
 def shared(tasks, texts):
     time.sleep(0.5)
-    return [{"task": os.getpid(), "size": len(texts)} for _ in texts]
+    return [{{"task": os.getpid(), "size": len(texts)}} for _ in texts]
 shared.stateless = True
 
 def slow_to_load(): pass
@@ -61,16 +64,19 @@ ANSWERS = [(f"t{i // 8}", "x") for i in range(128)]  # of 16 tasks, 8 each
 def test_a_dead_scorer_ends_a_call_within_seconds(file: str, name: str, workers: int) -> None:
     said: list[str] = []
     with Judge(f"{file}:{name}", seconds=0.5, workers=workers, concurrency=16, say=said.append) as judge:
-        begun = time.monotonic()
+        noted(file)
         verdicts = score(judge, *ANSWERS)
-        assert time.monotonic() - begun < 15, "128 answers one after the other would take 64 s"
+        tried = len(noted(file))
+        print(f"{name}: {tried} of {len(ANSWERS)} answers were tried")
+        assert 0 < tried < 64, "each one that hangs costs its seconds"
         assert {v.status for v in verdicts} == {"timeout"} and {str(v.components) for v in verdicts} == {"{}"}
         assert "Judging took longer than 0.5 s" in verdicts[0].error
         assert "times in a row (task.seconds=0.5), so it counts as dead" in verdicts[-1].error
         assert any("has hung" in s and "After" in s for s in said) and "counts as dead" in said[-1]
-        begun = time.monotonic()
         score(judge, *ANSWERS)
-        assert time.monotonic() - begun < 5, "the next call tries those that are taken at once, and no more"
+        again = len(noted(file))
+        print(f"and {again} of the next call")
+        assert again <= 16, "the next call tries those that are taken at once, and no more"
 
 
 def test_a_scorer_that_lives_again_is_used_again(file: str) -> None:
@@ -135,7 +141,7 @@ def test_a_batched_call_has_the_seconds_of_each_of_its_answers(file: str) -> Non
         assert [v.status for v in score(judge, *[("t", "0.25")] * 4)] == ["ok"] * 4  # 1 s of 2
         begun = time.monotonic()
         (one, two) = score(judge, ("t", "600"), ("t", "0"))
-        assert 1.0 <= time.monotonic() - begun < 4.0
+        assert 1.0 <= time.monotonic() - begun < 60  # it would sleep for 600
         assert one == two and one.status == "timeout"
         assert "longer than 1 s" in one.error and "Raise task.seconds (now 0.5 per answer)" in one.error
 
@@ -149,8 +155,8 @@ def test_or_a_limit_of_its_own(file: str) -> None:
 def test_a_batched_function_that_is_stateless_shares_a_call_among_workers(file: str) -> None:
     with Judge(f"{file}:shared", workers=4) as judge:
         assert not judge.in_order
-        for _ in range(2):
-            verdicts = score(judge, *[("t", "x")] * 10)
+        until(lambda: len({v.components["task"] for v in score(judge, *[("t", "x")] * 10)}), 4)  # starts the workers
+        verdicts = score(judge, *[("t", "x")] * 10)
         assert {v.components["size"] for v in verdicts} == {3.0, 1.0}  # 3 + 3 + 3 + 1
         assert len({v.components["task"] for v in verdicts}) == 4
     with Judge(f"{file}:batch", workers=4) as judge:
@@ -191,22 +197,22 @@ def test_impossible_settings(setting: str) -> None:
 
 
 def test_64_slow_answers_with_16_workers_while_others_go_on(tmp_path: Path) -> None:
-    """64 answers of 0.2 s each, 0.8 s with 16 workers; the event loop, in which the engine samples, goes on."""
-    (tmp_path / "slow.py").write_text("import time\ndef f(task, text):\n    time.sleep(0.2)\n    return float(text)\n")
+    """16 of them at once; the event loop, in which the engine samples, goes on."""
+    body = "def f(task, text):\n    with span(): time.sleep(0.2)\n    return float(text)\n"
+    (tmp_path / "slow.py").write_text(f"{SPANS}\n{body}")
 
-    async def measured(judge: Judge) -> tuple[float, int]:
-        ticks, begun = 0, time.monotonic()
+    async def measured() -> int:
+        ticks = 0
         call = asyncio.create_task(judge.score([(task("t"), str(i)) for i in range(64)]))
         while not call.done():
             await asyncio.sleep(0.01)
             ticks += 1
         assert [v.components["task"] for v in call.result()] == [*range(64)]
-        return time.monotonic() - begun, ticks
+        return ticks
+
+    def at_once() -> int:
+        assert asyncio.run(measured()) > 25
+        return peak(noted(f"{tmp_path}/slow.py"))
 
     with Judge(f"{tmp_path}/slow.py:f", workers=16) as judge:
-        for _ in range(2):  # starts the workers
-            asyncio.run(measured(judge))
-        took, ticks = min(asyncio.run(measured(judge)) for _ in range(3))
-        print(f"64 answers of 0.2 s, 16 workers: {took:.2f} s, {ticks} ticks")
-        assert len(judge._pool._lanes) == 16
-        assert took < 1.6 and ticks > 25, "one after the other would take 12.8 s"
+        assert until(at_once, 16, tries=12) == 16 == len(judge._pool._lanes)

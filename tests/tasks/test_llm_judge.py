@@ -186,10 +186,9 @@ def test_what_is_sent(server: Server) -> None:
 
 def test_many_at_once_and_a_score_in_the_order_of_the_answers(server: Server) -> None:
     with judge_at(server) as judge:
-        begun = time.monotonic()
         assert found(score(judge, *["slow"] * 40, "1", "2")) == [*[0.5] * 40, 0.1, 0.2]
-        assert time.monotonic() - begun < 4.0, "one after the other would take 12 s"
-        assert server.peak > 10 and len(judge._pool._lanes) == 1 and not judge.in_order
+        assert server.peak > 10, "requests at once"
+        assert len(judge._pool._lanes) == 1 and not judge.in_order
 
 
 @pytest.mark.parametrize("text", ["429", "500", "503", "drop"])
