@@ -70,20 +70,26 @@ def _chain(f: Any) -> Iterator[Any]:
 def _of_class(name: str, now: type, made: Any) -> dict[str, Any]:
     if not isinstance(made, type) or [c.__name__ for c in now.__bases__] != [c.__name__ for c in made.__bases__]:
         raise ValueError(f"{name} was replaced, or given other bases, after its definition. {AGAIN}.")
-    mine, theirs = ({k: v for k, v in vars(c).items() if _counts(k, v)} for c in (now, made))
+    mine, theirs = ({k: v for k, v in vars(c).items() if _counts(c, k, v)} for c in (now, made))
     found = _attributes(name, mine, theirs)
     for key in mine.keys() & theirs.keys():
         a, b = _function(mine[key]), _function(theirs[key])
         if a is not None and b is not None and missing(f"{name}.{key}", a, b):
             raise ValueError(f"{name}.{key} was given attributes after its definition. {AGAIN}.")
-    members = ({k: m.value for k, m in c.__members__.items()} if issubclass(c, Enum) else {} for c in (now, made))
-    _attributes(name, *members)
+    if _attributes(name, _members(now), _members(made)):
+        raise ValueError(f"{name} has members whose values are others by now. {AGAIN}.")
     return found
 
 
-def _counts(key: str, value: Any) -> bool:
-    """Of the names with two underscores only functions: Python sets the others."""
-    return not (key.startswith("__") and key.endswith("__")) or _function(value) is not None
+def _members(cls: type) -> dict[str, Any]:
+    return {k: m.value for k, m in cls.__members__.items()} if issubclass(cls, Enum) else {}
+
+
+def _counts(cls: type, key: str, value: Any) -> bool:
+    """Of the names with two underscores only functions: Python sets the others. Members of an Enum are values."""
+    return key not in _members(cls) and (
+        not (key.startswith("__") and key.endswith("__")) or _function(value) is not None
+    )
 
 
 def _function(member: Any) -> Any:

@@ -260,7 +260,10 @@ def test_two_definitions_of_one_name_are_refused() -> None:
 
 
 KINDS = """
-from enum import Enum
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+FIRST = 1
 
 class Kind(Enum):
     LONG, SHORT = 1, 2
@@ -268,11 +271,20 @@ class Kind(Enum):
 class Size:
     most = 3
 
-class Named(Enum):
-    LONG, SHORT = 1, 2
+class Named(IntEnum):
+    LONG, SHORT = FIRST, 2
 
     def said(self):
         return self.name
+
+class Pair(NamedTuple):
+    a: int = 3
+
+    def twice(self):
+        return 2 * self.a
+
+def pair(task, text):
+    return Pair().twice()
 
 def kind(task, text):
     return Kind.LONG.value
@@ -287,7 +299,9 @@ def named(task, text):
 
 def test_classes_without_functions_are_told_apart() -> None:
     found = defined(KINDS)
-    assert back(found["named"])(None, "a") == "LONG"
+    assert back(found["named"])(None, "a") == "LONG" and back(found["pair"])(None, "") == 6
+    with pytest.raises(ValueError, match="Named has members whose values are others by now"):
+        source_of([defined(f"{KINDS}\nFIRST = 5")["named"]])
     for name, cls in (("kind", "Kind"), ("size", "Size")):
         with pytest.raises(ValueError, match=f"{cls} is a class without functions of its own"):
             source_of([found[name]])
