@@ -333,7 +333,7 @@ def test_five_hundred_episodes_take_no_time(tmp_path):
     for f in (lambda: save_episodes(tmp_path / "e", episodes), lambda: load_episodes(tmp_path / "e")):
         times = []
         for _ in range(5):
-            start = time.perf_counter()
+            start = time.process_time()  # of this process alone, however busy the machine is
             f()
-            times.append(time.perf_counter() - start)
-        assert min(times) < 0.2  # about 0.01 s on two quiet cores; the bound is for a busy machine
+            times.append(time.process_time() - start)
+        assert min(times) < 0.2  # about 0.01 s

@@ -126,4 +126,4 @@ def test_a_scorer_that_hangs_or_raises_leaves_texts(tmp_path: Path) -> None:
         groups = [[(TASK, "1")], [(TASK, "hang"), (TASK, "2")], [(TASK, "raise"), (TASK, "3")], [(TASK, "4")]]
         assert asyncio.run(judge.answers(groups)) == [["x"], ["hang", "2"], ["raise", "3"], ["x"]]
         assert judge.restarts == 1
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50  # it would sleep for 60

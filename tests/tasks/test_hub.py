@@ -116,7 +116,7 @@ def test_a_name_without_network_is_answered_at_once(monkeypatch: pytest.MonkeyPa
     begun = time.monotonic()
     with pytest.raises(ValueError, match=r"cannot be reached \(ConnectionError\), and its cache .*hf:\./folder"):
         load_task("hf:openai/gsm8k")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:
         env |= {"no_proxy": "*", "HF_HOME": str(tmp_path)}
         said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60).stdout
     assert said.startswith("the hub cannot be reached")
-    assert float(said.split()[-1]) < 20  # imports included
+    assert float(said.split()[-1]) < 40  # imports included
 
 
 def test_a_cached_copy_is_used_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -101,9 +101,9 @@ def test_a_mixture_has_a_short_name() -> None:
 
 def test_domains_of_many_tasks_take_milliseconds() -> None:
     tasks = load_task("mix:addition@3-4+chain@4+sorting", train_size=100_000).train
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone, however busy the machine is
     found = domains_of(tasks)
-    assert time.perf_counter() - start < 0.5 and sum(map(len, found.values())) == 100_000
+    assert time.process_time() - start < 0.5 and sum(map(len, found.values())) == 100_000
 
 
 def test_a_task_that_comes_twice_has_two_groups_and_two_keys() -> None:

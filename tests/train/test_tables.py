@@ -57,9 +57,13 @@ def test_a_table_survives_memory_and_a_checkpoint() -> None:
 def test_looking_up_ten_thousand_rows_takes_milliseconds() -> None:
     keys = torch.randperm(100_000)
     table = Table().put(keys, a=keys)
-    start = time.perf_counter()
-    found = table.look(keys[:10_000], "a")
-    assert time.perf_counter() - start < 0.1 and torch.equal(found, keys[:10_000].double())
+    times = []
+    for _ in range(5):
+        start = time.process_time()  # of this process alone, however busy the machine is
+        found = table.look(keys[:10_000], "a")
+        times.append(time.process_time() - start)
+        assert torch.equal(found, keys[:10_000].double())
+    assert min(times) < 0.1
 
 
 def test_rooms_cannot_write_into_what_memory_holds() -> None:
