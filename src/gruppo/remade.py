@@ -44,11 +44,13 @@ def missing(name: str, now: Any, made: Any) -> dict[str, Any]:
     if isinstance(now, type):
         return _of_class(name, now, made)
     chain, again = list(_chain(now)), list(_chain(made))
-    if len(chain) != len(again):
+    if len(chain) < len(again):
+        raise ValueError(f"{name} is the function inside of what its definition makes. Define it without a decorator.")
+    if len(chain) > len(again):
         raise ValueError(
             f"{name} was wrapped by another function after its definition, and the source is that of the inner one, so "
-            f"other processes would have another function. Wrap it where it is defined, with a decorator above the "
-            f"def, or write a def that calls both."
+            "other processes would have another function. Wrap it where it is defined, with a decorator above the "
+            "def, or write a def that calls both."
         )
     found = _attributes(name, vars(now), vars(made))
     for a, b in zip(chain, again, strict=True):

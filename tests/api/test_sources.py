@@ -231,7 +231,7 @@ def test_what_was_set_after_a_definition_comes_with_it(name: str, after: str, al
 @pytest.mark.parametrize("after, said", [
     ("reward = double(plain)", "plain was wrapped by another function after its definition"),
     ("reward = double(decorated)", "decorated was wrapped by another function"),
-    ("reward = decorated.__wrapped__", "decorated was wrapped by another function"),
+    ("reward = decorated.__wrapped__", "decorated is the function inside of what its definition makes"),
     ("TIMES = 3; reward = decorated", "decorated has n=2, and its definition gives n=3 by now"),
     ("reward = fallback; B = 2", "fallback has b=1, and its definition gives b=2 by now"),
     ("reward = fallback; reward.__defaults__ = (5,)", "fallback has b=5, and its definition gives b=1"),
