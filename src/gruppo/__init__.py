@@ -20,7 +20,7 @@ _WHERE = {
     "evaluate": "gruppo.api",
     "compare": "gruppo.api",
     "configured": "gruppo.api",
-    "SavedRun": "gruppo.runs",
+    "SavedRun": "gruppo.api.runs",
     "Callback": "gruppo.train.callbacks",
     "Step": "gruppo.train.callbacks",
     "Method": "gruppo.stages",

@@ -5,8 +5,8 @@ from gruppo.api import load as load
 from gruppo.api import resume as resume
 from gruppo.api import steps as steps
 from gruppo.api import train as train
+from gruppo.api.runs import SavedRun as SavedRun
 from gruppo.methods import method as method
-from gruppo.runs import SavedRun as SavedRun
 from gruppo.stages import Method as Method
 from gruppo.tasks import Task as Task
 from gruppo.tasks import TaskSet as TaskSet

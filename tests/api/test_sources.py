@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gruppo.sources import nowhere, source_of
+from gruppo.api.sources import nowhere, source_of
+from gruppo.api.written import import_path, reward_path
 from gruppo.tasks.imports import load_object
-from gruppo.written import import_path, reward_path
 
 
 def defined(code: str, alone: bool = False, **names: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from gruppo.sources import nowhere, source_of
+from gruppo.api.sources import nowhere, source_of
 from gruppo.stages import Method
 from gruppo.tasks import Scorer, TaskSet
 from gruppo.tasks.imports import load_object

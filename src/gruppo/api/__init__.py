@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
+from gruppo.api.runs import SavedRun
+from gruppo.api.written import reward_path, rows_file, store, tasks_path, written_method
 from gruppo.cli.overrides import Setting, apply_settings
-from gruppo.runs import SavedRun
 from gruppo.stages import Method
 from gruppo.stages.record import to_table
 from gruppo.tasks import Scorer, TaskConfig, TaskSet
@@ -21,7 +22,6 @@ from gruppo.train.callbacks import Callback, Step
 from gruppo.train.config import RunConfig
 from gruppo.train.evaluate import Evaluation, wanted_k
 from gruppo.train.stop import Stop
-from gruppo.written import reward_path, rows_file, store, tasks_path, written_method
 
 if TYPE_CHECKING:
     from gruppo.lab.compare.command import Entrant

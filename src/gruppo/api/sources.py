@@ -16,7 +16,7 @@ from textwrap import dedent
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from gruppo.remade import missing, run
+from gruppo.api.remade import missing, run
 
 LONGEST = 100_000  # characters of a value
 REMEDY = "Put it in a file and name it: './file.py:NAME'."
