@@ -300,7 +300,7 @@ def test_tables_and_curves() -> None:
     assert run.config.steps == 2
     with pytest.raises(ValueError, match=r"has no best/policy: it is kept with save\.best=true"):
         _ = run.best
-    with pytest.raises(ValueError, match="nothing is no run folder"):
+    with pytest.raises(ValueError, match="nothing is not a run folder"):
         gruppo.load("nothing")
 
 

@@ -106,7 +106,7 @@ REFUSED = {
     "task.reward=./own.py:scor": ("no 'scor'",),
     "task.seconds=0": ("task.seconds=0 is out of range: use a number > 0",),
     "save.folder=/proc/nowhere": ("/proc/nowhere", "cannot be made", "save.folder"),
-    "nonsense": ("'nonsense' is no setting", "key=value"),
+    "nonsense": ("'nonsense' is not a setting", "key=value"),
     "--allow-changes": ("--allow-changes without --resume",),
 }
 
@@ -151,7 +151,7 @@ def test_a_teacher_can_be_given() -> None:
 
 
 FILES = {
-    "steps = 3\nthis is no TOML": ("is no TOML", "line 2", "mend that line"),
+    "steps = 3\nthis is not TOML": ("is not TOML", "line 2", "fix that line"),
     "stepz = 3": ("no 'stepz'", "nearest: steps"),
     "[method]\nname = 'dapo'\n[method.objective]\nclip_hihg = 0.3": ("clip_hihg", "nearest: clip_high"),
     "[optim]\nlr = 'fast'": ("optim.lr=fast is not a number", "linear("),
@@ -173,10 +173,10 @@ def test_run_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 RESOLVED = {
-    ('steps = 2', 'steps = "two"'): ("steps=two", "number"),
+    ('steps = 2', 'steps = "two"'): ("steps='two'", "number"),
     ('steps = 2', 'stepz = 2'): ("no field 'stepz'", "nearest: steps"),
-    ('seed = 0', 'seed = "zero"'): ("seed=zero is not a whole number",),
-    ('clip_high = 0.2', 'clip_high = "0.2"'): ("method.objective.clipped_surrogate.clip_high=0.2", "number"),
+    ('seed = 0', 'seed = "zero"'): ("seed='zero' is not a number", "whole number"),
+    ('clip_high = 0.2', 'clip_high = "0.2"'): ("method.objective.clipped_surrogate.clip_high='0.2'", "number"),
     ('dtype = "float32"', 'dtype = "float16"'): ("model.dtype='float16' is not one of its values",),
     ('name = "grpo"\n', ""): ("Method cannot be rebuilt", "'name'"),
     ("ReferenceKL@1", "ReferenceKL@2"): ("ReferenceKL", "version 2", "version 1"),

@@ -47,13 +47,13 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
     for folder in ("empty", "nowhere"):
-        assert f"{folder} is no run folder: it has no config.toml" in refused(capsys, "train", "--resume", folder)
+        assert f"{folder} is not a run folder: it has no config.toml" in refused(capsys, "train", "--resume", folder)
 
 
 def test_a_broken_config(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run = stopped("a")
     (run / "config.toml").write_text("steps = = 2")
-    assert "runs/a/config.toml is no TOML any more" in refused(capsys, "train", "--resume", "runs/a")
+    assert "runs/a/config.toml is not TOML any more" in refused(capsys, "train", "--resume", "runs/a")
 
 
 def test_without_a_checkpoint_it_begins_again(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:

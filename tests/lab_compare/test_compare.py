@@ -200,7 +200,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def start(run: Planned, jobs: int, lock: tuple[int, ...]) -> Done:
         run.log.parent.mkdir(parents=True, exist_ok=True)
-        run.log.write_text("gruppo: it broke. Mend it.\n")
+        run.log.write_text("gruppo: it broke. Fix it.\n")
         started.append(run.words())
         return Done(run.words())
 
@@ -256,7 +256,7 @@ def test_a_run_that_fails_is_named_and_the_rest_goes_on(
     argv = ["compare", "grpo", "rloo samples=1", *QUICK]
     assert main(argv) == 1
     out = capsys.readouterr().out
-    assert "rloo samples=1, seed 0 failed, the others go on: it broke. Mend it." in out
+    assert "rloo samples=1, seed 0 failed, the others go on: it broke. Fix it." in out
     folder = Path("runs/compare-grpo-rloo-samples=1-addition")
     table = json.loads((folder / "compare.json").read_text())
     assert [e["n"] for e in table["entrants"]] == [2] and list(table["failed"]) == [

@@ -43,6 +43,11 @@ def test_a_score_is_not_called_an_accuracy(capsys: pytest.CaptureFixture[str]) -
     [
         (("train", "method=./own.py"), "It has: MINE. Write method=./own.py:NAME."),
         (("eval", "runs/nothing"), "neither a built-in name nor a folder"),
+        (("tarin",), "there is no command 'tarin'. Did you mean train?"),
+        (("train", "--method", "dapo"), "Write method=VALUE."),
+        (("train", "run.toml"), "For a run file: --config run.toml."),
+        (("train", "num_generations=4"), "that is samples here"),
+        (("train", "learning_rate=1e-5"), "that is optim.lr here"),
     ],
 )
 def test_wrong_names(argv: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:

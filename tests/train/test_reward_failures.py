@@ -41,7 +41,7 @@ def test_from_the_start(how: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("how", BROKEN)
 def test_in_the_middle(how: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails from step 3 on. Step 3 is not learned from; mended, the run goes on as if nothing had been."""
+    """It fails from step 3 on. Step 3 is not learned from; fixed, the run goes on as if nothing had been."""
     code, says = BROKEN[how]
     Path("reward.py").write_text(GOOD)
     straight(*SETTINGS, *OWN, reward=GOOD)

@@ -22,7 +22,9 @@ class SavedRun:
         self.folder = Path(folder)
         self._files = RunFolder(self.folder)
         if not self._files["config.toml"].is_file():
-            raise ValueError(f"{folder} is no run folder: it has no config.toml. Name a folder that gruppo train made.")
+            raise ValueError(
+                f"{folder} is not a run folder: it has no config.toml. Name a folder that gruppo train made."
+            )
 
     @property
     def finished(self) -> bool:

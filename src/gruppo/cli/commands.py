@@ -42,7 +42,7 @@ def run_file(path: Path, base: RunConfig, trust_code: bool) -> RunConfig:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"--config {path} is no TOML: {error}. Nothing was started; mend that line.") from None
+        raise ValueError(f"--config {path} is not TOML: {error}. Nothing was started; fix that line.") from None
     if HERE in text:  # of a run with its own code
         return RunFolder(path.parent).read_config(trust_code, path.name)
     return overrides.from_toml(table, base)

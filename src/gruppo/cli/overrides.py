@@ -40,11 +40,37 @@ def apply(config: RunConfig, tokens: Sequence[str]) -> RunConfig:
     return apply_settings(config, [parsed(t) for t in tokens])
 
 
+# What users of TRL and verl look for first.
+ELSEWHERE = {
+    "num_generations": "samples",
+    "learning_rate": "optim.lr",
+    "max_steps": "steps",
+    "total_training_steps": "steps",
+    "train_batch_size": "prompts",
+    "per_device_train_batch_size": "prompts",
+    "max_completion_length": "sampling.max_tokens",
+    "max_response_length": "sampling.max_tokens",
+    "beta": "method.penalties.reference_kl.kl_coef",
+    "epsilon": "method.objective.clip_low and clip_high",
+    "num_iterations": "method.update.epochs",
+    "max_grad_norm": "optim.clip_norm",
+    "model_name_or_path": "model",
+    "output_dir": "save.folder",
+    "reward_funcs": "task.reward",
+    "dataset": "task",
+    "dataset_name": "task",
+    "loss_type": "method",
+    "use_vllm": "nothing: the sampler is part of the process",
+}
+
+
 def parsed(token: str) -> Setting:
     m = re.fullmatch(r"([\w.]+)(\+=|-=|=)(.*)", token, re.S)
     if not m:
+        file = f" For a run file: --config {token}." if token.endswith(".toml") else ""
         raise ValueError(
-            f"{token!r} is no setting, so nothing was started. Write key=value, or for a chain key+=name, key-=name."
+            f"{token!r} is not a setting, so nothing was started. Write key=value, or for a chain key+=name, "
+            f"key-=name.{file}"
         )
     return Setting(m[1], m[2], m[3])
 
@@ -180,6 +206,7 @@ def _unknown(key: str, names: list[str], at: str, node: Any) -> str:
         deep.setdefault(path.rpartition(".")[2], path)
     close = [key] if key in deep else [] if nearest(key, names) else get_close_matches(key, deep, n=1, cutoff=0.7)
     hint = f" (did you mean {deep[close[0]]}?)" if close else nearest(key, names)
+    hint = f" (that is {ELSEWHERE[key]} here)" if isinstance(node, RunConfig) and key in ELSEWHERE else hint
     return (
         f"{at}: {type(node).__name__} has no {key!r}{hint}, so nothing was started. It has: "
         f"{', '.join(names) or 'no fields'}."

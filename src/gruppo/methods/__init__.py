@@ -45,8 +45,7 @@ def plugged_in() -> dict[str, Method]:
             method = entry.load()
         except Exception as error:
             raise ValueError(
-                f"entry point {entry.name!r} ({entry.value}) cannot be loaded: {error!r}. Mend or "
-                "uninstall its package."
+                f"entry point {entry.name!r} ({entry.value}) cannot be loaded: {error!r}. Fix or uninstall its package."
             ) from error
         if not isinstance(method, Method):
             raise ValueError(f"entry point {entry.name!r} gives {method!r}, which is no Method. Point it to a Method.")

@@ -79,7 +79,7 @@ def _made(cls: Any, given: dict[str, Any], at: str) -> Any:
     try:
         return cls(**given)
     except TypeError as error:
-        raise ValueError(f"{cls.__name__} cannot be rebuilt from this table: {error}. Mend the table.") from None
+        raise ValueError(f"{cls.__name__} cannot be rebuilt from this table: {error}. Fix the table.") from None
     except ValueError as error:
         named = str(error).partition("=")[0] in known
         raise ValueError(f"{at if named else ''}{error}") from None

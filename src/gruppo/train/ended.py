@@ -25,7 +25,7 @@ def run_table(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is no text any more: {error}. {MEND}") from None
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{file} is no TOML any more: {error}. {MEND}") from None
+        raise ValueError(f"{file} is not TOML any more: {error}. {MEND}") from None
     whole = isinstance(table.get("steps"), int) and all(isinstance(table.get(k), dict) for k in ("method", "task"))
     if not whole:
         raise ValueError(f"{file} is not that of a run: steps, [method] and [task] must be there. {MEND}")

@@ -98,7 +98,7 @@ def stored_steps(run: RunFolder) -> list[int]:
     """The steps whose episodes are there; a ValueError if there are none."""
     if not run["config.toml"].is_file() and not run["episodes"].is_dir():
         raise ValueError(
-            f"{run.path} is no run folder: it has no config.toml. `gruppo runs` lists those that are here."
+            f"{run.path} is not a run folder: it has no config.toml. `gruppo runs` lists those that are here."
         )
     kept = run.episode_steps()
     if not kept:

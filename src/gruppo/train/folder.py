@@ -29,7 +29,7 @@ from gruppo.train.lock import NAME as LOCK
 from gruppo.train.manifest import add_to_manifest, damage, matches_manifest, sha256, write_manifest, write_text
 
 HERE = "@run/"  # in config.toml: code that is stored with the run
-MEND = "Mend it, or remove it: the newest checkpoint has a copy, which is put back."
+MEND = "Fix it, or remove it: the newest checkpoint has a copy, which is put back."
 
 
 class RunFolder:
@@ -100,7 +100,7 @@ class RunFolder:
         path = self[name]
         if not path.is_file():
             raise ValueError(
-                f"{self.path} is no run folder: it has no config.toml. Name a folder that gruppo train made."
+                f"{self.path} is not a run folder: it has no config.toml. Name a folder that gruppo train made."
             )
         try:
             return path.read_text(encoding="utf-8")
@@ -111,7 +111,7 @@ class RunFolder:
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{self[name]} is no TOML any more: {error}. {MEND}") from None
+            raise ValueError(f"{self[name]} is not TOML any more: {error}. {MEND}") from None
 
     def record(self) -> bytes:
         """What a checkpoint keeps of this: the configuration and what the run depends on."""
@@ -119,19 +119,19 @@ class RunFolder:
         kept = {"config": self._config_text(), "depends": facts.get("depends", {}), "code": facts.get("code", {})}
         return json.dumps(kept).encode()
 
-    def mend(self, record: bytes | None) -> str:
+    def fix(self, record: bytes | None) -> str:
         """Puts back a config.toml or environment.json that is gone, from a checkpoint; says what was done."""
         if record is None:
             return ""
-        known, mended = json.loads(record), []
+        known, fixed = json.loads(record), []
         if not self["environment.json"].is_file():
             facts = environment() | {"code": known["code"], "config": _hash(known["config"])}
             write_text(self["environment.json"], json.dumps(facts | {"depends": known["depends"]}, indent=1))
-            mended.append("environment.json")
+            fixed.append("environment.json")
         if not self["config.toml"].is_file():
             write_text(self["config.toml"], known["config"])
-            mended.append("config.toml")
-        return f"{' and '.join(mended)} of {self.path} was missing, and was put back from the checkpoint" * bool(mended)
+            fixed.append("config.toml")
+        return f"{' and '.join(fixed)} of {self.path} was missing, and was put back from the checkpoint" * bool(fixed)
 
     def changes_to(self, config: RunConfig, record: bytes | None = None) -> list[str]:
         """What differs between this run and a configuration, and in what it depends on; one line each.
@@ -295,7 +295,7 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_json(path: Path, remedy: str = "Mend it, or resume the run.") -> dict[str, Any]:
+def read_json(path: Path, remedy: str = "Fix it, or resume the run.") -> dict[str, Any]:
     """A table from a file of a run; a ValueError names the file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

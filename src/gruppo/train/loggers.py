@@ -51,7 +51,7 @@ class Logger(Callback):
                 self.id = self.start(trainer, self.id, config)
         except Exception as error:  # of any kind: of the network, of a key, of a database
             raise ValueError(
-                f"save.log={self.name} cannot be started ({error}). Mend it, or go on without: save.log="
+                f"save.log={self.name} cannot be started ({error}). Fix it, or go on without: save.log="
             ) from error
         self.open = True
         self._note(self.logged)

@@ -114,7 +114,7 @@ def told(folder: RunFolder, begun: bool = True) -> Iterator[None]:
 
 def how_to_resume(folder: RunFolder) -> str:
     if not folder["config.toml"].exists():
-        return "Nothing was started and nothing is lost: once that is mended, the same command starts it."
+        return "Nothing was started: once that is fixed, the same command starts it."
     last = latest_checkpoint(folder["checkpoints"])
     saved = f"Step {step_of(last)} is saved" if last else "No step is saved yet, so it begins again"
     return f"{saved}: go on with  {folder.resume_command}"

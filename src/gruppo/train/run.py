@@ -178,7 +178,7 @@ class Run:
                 f"{failed:.0%} of the episodes of this step could not be judged, more than max_failures="
                 f"{self.config.max_failures:.0%}: the step was not learned from. First error: "
                 f"{errors[0] if errors else 'none'}\n"
-                "Mend the reward function or environment, or raise max_failures, and go on with --allow-changes."
+                "Fix the reward function or environment, or raise max_failures, and go on with --allow-changes."
             )
         if errors:
             first = next(e for e in drawn if e.error)

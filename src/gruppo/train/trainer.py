@@ -76,8 +76,8 @@ def resume(
         with told(folder, begun=False):
             state = _newest_state(folder, skip_damaged, say)
             record = state.beside.get("run.json") if state else None
-            if mended := folder.mend(record):
-                say(mended)
+            if fixed := folder.fix(record):
+                say(fixed)
             config = change(folder.read_config(trust_code))
             changes = folder.changes_to(config, record)
             _refuse_to_go_on(folder, config, state, () if allow else changes)
