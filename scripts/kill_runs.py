@@ -78,6 +78,11 @@ def stopped(pid: int, seconds: float, how: str, draw: random.Random) -> int | No
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def words() -> str:
+    """What the runs have said; a process may be killed before its first word."""
+    return Path("said.txt").read_text() if Path("said.txt").is_file() else ""
+
+
 def lives(name: str, count: int, draw: random.Random) -> tuple[int, str]:
     """Runs of a method, one after another, stopped `count` times in all: (runs that were compared, what is wrong)."""
     straight, run = Path("runs") / f"{name}-straight", Path("runs") / name
@@ -91,12 +96,12 @@ def lives(name: str, count: int, draw: random.Random) -> tuple[int, str]:
         ended: int | None = -1
         while ended is not None:
             resumed = (run / "config.toml").is_file()
-            words = ("--resume", str(run)) if resumed else (*SETTINGS, f"method={METHODS[name]}", f"save.name={name}")
+            how_to = ("--resume", str(run)) if resumed else (*SETTINGS, f"method={METHODS[name]}", f"save.name={name}")
             # Once the stops are used up, the last run is left alone.
             wait, how = (draw.uniform(0, 0.6 * life) if count > 0 else 1e9), draw.choice(STOPS)
-            ended = stopped(begin("train", *words), wait, how, draw)
+            ended = stopped(begin("train", *how_to), wait, how, draw)
             count -= ended is not None
-            said = Path("said.txt").read_text()
+            said = words()
             if "Traceback" in said or ended not in (None, 0, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT):
                 return compared, f"{name}, stopped by {how} after {wait:.3f} s, exit code {ended}:\n{said}"
             if ended == 0 and (run / "summary.json").is_file():
@@ -104,7 +109,7 @@ def lives(name: str, count: int, draw: random.Random) -> tuple[int, str]:
         found = result(run)
         if found != right:
             wrong = sorted(k for k in found.keys() | right.keys() if found.get(k) != right.get(k))
-            return compared, f"{name}: {', '.join(wrong)} differ:\n{Path('said.txt').read_text()}"
+            return compared, f"{name}: {', '.join(wrong)} differ:\n{words()}"
         compared += 1
     return compared, ""
 

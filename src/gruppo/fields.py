@@ -113,7 +113,7 @@ def _outside(said: str, x: float, bounds: Mapping[str, Any], hint: Any) -> str:
         return f"{said} is not a number: {wanted}"
     if hint is int and isinstance(x, float) and not x.is_integer():
         return f"{said} is not a whole number: {wanted}"
-    if hint is int and abs(x) > LARGEST_WHOLE:
+    if hint is int and not -LARGEST_WHOLE - 1 <= x <= LARGEST_WHOLE:
         return f"{said} is out of range, because it has more than 64 bits: {wanted}"
     low, above, high, below = (bounds.get(k) for k in BOUNDS)
     inside = (

@@ -21,6 +21,7 @@ from train_runs import (
     contents,
     gruppo,
     metrics,
+    refused,
     resume_command,
     said,
     same_run,
@@ -39,14 +40,6 @@ SETTINGS = ("steps=6", "save.checkpoint_every=3", *SLOWLY)
 QUICK = ("steps=2", "eval.prompts=2", "save.episodes_every=2")
 
 
-def words_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    capsys.readouterr()
-    assert gruppo(*argv) == 2
-    words = capsys.readouterr().err
-    assert "Traceback" not in words
-    return words
-
-
 # the lock
 
 
@@ -54,10 +47,10 @@ def test_a_second_run_in_the_folder_is_told_who_holds_it(capsys: pytest.CaptureF
     process = start("train", *SMALL, *SETTINGS, "save.name=b", seconds_each=0.04)
     wait_for(lambda: Path("runs/b/.lock").exists() and Path("runs/b/.lock").read_text(), process)
     held = f"runs/b is in use by process {process.pid} on "
-    assert held in words_of(capsys, "train", *SMALL, "save.name=b")
+    assert held in refused(capsys, "train", *SMALL, "save.name=b")
     wait_for(lambda: len(metrics("b")) >= 2, process)
     Path("hold").touch()  # from here on a step takes many seconds
-    assert held in words_of(capsys, "train", "--resume", "runs/b")
+    assert held in refused(capsys, "train", "--resume", "runs/b")
     Path("hold").unlink()
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 0
@@ -191,7 +184,7 @@ def test_killed_before_its_curves_it_is_not_finished(picture: None, monkeypatch:
 
 def test_fewer_steps_than_are_done(capsys: pytest.CaptureFixture[str]) -> None:
     straight(*QUICK)
-    words = words_of(capsys, "train", "--resume", "runs/a", "steps=1", "--allow-changes")
+    words = refused(capsys, "train", "--resume", "runs/a", "steps=1", "--allow-changes")
     assert "steps=1, but 2 steps are done" in words
 
 
@@ -234,7 +227,7 @@ def test_another_reward_file(half: Any, capsys: pytest.CaptureFixture[str]) -> N
     Path("reward.py").write_text("def score(task, text):\n    return float(len(text))")
     half("task.reward=./reward.py:score")
     Path("reward.py").write_text("def score(task, text):\n    return -float(len(text))")
-    words = words_of(capsys, "train", "--resume", "runs/b")
+    words = refused(capsys, "train", "--resume", "runs/b")
     assert "task.reward (reward.py): " in words and "--allow-changes" in words
     assert gruppo("train", "--resume", "runs/b", "--allow-changes") == 0
 
@@ -244,7 +237,7 @@ def test_other_data(half: Any, capsys: pytest.CaptureFixture[str]) -> None:
     Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     half("task=./data.jsonl")
     Path("data.jsonl").write_text("\n".join(map(json.dumps, rows[:-1])))
-    words = words_of(capsys, "train", "--resume", "runs/b")
+    words = refused(capsys, "train", "--resume", "runs/b")
     assert "the data of task ./data.jsonl is not what it was" in words and "--allow-changes" in words
     assert gruppo("train", "--resume", "runs/b", "--allow-changes") == 0
 
@@ -254,7 +247,7 @@ def test_another_model_folder(half: Any, capsys: pytest.CaptureFixture[str]) -> 
     shutil.copytree("runs/a/policy", "model")
     half("model.name=./model")
     Path("model/generation_config.json").write_text("{}\n\n")
-    words = words_of(capsys, "train", "--resume", "runs/b")
+    words = refused(capsys, "train", "--resume", "runs/b")
     assert "model (model): " in words
     assert gruppo("train", "--resume", "runs/b", "--allow-changes") == 0
 
@@ -263,7 +256,7 @@ def test_an_edited_configuration(half: Any, capsys: pytest.CaptureFixture[str]) 
     half()
     path = Path("runs/b/config.toml")
     path.write_text(path.read_text().replace("lr = 0.0001", "lr = 0.001"))
-    assert "optim.lr: 0.0001 → 0.001" in words_of(capsys, "train", "--resume", "runs/b")
+    assert "optim.lr: 0.0001 → 0.001" in refused(capsys, "train", "--resume", "runs/b")
     assert gruppo("train", "--resume", "runs/b", "--allow-changes") == 0
     assert metrics("b")[-1]["lr"] == 0.001
     assert gruppo("train", "--resume", "runs/b") == 0  # the change is a part of the run now
@@ -276,7 +269,7 @@ def test_a_configuration_that_was_edited_before_the_first_checkpoint(
     shutil.rmtree("runs/b/checkpoints")
     path = Path("runs/b/config.toml")
     path.write_text(path.read_text().replace("lr = 0.0001", "lr = 0.001"))
-    assert "config.toml: edited since the run was started" in words_of(capsys, "train", "--resume", "runs/b")
+    assert "config.toml: edited since the run was started" in refused(capsys, "train", "--resume", "runs/b")
 
 
 @pytest.mark.parametrize("name", ["config.toml", "environment.json"])
@@ -308,6 +301,6 @@ def test_a_disk_that_is_full_from_the_start(
 
     with monkeypatch.context() as patch:
         patch.setattr(folder, "write_text", full)
-        words = words_of(capsys, "train", *SMALL, *QUICK, "save.name=b")
+        words = refused(capsys, "train", *SMALL, *QUICK, "save.name=b")
     assert "No space left on device: runs/b/environment.json" in words and "Nothing was started" in words
     assert not contents(Path("runs"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_runs import gruppo, metrics, straight, train
+from train_runs import gruppo, metrics, refused, straight, train
 
 from gruppo.cli.overrides import apply
 from gruppo.train import trainer
@@ -19,14 +19,6 @@ from gruppo.train.lock import Lock
 from gruppo.train.stop import Stop
 
 QUICK = ("steps=2", "eval.prompts=2", "save.episodes_every=1")
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    capsys.readouterr()
-    assert gruppo(*argv) == 2
-    words = capsys.readouterr().err
-    assert "Traceback" not in words
-    return words
 
 
 def test_a_run_that_ended_early_can_be_made_longer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
+
 from gruppo.cli import main
 
 SMALL = ("prompts=4", "samples=4", "eval.prompts=8", "eval.every=4", "save.episodes_every=4")
@@ -40,6 +42,15 @@ def gruppo(*argv: str) -> int:
 
 def train(name: str, *settings: str) -> int:
     return gruppo("train", *SMALL, f"save.name={name}", *settings)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The words of a command that ends with 2 and no traceback."""
+    capsys.readouterr()
+    assert gruppo(*argv) == 2
+    words = capsys.readouterr().err
+    assert "Traceback" not in words
+    return words
 
 
 @lru_cache
