@@ -85,7 +85,7 @@ def values(path: str) -> st.SearchStrategy[Any]:
         return st.floats(0, LARGEST_REAL, exclude_min=True) | st.sampled_from(["token", "sequence", "group_sum"])
     plain = {
         bool: st.booleans(),
-        int: st.integers(low, int(said.get("high", 10**9))),
+        int: st.integers(-(2**63) if low is None else low, int(said.get("high", 10**9))),
         float: numbers,
         str: TEXT,
         float | str: TEXT,
