@@ -215,7 +215,7 @@ def main() -> int:
     os.chdir(here)
     table = Counter((kind(file), way, what) for _, file, way, what, _ in rows)
     bad = sum(what.isupper() for _, _, _, what, _ in rows) + sum(map(bool, ended))
-    text = report(table, len(rows), args.seed, bad)
+    text = report(table, len(rows), f"--count {args.count} --jobs {args.jobs} --seed {args.seed}", bad)
     print(text)
     if args.save:
         Path(args.save).write_text(text, encoding="utf-8")
@@ -234,12 +234,12 @@ def _started(work: Any) -> int:
     return pid
 
 
-def report(table: "Counter[tuple[str, str, str]]", count: int, seed: int, bad: int) -> str:
+def report(table: "Counter[tuple[str, str, str]]", count: int, flags: str, bad: int) -> str:
     """A page: outcomes by file and by way."""
     outcomes = sorted({what for _, _, what in table})
     head = f"| file | {' | '.join(outcomes)} |\n|---|{'---|' * len(outcomes)}\n"
     lines = ["# Damaged run folders", ""]
-    lines += [f"Written by `scripts/break_runs.py --seed {seed}`: {count} random damages, {bad} failures.", ""]
+    lines += [f"Written by `scripts/break_runs.py {flags}`: {count} random damages, {bad} failures.", ""]
     for by, title in ((0, "file"), (1, "way")):
         names = sorted({key[by] for key in table})
         lines += ["", head.replace("| file |", f"| {title} |").rstrip()]

@@ -10,10 +10,10 @@ import pytest
 from cli_runs import refused, strict_json, trained
 
 from gruppo.cli import main
-from gruppo.cli.runs import ago, running
+from gruppo.cli.runs import ago
 from gruppo.train import lock
 from gruppo.train.callbacks import Callback
-from gruppo.train.lock import Lock
+from gruppo.train.lock import Lock, held
 
 SORTING = ("task=sorting", "task.level=2", "model=tiny", "eval.prompts=30", "steps=1")
 
@@ -100,16 +100,16 @@ def test_folders_without_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_who_holds_the_lock_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("a").mkdir()
-    assert not running(Path("a"))
+    assert not held(Path("a"))
     with Lock(Path("a")):
-        assert running(Path("a")) and running(Path("a"))
-    assert not running(Path("a"))
+        assert held(Path("a")) and held(Path("a"))
+    assert not held(Path("a"))
     Path("a/.lock").touch()  # of a process that was killed
-    assert not running(Path("a"))
-    monkeypatch.setattr("gruppo.cli.runs.fcntl", None)  # a system that cannot lock: the time decides
-    assert running(Path("a"))
+    assert not held(Path("a"))
+    monkeypatch.setattr("gruppo.train.lock.fcntl", None)  # a system that cannot lock: the time decides
+    assert held(Path("a"))
     os.utime("a/.lock", (0, os.stat("a/.lock").st_mtime - lock.STALE - 1))
-    assert not running(Path("a"))
+    assert not held(Path("a"))
     assert [ago(s) for s in (0, 59, 60, 7200, 200_000)] == ["0 s", "59 s", "1 min", "2 h", "2 d"]
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from gruppo.cli.overrides import apply
 from gruppo.train import trainer
 from gruppo.train.callbacks import Callback
 from gruppo.train.config import RunConfig
-from gruppo.train.lock import Lock
+from gruppo.train.lock import Lock, held
 from gruppo.train.stop import Stop
 
 QUICK = ("steps=2", "eval.prompts=2", "save.episodes_every=1")
@@ -165,3 +166,15 @@ def test_a_lock_that_went_with_its_folder_takes_no_other() -> None:
     with Lock(Path("b")):  # makes the folder again
         first.__exit__()
         assert Path("b/.lock").is_file()
+
+
+def test_who_only_looks_at_a_lock_stops_nobody() -> None:
+    fcntl = pytest.importorskip("fcntl")
+    Path("b").mkdir()
+    Path("b/.lock").touch()
+    looking = Path("b/.lock").open()  # noqa: SIM115
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.06, looking.close).start()
+    with Lock(Path("b")):
+        assert held(Path("b"))
+    assert not held(Path("b"))

@@ -10,14 +10,8 @@ from gruppo.cli.commands import print_json
 from gruppo.train.checkpoint import checkpoints, latest_checkpoint
 from gruppo.train.ended import ended, run_table
 from gruppo.train.folder import RunFolder
-from gruppo.train.lock import NAME as LOCK
-from gruppo.train.lock import STALE
-from gruppo.train.manifest import damage, read_manifest
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None
+from gruppo.train.lock import held
+from gruppo.train.manifest import damage
 
 State = Literal["running", "finished", "stopped", "damaged"]
 
@@ -96,7 +90,7 @@ def described(path: Path, check: bool = False) -> Run:
     return Run(
         name=path.name,
         path=str(path),
-        state="running" if running(path) else "damaged" if why else "finished" if over else "stopped",
+        state="running" if held(path) else "damaged" if why else "finished" if over else "stopped",
         method=str(config.get("method", {}).get("name", "?")),
         task=str(config.get("task", {}).get("name", "?")),
         step=int(rows[-1]["step"]) if rows else 0,
@@ -112,39 +106,10 @@ def left_damaged(run: RunFolder, ended: bool, check: bool) -> str:
     """What is wrong with what the run left and with its newest checkpoint: by sizes or, slower, by checksums."""
     last = latest_checkpoint(run["checkpoints"])
     for folder in [*([run.path] if ended else []), *([last] if last else [])]:
-        said = damage(folder) if check else _by_size(folder)
+        said = damage(folder, sizes_only=not check)
         if said:
             return said if folder == run.path else f"{folder.name}: {said}"
     return ""
-
-
-def _by_size(folder: Path) -> str:
-    try:
-        files = read_manifest(folder)
-    except ValueError as error:
-        return str(error)
-    for name, known in files.items():
-        size = (folder / name).stat().st_size if (folder / name).is_file() else -1
-        if size != known["bytes"]:
-            return f"{name} is missing" if size < 0 else f"{name} has {size} bytes instead of {known['bytes']}"
-    return ""
-
-
-def running(path: Path) -> bool:
-    """Whether a process has the run: it holds the lock or, where files cannot be locked, renews it."""
-    lock = path / LOCK
-    try:
-        with lock.open("r") as file:
-            if fcntl is None:
-                raise NotImplementedError
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back when the file is closed
-        return False
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    except (OSError, NotImplementedError):
-        return lock.exists() and time.time() - lock.stat().st_mtime < STALE
 
 
 # ---- words

@@ -131,7 +131,9 @@ class RunFolder:
         if not self["config.toml"].is_file():
             write_text(self["config.toml"], known["config"])
             fixed.append("config.toml")
-        return f"{' and '.join(fixed)} of {self.path} was missing, and was put back from the checkpoint" * bool(fixed)
+        if not fixed:
+            return ""
+        return f"{' and '.join(fixed)} of {self.path} was missing, and was put back from the checkpoint"
 
     def changes_to(self, config: RunConfig, record: bytes | None = None) -> list[str]:
         """What differs between this run and a configuration, and in what it depends on; one line each.
@@ -157,9 +159,8 @@ class RunFolder:
     def where_files_are(self) -> str:
         """For a run that depends on a file that is not there: a relative path depends on where gruppo is started."""
         begun = self._environment().get("started_in", "")
-        return f"\nIt was started in {begun}, and files are looked for from {os.getcwd()}: start it there." * bool(
-            begun
-        )
+        here = os.getcwd()
+        return f"\nIt was started in {begun}, and files are looked for from {here}: start it there." if begun else ""
 
     def _refuse_strange_code(self, names: Sequence[str]) -> None:
         known = self._stored_code()

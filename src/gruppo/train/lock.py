@@ -22,6 +22,7 @@ except ImportError:  # not on Windows
 NAME = ".lock"
 _HELD: set[TextIO] = set()
 RENEWED, STALE = 10.0, 60.0  # seconds
+LOOKS = 10  # at a lock that is taken
 
 
 class Lock:
@@ -31,47 +32,48 @@ class Lock:
         self.path = folder / NAME
         self._file: TextIO | None = None
         self._done = threading.Event()
+        self._who = ""
 
     def __enter__(self) -> "Lock":
+        who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        self._who, tries = json.dumps(who), 0
         while self._file is None:
             try:
                 file = self.path.open("a+", encoding="utf-8")
             except FileNotFoundError:  # somebody has just removed the empty folder
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 continue
-            try:
-                if fcntl is None:
-                    raise NotImplementedError
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.close()
-                raise ValueError(self._held()) from None
-            except (OSError, NotImplementedError):  # this file system locks nothing
-                file.close()
-                self._by_time()
-                break
-            if _is(file, self.path):
+            free = _flocked(file, exclusive=True)
+            if free and _is(file, self.path):
                 self._file = file
                 _HELD.add(file)
-                self._say_who()
-            else:  # the holder has just removed it
-                file.close()
+                file.truncate(0)
+                file.write(self._who)
+                file.flush()
+                break
+            file.close()
+            if free is None:
+                self._by_time()
+                break
+            if not free:  # perhaps for an instant, by one who looks whether it is free
+                tries += 1
+                if tries > LOOKS:
+                    raise ValueError(self._held())
+                time.sleep(0.02)
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._done.set()
-        if self._file is None or _is(self._file, self.path):  # else it was removed with the folder
+        if self._file is None:
+            mine = self.path.is_file() and self.path.read_text(encoding="utf-8") == self._who
+        else:
+            mine = _is(self._file, self.path)
+        if mine:  # else it was removed with the folder, or was not renewed in time and is another's
             self.path.unlink(missing_ok=True)
         if self._file is not None:
             _HELD.discard(self._file)
             self._file.close()
             self._file = None
-
-    def _say_who(self) -> None:
-        assert self._file is not None
-        self._file.truncate(0)
-        self._file.write(_who())
-        self._file.flush()
 
     def _held(self) -> str:
         who: dict[str, Any] = {}
@@ -85,7 +87,7 @@ class Lock:
 
     def _by_time(self) -> None:
         beside = self.path.with_name(f"{NAME}-{socket.gethostname()}-{os.getpid()}")
-        beside.write_text(_who(), encoding="utf-8")  # its time is now, by the clock of the file system
+        beside.write_text(self._who, encoding="utf-8")  # its time is now, by the clock of the file system
         try:
             if self.path.stat().st_size and beside.stat().st_mtime - self.path.stat().st_mtime < STALE:
                 raise ValueError(self._held())
@@ -93,7 +95,7 @@ class Lock:
         finally:
             beside.unlink(missing_ok=True)
         time.sleep(0.05)
-        if self.path.read_text(encoding="utf-8") != _who():  # two came at once, and the other was the last
+        if self.path.read_text(encoding="utf-8") != self._who:  # two came at once, and the other was the last
             raise ValueError(self._held())
         threading.Thread(target=self._renew, daemon=True).start()
 
@@ -103,18 +105,35 @@ class Lock:
                 os.utime(self.path)
 
 
+def held(folder: Path) -> bool:
+    """Whether a process has the folder: it holds the lock or, where files cannot be locked, renews it."""
+    path = folder / NAME
+    try:
+        with path.open("r", encoding="utf-8") as file:
+            free = _flocked(file, exclusive=False)  # given back when the file is closed
+            return time.time() - path.stat().st_mtime < STALE if free is None else not free
+    except OSError:
+        return False
+
+
+def _flocked(file: TextIO, exclusive: bool) -> bool | None:
+    """Locks an open file, if nobody else has; None where files cannot be locked."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
 def _is(file: TextIO, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
-
-
-_SINCE = time.strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _who() -> str:
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": _SINCE})
 
 
 def _let_go() -> None:

@@ -68,10 +68,7 @@ class Logger(Callback):
             while self.waiting:
                 row, table = self.waiting[0]
                 if int(row["step"]) > self.logged:
-                    numbers = {
-                        k: float(v) for k, v in row.items() if k != "step" and v is not None and math.isfinite(v)
-                    }
-                    self.send(int(row["step"]), numbers, table)
+                    self.send(int(row["step"]), _numbers(row), table)
                     self._note(int(row["step"]))
                 self.waiting.pop(0)
             self.failing = False

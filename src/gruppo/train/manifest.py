@@ -37,8 +37,8 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     return files
 
 
-def damage(folder: Path) -> str:
-    """What is wrong with a folder, naming the file; "" if every file is as it was written."""
+def damage(folder: Path, sizes_only: bool = False) -> str:
+    """What is wrong with a folder, naming the file; "" if every file is as it was written, or has that size."""
     if not folder.is_dir():
         return "it is no folder"
     try:
@@ -51,7 +51,7 @@ def damage(folder: Path) -> str:
             return f"{name} is missing"
         if file.stat().st_size != known["bytes"]:
             return f"{name} has {file.stat().st_size} bytes instead of {known['bytes']}"
-        if sha256(file) != known["sha256"]:
+        if not sizes_only and sha256(file) != known["sha256"]:
             return f"{name} is not as it was written"
     return ""
 

@@ -151,7 +151,7 @@ class Trainer:
         self.early = why
 
     def steps(self, state: State | None = None) -> Iterator[Step]:
-        """Trains, and hands over each step when it is done. Who leaves early can go on from the step before."""
+        """Trains, and hands over each step when it is done. If you leave the loop early, the last step is saved."""
         loop = Loop()
         try:
             with self.display:
