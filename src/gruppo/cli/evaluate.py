@@ -24,7 +24,7 @@ from gruppo.train.depends import differences as changed
 from gruppo.train.ended import run_table
 from gruppo.train.estimates import Interval
 from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
-from gruppo.train.folder import MEND, RunFolder, flat, read_json
+from gruppo.train.folder import REMEDY, RunFolder, flat, read_json
 from gruppo.train.run import place_of, tasks_of
 from gruppo.train.waiting import waited
 
@@ -113,7 +113,7 @@ def evaluated_as(run: Path) -> RunConfig:
         task, ours = from_table(table["task"], "task."), from_table(table["eval"], "eval.")
         tokens = int(table["sampling"]["max_tokens"])  # nothing else: a run evaluates without top_k and top_p
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{run}/config.toml cannot be used ({error!r}). {MEND}") from None
+        raise ValueError(f"{run}/config.toml cannot be used ({error!r}). {REMEDY}") from None
     return replace(RunConfig(), task=task, eval=ours, sampling=replace(RunConfig().sampling, max_tokens=tokens))
 
 

@@ -5,8 +5,10 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
+
+from gruppo.tasks.settings import TaskConfig
 
 SLOW = "Judging took longer than {:g} s, so the {} and the answer has no reward. Raise {}, or make the scorer faster."
 
@@ -22,21 +24,7 @@ class Limits:
     call_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "start_seconds"):
-            if not getattr(self, name) > 0:
-                said = f"task.{name}={getattr(self, name)}: every answer would be too late. Use a number above 0."
-                raise ValueError(said)
-        if self.workers < 0:
-            raise ValueError(
-                f"task.workers={self.workers}: there is no such number of processes. Use 0 (automatic) or more."
-            )
-        if self.concurrency < 1:
-            raise ValueError(f"task.concurrency={self.concurrency}: no answer would be judged. Use 1 or more.")
-        if not self.call_seconds >= 0:
-            raise ValueError(
-                f"task.call_seconds={self.call_seconds}: every answer would be too late. Use a number above 0, or 0 "
-                "for task.seconds per answer."
-            )
+        TaskConfig(**asdict(self))  # refuses what is out of range
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """Whether a run has come to its end: one rule for the list of runs, for comparisons and for Python."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
-from gruppo.train.folder import MEND, RunFolder, read_json
+from gruppo.train.folder import REMEDY, RunFolder, read_json
 
 
 def ended(path: Path) -> bool:
@@ -19,14 +18,10 @@ def ended(path: Path) -> bool:
 
 def run_table(path: Path) -> dict[str, Any]:
     """config.toml as a table, without running any code; a ValueError if it is not that of a run."""
-    file = path / "config.toml"
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text any more: {error}. {MEND}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{file} is not TOML any more: {error}. {MEND}") from None
+    table = RunFolder(path).config_table()
     whole = isinstance(table.get("steps"), int) and all(isinstance(table.get(k), dict) for k in ("method", "task"))
     if not whole:
-        raise ValueError(f"{file} is not that of a run: steps, [method] and [task] must be there. {MEND}")
+        raise ValueError(
+            f"{path / 'config.toml'} is not that of a run: steps, [method] and [task] must be there. {REMEDY}"
+        )
     return table

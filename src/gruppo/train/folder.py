@@ -29,7 +29,7 @@ from gruppo.train.lock import NAME as LOCK
 from gruppo.train.manifest import add_to_manifest, damage, matches_manifest, sha256, write_manifest, write_text
 
 HERE = "@run/"  # in config.toml: code that is stored with the run
-MEND = "Fix it, or remove it: the newest checkpoint has a copy, which is put back."
+REMEDY = "Fix it, or remove it: the newest checkpoint has a copy, which is put back."
 
 
 class RunFolder:
@@ -91,10 +91,14 @@ class RunFolder:
         except ValueError as error:
             raise ValueError(f"{self[name]}: {error}") from None
         except (AttributeError, LookupError, TypeError) as error:
-            raise ValueError(f"{self[name]} cannot be used ({error}). {MEND}") from None
+            raise ValueError(f"{self[name]} cannot be used ({error}). {REMEDY}") from None
         if not usable:
-            raise ValueError(f"{self[name]} holds no configuration of a run. {MEND}")
+            raise ValueError(f"{self[name]} holds no configuration of a run. {REMEDY}")
         return found
+
+    def config_table(self) -> dict[str, Any]:
+        """config.toml as it stands there: no code is run."""
+        return self._config_table(self._config_text())
 
     def _config_text(self, name: str = "config.toml") -> str:
         path = self[name]
@@ -105,13 +109,13 @@ class RunFolder:
         try:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is no text any more: {error}. {MEND}") from None
+            raise ValueError(f"{path} is no text any more: {error}. {REMEDY}") from None
 
     def _config_table(self, text: str, name: str = "config.toml") -> dict[str, Any]:
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{self[name]} is not TOML any more: {error}. {MEND}") from None
+            raise ValueError(f"{self[name]} is not TOML any more: {error}. {REMEDY}") from None
 
     def record(self) -> bytes:
         """What a checkpoint keeps of this: the configuration and what the run depends on."""
@@ -180,9 +184,9 @@ class RunFolder:
 
     def _environment(self) -> dict[str, Any]:
         path = self["environment.json"]
-        found = read_json(path, MEND) if path.is_file() else {}
+        found = read_json(path, REMEDY) if path.is_file() else {}
         if not isinstance(found.get("code", {}), dict) or not isinstance(found.get("depends", {}), dict):
-            raise ValueError(f"{path} is damaged: code and depends are no tables. {MEND}")
+            raise ValueError(f"{path} is damaged: code and depends are no tables. {REMEDY}")
         return found
 
     # metrics and episodes
