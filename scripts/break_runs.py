@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,20 @@ SETTINGS = ("prompts=2", "samples=2", "steps=4", "save.checkpoint_every=2", "eva
 SETTINGS += ("save.episodes_every=2", "save.tensorboard=no", "threads=1", "task.train_size=8")
 WAYS = ("missing", "empty", "cut", "flipped", "zeros", "longer", "other type", "other version")
 FINISHED, STOPPED = "finished", "stopped"
+
+
+def import_all() -> None:
+    """What a run imports, once for all forks: it takes longer than the run."""
+    for name in (
+        "gruppo.train.trainer",
+        "gruppo.cli.commands",
+        "torch._dynamo",
+        "matplotlib.figure",
+        "pyarrow",
+        "pandas",
+    ):
+        if find_spec(name.partition(".")[0]):
+            import_module(name)
 
 
 def gruppo(*argv: str) -> tuple[int, str]:
@@ -120,11 +135,12 @@ def damaged(path: Path, way: str, draw: random.Random) -> bool:
 
 
 def result(run: Path) -> dict[str, str]:
-    """What a run leaves, without what depends on the clock or on its name."""
+    """What a run leaves, without what depends on the clock or on its name: the policy, the last checkpoint, metrics."""
     out: dict[str, str] = {}
+    last = max((p.name for p in run.glob("checkpoints/step-*")), default="none")
     for path in files(run):
         name = path.relative_to(run).as_posix()
-        if name.startswith(("policy/", "checkpoints/step-000004/")) and path.suffix in (".safetensors", ".arrow"):
+        if name.startswith(("policy/", f"checkpoints/{last}/")) and path.suffix in (".safetensors", ".arrow"):
             out[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     try:
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -204,7 +220,7 @@ def main() -> int:
     p.add_argument("--save", metavar="FILE", help="write the table of outcomes")
     args = p.parse_args()
 
-    import_module("gruppo.train.trainer")  # once, for all forks
+    import_all()
     here, each = Path.cwd(), -(-args.count // args.jobs)
     with tempfile.TemporaryDirectory(prefix="gruppo-damage-") as home:
         pids = [_started(partial(share, Path(home), job, each, args.seed)) for job in range(args.jobs)]

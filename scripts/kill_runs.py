@@ -19,10 +19,9 @@ import sys
 import tempfile
 import time
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
-from break_runs import _started, result
+from break_runs import _started, import_all, result
 
 METHODS = {"pipo": "pipo", "ppo": "ppo", "ema": "./own.py:FOLLOWING", "spo_single": "spo_single"}
 OWN = """
@@ -135,7 +134,7 @@ def main() -> int:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--jobs", type=int, default=1, help="processes at once")
     args = p.parse_args()
-    import_module("gruppo.train.trainer")  # once, for all forks
+    import_all()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gruppo-kill-") as home:
         pids = [_started(partial(share, Path(home), j, args.jobs, args.count, args.seed)) for j in range(args.jobs)]

@@ -16,6 +16,7 @@ _WHERE = {
     "train": "",  # the package itself, which can be called
     "steps": "gruppo.api",
     "resume": "gruppo.api",
+    "resume_steps": "gruppo.api",
     "load": "gruppo.api",
     "evaluate": "gruppo.api",
     "compare": "gruppo.api",

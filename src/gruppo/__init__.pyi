@@ -3,6 +3,7 @@ from gruppo.api import configured as configured
 from gruppo.api import evaluate as evaluate
 from gruppo.api import load as load
 from gruppo.api import resume as resume
+from gruppo.api import resume_steps as resume_steps
 from gruppo.api import steps as steps
 from gruppo.api import train as train
 from gruppo.api.runs import SavedRun as SavedRun

@@ -101,6 +101,24 @@ def test_steps_can_be_left_and_resumed(around: Callable[..., Any]) -> None:
     assert run.finished
 
 
+def test_a_resumed_run_step_by_step() -> None:
+    settings = named("b") | {"steps": 4}
+    for _ in gruppo.steps("grpo", **settings):
+        break
+    done = []
+    for _ in range(4):  # left after each step, and gone on with
+        for step in gruppo.resume_steps("runs/b"):
+            done.append((step.done, step.folder))
+            break
+    assert [n for n, _ in done] == [2, 3, 4] and done[0][1] == Path("runs/b")
+    run = gruppo.resume("runs/b", quiet=True)  # the loop was left at its last step, before the end
+    assert run.finished and list(gruppo.resume_steps(run)) == []
+    straight(*PLAIN, "steps=4")
+    same_run("a", "b")
+    with pytest.raises(ValueError, match="steps: 4 → 9"):
+        list(gruppo.resume_steps("runs/b", steps=9))
+
+
 def test_all_steps() -> None:
     assert [s.done for s in gruppo.steps("grpo", **named("b"))] == [1, 2]
     straight(*PLAIN)

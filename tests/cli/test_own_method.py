@@ -66,6 +66,17 @@ def test_the_commands_in_the_examples_work(capsys: pytest.CaptureFixture[str]) -
     assert out.count("ok   ") >= 18 and "FAIL" not in out
 
 
+def test_a_law_that_was_not_tested_is_not_called_ok(capsys: pytest.CaptureFixture[str]) -> None:
+    claims = method("remax").credit.ignores
+    assert main(["methods", "check", "remax"]) == 0
+    marks = {line.split()[2]: line for line in capsys.readouterr().out.splitlines()}
+    for law in ("shift", "scale"):
+        assert marks[law].startswith("ok" if law in claims else "--") and ("not tested" in marks[law]) != (
+            law in claims
+        )
+    assert {"shift", "scale"} - set(claims)
+
+
 def test_it_trains_and_is_stored_with_the_run() -> None:
     run = trained("a", f"method={MEDIAN}", "model=tiny", "prompts=8", "samples=8")
     assert (run / "code/median_baseline.py").read_text() == (EXAMPLES / "median_baseline.py").read_text()

@@ -3,6 +3,8 @@
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +161,68 @@ def test_own_code_goes_on_with_changes(stopped: Any, capsys: pytest.CaptureFixtu
     assert (run / "code/own.py").read_text() == OWN and rows(run)[-1]["step"] == 3
     Path("own.py").unlink()
     assert "--trust-code" in refused(capsys, "train", "--resume", "runs/a")
+
+
+HELPED = "from helper import COEF\nfrom deep.er import more\n" + OWN.replace("kl_coef=0.1", "kl_coef=more(COEF)")
+
+
+@pytest.fixture
+def helped() -> None:
+    Path("own").mkdir()
+    Path("own/deep").mkdir()
+    Path("own/mine.py").write_text(HELPED)
+    Path("own/helper.py").write_text("import json, torch\n\nCOEF = 0.1\n")
+    Path("own/deep/er.py").write_text("def more(x):\n    return 2 * x\n")
+    Path("own/json.py").write_text("is not imported: Python has its own")
+    Path("own/idle.py").write_text("is not imported by anyone")
+
+
+def test_files_that_a_method_imports_come_along(helped: None, stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = stopped("a", "method=./own/mine.py:MINE")
+    stored = {p.relative_to(run / "code").as_posix() for p in (run / "code").rglob("*.py")}
+    assert stored == {"mine.py", "helper.py", "deep/er.py"}
+    Path("own/helper.py").write_text("COEF = 0.2\n")
+    said = refused(capsys, "train", "--resume", "runs/a")
+    assert "code/helper.py, and helper.py where it came from is gone or has changed" in said
+    (run / "code/helper.py").unlink()
+    assert "helper.py" in refused(capsys, "train", "--resume", "runs/a")
+    Path("own/helper.py").write_text("import json, torch\n\nCOEF = 0.1\n")
+    shutil.copyfile("own/helper.py", run / "code/helper.py")
+    assert main(["train", "--resume", "runs/a"]) == 0
+
+
+def test_it_is_resumed_by_another_process(helped: None, stopped: Any) -> None:
+    run = stopped("a", "method=./own/mine.py:MINE")
+    out = subprocess.run(
+        [sys.executable, "-m", "gruppo", "train", "--resume", "runs/a"], capture_output=True, text=True
+    )
+    assert out.returncode == 0, out.stderr
+    assert rows(run)[-1]["step"] == 2
+
+
+def test_files_that_a_reward_imports_are_hashed(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own_reward.py").write_text(
+        "from grade import right\n\ndef score(task, text):\n    return right(task, text)\n"
+    )
+    Path("grade.py").write_text("def right(task, text):\n    return float(task.answer == text)\n")
+    stopped("a", "task.reward=./own_reward.py:score")
+    Path("grade.py").write_text("def right(task, text):\n    return 1.0\n")
+    said = refused(capsys, "train", "--resume", "runs/a")
+    assert "task.reward, imported (grade.py): " in said and "--allow-changes" in said
+
+
+def test_a_scorer_says_what_it_writes(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("counting.py").write_text(
+        "class Counting:\n    writes = ('log',)\n    def __init__(self, log, table):\n        self.log = log\n"
+        "    def __call__(self, task, text):\n        open(self.log, 'a').write('x')\n        return 1.0\n"
+    )
+    Path("table.txt").write_text("1")
+    Path("log.txt").write_text("")
+    settings = ("task.reward=./counting.py:Counting", "task.args.log=./log.txt", "task.args.table=./table.txt")
+    stopped("a", *settings)
+    assert Path("log.txt").read_text()
+    Path("table.txt").write_text("2")
+    said = refused(capsys, "train", "--resume", "runs/a")
+    assert "task.args.table (table.txt): " in said and "log" not in said.replace("--allow", "")
+    Path("table.txt").write_text("1")
+    assert main(["train", "--resume", "runs/a"]) == 0

@@ -287,5 +287,5 @@ def test_a_further_worker_that_cannot_start_is_not_missed(tmp_path: Path) -> Non
 
 def test_settings() -> None:
     assert PATIENCE == 0.25
-    with pytest.raises(ValueError, match=r"task\.workers=-1.*Use 0"):
+    with pytest.raises(ValueError, match=r"workers=-1 is out of range: use"):
         Judge("m:f", workers=-1)

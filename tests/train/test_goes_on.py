@@ -127,6 +127,7 @@ def test_a_missing_file_says_where_it_was_looked_for(capsys: pytest.CaptureFixtu
 
 def test_stops_that_end_in_any_order_leave_nothing_behind() -> None:
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have had it ignored
     one, two = Stop(), Stop()
     one.__enter__()
     two.__enter__()

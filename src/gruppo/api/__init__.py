@@ -21,7 +21,6 @@ from gruppo.train import trainer
 from gruppo.train.callbacks import Callback, Step
 from gruppo.train.config import RunConfig
 from gruppo.train.evaluate import Evaluation, wanted_k
-from gruppo.train.stop import Stop
 
 if TYPE_CHECKING:
     from gruppo.lab.compare.command import Entrant
@@ -66,30 +65,32 @@ def steps(
     The run is in `step.folder`. Who leaves the loop early leaves a run that can be resumed.
     """
     config = configured(method, task=task, reward=reward, **settings)  # refused here, and not at the first step
-    trainer.refuse_ranks()
-    return _steps(config, _checked(callbacks), quiet)
+    return trainer.train_steps(config, quiet=quiet, callbacks=_checked(callbacks))
 
 
-def _steps(config: RunConfig, callbacks: Sequence[Callback], quiet: bool) -> Iterator[Step]:
-    with Stop() as stop, trainer.new_folder(config) as folder, trainer.told(folder):
-        for step in trainer.Trainer(config, folder, quiet, callbacks=callbacks, stop=stop).steps():
-            yield dataclasses.replace(step, folder=folder.path)
+def resume(run: str | Path | SavedRun, *, quiet: bool = False, **how: Any) -> SavedRun:
+    """Continues a run from its newest checkpoint, bit for bit, as `resume_steps` does."""
+    for _ in resume_steps(run, quiet=quiet, **how):
+        pass
+    return SavedRun(_folder(run))  # the summary names the folder in which it was written, and a run can be moved
 
 
-def resume(
+def resume_steps(
     run: str | Path | SavedRun,
     *,
     callbacks: Sequence[Callback] = (),
     allow_changes: bool = False,
     skip_damaged: bool = False,
     trust_code: bool = False,
-    quiet: bool = False,
+    quiet: bool = True,
     **settings: Any,
-) -> SavedRun:
-    """Continues a run from its newest checkpoint, bit for bit. Other settings need `allow_changes=True`."""
-    path = run.folder if isinstance(run, SavedRun) else Path(run)
-    trainer.resume(
-        path,
+) -> Iterator[Step]:
+    """Continues a run from its newest checkpoint, bit for bit, and hands over each step when it is done.
+
+    Other settings than those of the run need `allow_changes=True`. Of a finished run there is no step.
+    """
+    return trainer.resume_steps(
+        _folder(run),
         lambda config: configured(config, **settings),
         trust_code=trust_code,
         allow=allow_changes,
@@ -97,7 +98,10 @@ def resume(
         quiet=quiet,
         callbacks=_checked(callbacks),
     )
-    return SavedRun(path)  # the summary names the folder in which it was written, and a run can be moved
+
+
+def _folder(run: str | Path | SavedRun) -> Path:
+    return run.folder if isinstance(run, SavedRun) else Path(run)
 
 
 def load(run: str | Path) -> SavedRun:

@@ -142,7 +142,8 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        self.embed_tokens = cast(nn.Embedding, skip_init(nn.Embedding, config.vocab, config.dim))
+        # Not skip_init, which imports torch._dynamo for an embedding: 1.5 s of every start.
+        self.embed_tokens = nn.Embedding(config.vocab, config.dim, _weight=torch.empty(config.vocab, config.dim))
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
 

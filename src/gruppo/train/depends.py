@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 import gruppo
-from gruppo.tasks.imports import is_file, is_path, load_object, split_path
+from gruppo.tasks.imports import is_file, is_path, split_path
 from gruppo.tasks.scorers import SCORERS
 from gruppo.train.config import RunConfig
 from gruppo.train.manifest import sha256
+from gruppo.train.sources import class_constants, imported_beside
 
 WHOLE = 1 << 30  # bytes; of larger files blocks are hashed
 BLOCK, BLOCKS = 1 << 16, 1024
@@ -24,12 +25,20 @@ def depends(config: RunConfig) -> dict[str, str]:
     for setting, path in _named(config):
         if path is not None and path.exists():
             out[f"{setting} ({path.name})"] = fingerprint(path)
+    for setting, value in _code(config):
+        source = _source(value)
+        if source is not None and is_file(value.rpartition(":")[0]):
+            out |= {f"{setting}, imported ({name})": fingerprint(p) for name, p in imported_beside(source).items()}
     return out
+
+
+def _code(config: RunConfig) -> tuple[tuple[str, str], ...]:
+    return ("task.reward", config.task.reward), ("task", config.task.name)
 
 
 def _named(config: RunConfig) -> Iterator[tuple[str, Path | None]]:
     task = config.task
-    for setting, value in (("task.reward", task.reward), ("task", task.name)):
+    for setting, value in _code(config):
         yield setting, _source(value)
     written = {f"task.args.{name}" for name in _written(task.reward)}
     for name, value in _leaves({"args": task.args, "options": task.options}, "task"):
@@ -41,9 +50,13 @@ def _named(config: RunConfig) -> Iterator[tuple[str, Path | None]]:
 
 
 def _written(reward: str) -> tuple[str, ...]:
-    """The arguments of one of gruppo's scorers that name what it writes, such as a cache: they change in every run."""
+    """The arguments of a scorer that name what it writes, such as a cache: it changes in every run.
+
+    A class says so by `writes = ("cache",)`. It is read, and not imported: code of the user runs in the judge alone.
+    """
     path = SCORERS[reward][0] if reward in SCORERS else reward
-    return getattr(load_object(path), "writes", ()) if path.startswith("gruppo.") else ()
+    source = _source(path, ours=True)
+    return () if source is None else class_constants(source, path.rpartition(":")[2], "writes")
 
 
 def _file(value: Any) -> Path | None:
@@ -51,9 +64,9 @@ def _file(value: Any) -> Path | None:
     return Path(value).expanduser() if isinstance(value, str) and is_file(value) else None
 
 
-def _source(path: str) -> Path | None:
-    """The file of `./file.py:name` or `package.module:name`, unless it is a part of gruppo."""
-    if not is_path(path) or path.startswith(("hf:", "gym:", "mix:", "gruppo.")):
+def _source(path: str, ours: bool = False) -> Path | None:
+    """The file of `./file.py:name` or `package.module:name`; unless `ours` is set, none of gruppo's."""
+    if not is_path(path) or path.startswith(("hf:", "gym:", "mix:")) or (path.startswith("gruppo.") and not ours):
         return None
     try:
         where, _ = split_path(path)

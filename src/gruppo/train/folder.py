@@ -27,6 +27,7 @@ from gruppo.train.config import RunConfig
 from gruppo.train.depends import depends, differences
 from gruppo.train.lock import NAME as LOCK
 from gruppo.train.manifest import add_to_manifest, damage, matches_manifest, sha256, write_manifest, write_text
+from gruppo.train.sources import imported_beside
 
 HERE = "@run/"  # in config.toml: code that is stored with the run
 REMEDY = "Fix it, or remove it: the newest checkpoint has a copy, which is put back."
@@ -64,13 +65,13 @@ class RunFolder:
     def write_config(self, config: RunConfig) -> None:
         """config.toml, environment.json, and a copy of every file of the user that the method uses."""
         self.path.mkdir(parents=True, exist_ok=True)
-        table, code = to_table(config), dict[str, str]()
-        text = tomli_w.dumps(_with_own_code(table, code))
+        table, code = _own_code(config)
+        text = tomli_w.dumps(table)
         hashes = self._stored_code()
         for source, name in code.items():
             stored = self["code"] / name
             if Path(source) != stored.resolve():  # else: a resumed run that uses its own copy
-                stored.parent.mkdir(exist_ok=True)
+                stored.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, stored)
                 hashes[name] = {"sha256": sha256(stored), "from": source}
         hashes = {name: hashes[name] for name in code.values() if name in hashes}
@@ -83,7 +84,8 @@ class RunFolder:
         """The configuration. Stored code is run only if it equals the file that it was copied from, or if trusted."""
         text = self._config_text(name)
         if not trust_code:
-            self._refuse_strange_code(re.findall(rf"{HERE}code/([^:\"]+)", text))
+            named = re.findall(rf"{HERE}code/([^:\"]+)", text)
+            self._refuse_strange_code(list(dict.fromkeys((*named, *self._stored_code()))) if named else ())
         table = self._config_table(text.replace(HERE, f"{self.path.resolve().as_posix()}/"), name)
         try:
             found = from_table(table)
@@ -145,9 +147,9 @@ class RunFolder:
         If config.toml is not as gruppo wrote it, the configuration in `record`, of the newest checkpoint, counts. The
         number of threads is not compared: `Run.restore` requires that it is the same. Code is compared, not run.
         """
-        facts, text, code = self._environment(), self._config_text(), dict[str, str]()
+        facts, text = self._environment(), self._config_text()
         edited = facts.get("config", _hash(text)) != _hash(text)
-        wanted = _with_own_code(to_table(config), code)
+        wanted, code = _own_code(config)
         before = self._config_table(json.loads(record)["config"] if record and edited else text)
         changes = table_changes(
             *({k: v for k, v in t.items() if k not in ("threads", "show")} for t in (before, wanted))
@@ -265,6 +267,21 @@ class RunFolder:
         from gruppo.train.curves import draw
 
         return draw(self.metrics(), self["curves.png"], title)
+
+
+def _own_code(config: RunConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    """The table of a configuration, and {file: its name under code/} of the user's code that the method needs."""
+    code: dict[str, str] = {}
+    table = _with_own_code(to_table(config), code)
+    for source in list(code):
+        for name, path in imported_beside(Path(source)).items():
+            other = next((s for s, n in code.items() if n == name and s != str(path)), None)
+            if other is not None:
+                raise ValueError(
+                    f"the method uses {path} and {other}, which would be one file of the run. Rename one of them."
+                )
+            code.setdefault(str(path), name)
+    return table, code
 
 
 def _with_own_code(table: Any, code: dict[str, str]) -> Any:

@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from gruppo.train.summary import closing_words, summary_of
 from gruppo.train.waiting import Loop
 from gruppo.train.winrate import Wins
 
+Steps = Generator[Step, None, dict[str, Any]]
+
 
 def refuse_ranks() -> None:
     """A learner can be split over ranks, but they cannot share a run folder yet."""
@@ -47,12 +49,36 @@ def refuse_ranks() -> None:
 
 def train(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Train from the start. Returns the summary, which is also in the run folder."""
+    return _summary(train_steps(config, quiet=quiet, callbacks=callbacks))
+
+
+def train_steps(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Steps:
+    """The same, step by step; the summary is the value of the generator."""
     refuse_ranks()
+    return _train_steps(config, quiet, callbacks)
+
+
+def _train_steps(config: RunConfig, quiet: bool, callbacks: Sequence[Callback]) -> Steps:
     with Stop() as stop, new_folder(config) as folder, told(folder):
-        return Trainer(config, folder, quiet, callbacks=callbacks, stop=stop).go()
+        trainer = Trainer(config, folder, quiet, callbacks=callbacks, stop=stop)
+        yield from trainer.steps()
+        return trainer.summary
 
 
-def resume(
+def _summary(steps: Steps) -> dict[str, Any]:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def resume(path: Path, change: Callable[[RunConfig], RunConfig] = lambda config: config, **how: Any) -> dict[str, Any]:
+    """Continue a run, as `resume_steps` does. Returns the summary."""
+    return _summary(resume_steps(path, change, **how))
+
+
+def resume_steps(
     path: Path,
     change: Callable[[RunConfig], RunConfig] = lambda config: config,
     *,
@@ -61,8 +87,8 @@ def resume(
     skip_damaged: bool = False,
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
-) -> dict[str, Any]:
-    """Continue a run from its newest checkpoint, exactly; without one, from the start.
+) -> Steps:
+    """Continue a run from its newest checkpoint, exactly, step by step; without one, from the start.
 
     What differs from the run as it was started (the configuration, also by `change`, and the files that it depends on)
     is listed and refused unless `allow` is set. A damaged checkpoint is refused, or set aside with `skip_damaged`.
@@ -86,7 +112,8 @@ def resume(
                 return {**read_json(folder["summary.json"]), "folder": str(folder.path)}
         with told(folder):
             trainer = Trainer(config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow)
-            return trainer.go(state)
+            yield from trainer.steps(state)
+            return trainer.summary
 
 
 def _newest_state(folder: RunFolder, skip_damaged: bool, say: Callable[[str], None]) -> State | None:
@@ -232,7 +259,7 @@ class Trainer:
                 self._save(step)
             raise ValueError(f"step {step + 1}: {error}") from error
         self.done = step + 1
-        out = Step(self.done, await self._row(record), record)
+        out = Step(self.done, await self._row(record), record, self.folder.path)
         await self._after_step(out)
         return out
 

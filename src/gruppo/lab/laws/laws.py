@@ -261,6 +261,13 @@ LAWS: dict[str, Law] = {
 ONCE = frozenset({"record", "fields_matter", "schedules"})  # these do not depend on the seed
 
 
+def excused(law: str, method: Method) -> str:
+    """Why a law that is not broken says nothing about a method; empty if it was put to the test."""
+    if law in ("shift", "scale") and law not in method.credit.ignores:
+        return f"not tested: the credit does not claim it ({law!r} is not in `ignores`)"
+    return f"broken on purpose: {method.breaks[law]}" if law in method.breaks else ""
+
+
 def verdict(law: str, method: Method, seed: int = 0) -> str:
     """What a law says about a method; if an occupant raises, the law is broken."""
     try:
