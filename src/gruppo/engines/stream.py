@@ -36,6 +36,14 @@ class Prefixes:
         return Prefixes(self.ids[-1:], self.length_U[-1:], self.kv_M[:, :, -n:].clone(), self.logits_UV[-1:].clone())
 
 
+def not_finite(lost: int, rows: int) -> NotFinite:
+    return NotFinite(
+        f"the logits of {lost} of {rows} answers are not finite, so no token can be drawn: the weights of the model have "
+        "left the range of numbers. Lower optim.lr, and go on from a checkpoint before this step; if no step was taken "
+        "yet, use another model."
+    )
+
+
 class Stream:
     """Live rows are the first rows of the cache. A row that finishes is replaced at once by the last live row.
 
@@ -92,11 +100,7 @@ class Stream:
         stopped_B = (drawn.token_B[:, None] == self.settings.stop_BS).any(1)
         stopped, lost = torch.stack([stopped_B, drawn.lost_B]).cpu().numpy()  # both at once: a GPU is waited for here
         if lost.any():
-            raise NotFinite(
-                f"the logits of {int(lost.sum())} of {len(lost)} answers are not finite, so no token can be drawn: the "
-                "weights of the model have left the range of numbers. Lower optim.lr, and go on from a checkpoint "
-                "before this step; if no step was taken yet, use another model."
-            )
+            raise not_finite(int(lost.sum()), len(lost))
         done = stopped | (count >= self.limit_n[self.row_req])
         if not done.any():
             return []

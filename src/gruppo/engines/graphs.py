@@ -1,0 +1,162 @@
+"""One decoding step of our transformer on a GPU: fused weights, few kernels, one CUDA graph for each number of rows."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gruppo.engines.pages import Pool, pages_for
+from gruppo.kernels.attention import Heads, Rope, attend
+from gruppo.kernels.draw import draw_token
+from gruppo.kernels.norm import add_norm
+from gruppo.kernels.swiglu import swiglu
+from gruppo.policies.scores import scores
+
+
+def stacked(modules: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weights and biases of several linear layers as one matrix, stored once: the layers become views of it."""
+    return _stacked([m.weight for m in modules]), _stacked([m.bias for m in modules if m.bias is not None] or None)
+
+
+@torch.no_grad()
+def _stacked(parts: list[nn.Parameter] | None) -> Any:
+    if parts is None or len(parts) == 1:
+        return None if parts is None else parts[0].data
+    first, size = parts[0].data, 0
+    for p in parts:  # already one after another in one storage?
+        adjacent = p.data_ptr() == first.data_ptr() + size * first.element_size()
+        if not (adjacent and p.data.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()):
+            break
+        size += p.numel()
+    else:
+        rows = sum(len(p) for p in parts)
+        return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+    whole = torch.cat([p.data for p in parts])
+    for p, piece in zip(parts, whole.split([len(p) for p in parts]), strict=True):
+        p.data = piece
+    return whole
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one block, as decoding uses them."""
+
+    norm_1: Tensor
+    qkv: tuple[Tensor, Tensor | None]
+    qk_norms: tuple[Tensor, Tensor] | None
+    o: tuple[Tensor, Tensor | None]
+    norm_2: Tensor
+    gate_up: tuple[Tensor, Tensor | None]
+    down: tuple[Tensor, Tensor | None]
+
+    @classmethod
+    def of(cls, block: Any) -> "Layer":
+        a, m = block.self_attn, block.mlp
+        norms = getattr(a, "q_norm", None), getattr(a, "k_norm", None)
+        return cls(
+            block.input_layernorm.weight.data,
+            stacked([a.q_proj, a.k_proj, a.v_proj]),
+            None if norms[0] is None else (norms[0].weight.data, norms[1].weight.data),  # type: ignore[union-attr]
+            stacked([a.o_proj]),
+            block.post_attention_layernorm.weight.data,
+            stacked([m.gate_proj, m.up_proj]),
+            stacked([m.down_proj]),
+        )
+
+
+class Decoder:
+    """Decodes the first n of at most `rows` rows. Its state is on the GPU; a graph reads and writes it in place.
+
+    token, pos    of the token that goes in next; key, heat: of the draw; table: the pages of each row
+    count         tokens drawn since `count` was set to 0; they are in `ids` and `logp`, at most `window` of them
+    """
+
+    def __init__(self, model: Any, pool: Pool, rows: int, window: int) -> None:
+        self.model, self.pool, self.rows = model, pool, rows
+        config, device = model.config, model.device
+        dim = pool.kv.shape[-1]
+        self.heads = Heads(config.heads, pool.kv.shape[3], dim, config.norm_eps)
+        self.rope = Rope(model.rope_cos.float(), model.rope_sin.float())
+        self.layers = [Layer.of(b) for b in model.model.layers]
+        self.norm, self.eps = model.model.norm.weight.data, config.norm_eps
+        self.embed, self.head = model.model.embed_tokens.weight.data, model.output.weight.data
+        whole = {"dtype": torch.int64, "device": device}
+        self.token, self.pos, self.key, self.count = (torch.zeros(rows, **whole) for _ in range(4))
+        self.heat = torch.ones(rows, device=device)
+        # One page more than a row can have: it may go on for some tokens after its end.
+        self.table = torch.zeros(rows, pages_for(model.context) + 1, dtype=torch.int32, device=device)
+        self.ids = torch.zeros(rows, window, **whole)
+        self.logp = torch.zeros(rows, window, device=device)
+        self.lost = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.logits_RV: Tensor | None = None
+        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self.memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Where the weights are: graphs read them there."""
+        return tuple(p.data_ptr() for p in self.model.parameters())
+
+    def forward(self, n: int) -> Tensor:
+        """Logits after the next token of the first n rows."""
+        x_BD, y_BD = F.embedding(self.token[:n], self.embed), None
+        for i, layer in enumerate(self.layers):
+            x_BD, h_BD = add_norm(x_BD, y_BD, layer.norm_1, self.eps)
+            qkv_BX, (keys, values) = F.linear(h_BD, *layer.qkv), self.pool.kv[i]
+            place = (self.pos[:n], self.table[:n], keys, values)
+            y_BD = F.linear(attend(qkv_BX, self.heads, self.rope, layer.qk_norms, *place), *layer.o)
+            x_BD, h_BD = add_norm(x_BD, y_BD, layer.norm_2, self.eps)
+            y_BD = F.linear(swiglu(F.linear(h_BD, *layer.gate_up)), *layer.down)
+        return scores(add_norm(x_BD, y_BD, self.norm, self.eps)[1], self.head)
+
+    def drawn(self, n: int) -> None:
+        """A step with its draw; the token drawn goes in next."""
+        logits_BV = self.forward(n)
+        token_B, logp_B, lost_B = draw_token(logits_BV, self.heat[:n], self.key[:n], self.pos[:n] + 1)
+        count_B1 = self.count[:n, None]
+        self.ids[:n].scatter_(1, count_B1, token_B[:, None])
+        self.logp[:n].scatter_(1, count_B1, logp_B[:, None])
+        self.lost[:n] |= lost_B
+        self.token[:n] = token_B
+        self.pos[:n] = (self.pos[:n] + 1).clamp(max=self.model.context - 1)
+        self.count[:n] += 1
+
+    def step(self, live: int, draw: bool) -> Tensor | None:
+        """A step of the live rows, by the graph of the next larger number. Without a draw the logits are returned."""
+        n = bucket(live, self.rows)
+        if self.memory is None:
+            return self.drawn(n) if draw else self.forward(n)[:live]
+        if (n, draw) not in self.graphs:
+            self.graphs[n, draw] = self._capture(n, draw)
+        self.graphs[n, draw].replay()
+        return None if draw or self.logits_RV is None else self.logits_RV[:live]
+
+    def _capture(self, n: int, draw: bool) -> torch.cuda.CUDAGraph:
+        kept = [x.clone() for x in (self.token, self.pos, self.count, self.ids, self.logp, self.lost)]
+        if not draw and self.logits_RV is None:
+            self.logits_RV = torch.empty(self.rows, len(self.head), device=self.embed.device)
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # kernels are compiled before, not while, a graph is recorded
+            self._once(n, draw)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph, pool=self.memory):
+            self._once(n, draw)
+        for x, before in zip((self.token, self.pos, self.count, self.ids, self.logp, self.lost), kept, strict=True):
+            x.copy_(before)
+        return graph
+
+    def _once(self, n: int, draw: bool) -> None:
+        if draw:
+            self.drawn(n)
+        else:
+            assert self.logits_RV is not None
+            self.logits_RV[:n] = self.forward(n)
+
+
+def bucket(live: int, rows: int) -> int:
+    """The number of rows that are computed for so many live ones: few numbers, little waste."""
+    step = 1 if live <= 2 else 8 if live <= 64 else 32
+    return min(-(-live // step) * step, rows)

@@ -1,0 +1,257 @@
+"""One call of generate on a GPU: rows in pages, tokens drawn in windows without waiting for the host."""
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gruppo.engines.base import Completion, Request
+from gruppo.engines.graphs import Decoder
+from gruppo.engines.pages import SCRATCH, Pool, pages_for
+from gruppo.engines.record import Record
+from gruppo.engines.sampling import draw, settings_of
+from gruppo.engines.stream import FORKED, not_finite
+from gruppo.kernels.attention import PAGE
+from gruppo.kernels.draw import draw_token
+from gruppo.policies.layout import cuts, packed
+
+# Tokens between two looks of the host at the GPU. A row that ends in between computes the rest for nothing: 3.5 tokens
+# on average, of 256.
+WINDOW = 8
+ADMIT = 0.125  # new requests are admitted when this fraction of the rows is free
+
+
+class PagedStream:
+    """Like `Stream`. Live rows are numbered anew whenever some end: their pages stay where they are.
+
+    A row takes the pages of its longest possible answer when it is admitted, so that none can run out in the middle.
+    """
+
+    def __init__(
+        self, decoder: Decoder, requests: list[Request], eos: tuple[int, ...], version: int, tokens: int
+    ) -> None:
+        self.decoder, self.pool, self.model = decoder, decoder.pool, decoder.model
+        self.requests, self.version, self.tokens = requests, version, tokens
+        self.device: torch.device = self.model.device
+        seen: dict[bytes, int] = {}
+        self.prefix_n = [seen.setdefault(np.asarray(r.prefix, np.int64).tobytes(), len(seen)) for r in requests]
+        self.queue = sorted(range(len(requests)), key=self.prefix_n.__getitem__)
+        self.prefixes: dict[int, Prefix] = {}
+        self.settings = settings_of(requests, eos, self.device)
+        self.stop_nS = self.settings.stop_BS.cpu().numpy()
+        self.limit_n = np.array([r.max_tokens for r in requests])
+        # Truncated draws and reports of likely ids need all logits: they are drawn outside of the graph.
+        plain = not self.settings.truncates and not any(r.topk_logprobs for r in requests)
+        self.record = None if plain else Record(requests, torch.float32, self.device)
+        span = int(self.limit_n.max(initial=0)) + WINDOW
+        self.ids_nT = np.zeros((len(requests), span), np.int64)
+        self.logp_nT = np.zeros((len(requests), span), np.float32)
+        # of live rows: the request, the position of its newest token, how many tokens it has, its pages
+        self.req_B, self.pos_B, self.count_B = (np.zeros(0, np.int64) for _ in range(3))
+        self.pages: list[list[int]] = []
+        self.moved = True  # the rows are not those that the decoder has
+        self.prefilled = self.decoded = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue or self.pages)
+
+    def close(self) -> None:
+        """Give the pages back."""
+        for pages in (*self.pages, *(p.pages for p in self.prefixes.values())):
+            self.pool.drop(pages)
+        self.pages, self.queue, self.prefixes = [], [], {}
+
+    @torch.no_grad()
+    def step(self) -> list[tuple[int, Completion]]:
+        """Sample up to WINDOW tokens for every live row; returns the completions that finish with them."""
+        room = self.decoder.rows - len(self.pages)
+        if self.queue and (room >= ADMIT * self.decoder.rows or not self.pages) and (ended := self._admit(room)):
+            return ended
+        if not self.pages:
+            return []
+        return self._window() if self.record is None else self._single()
+
+    # admission
+
+    def _admit(self, room: int) -> list[tuple[int, Completion]]:
+        """Move requests from the queue into rows, and draw their first tokens."""
+        new, free = list[int](), self.pool.free
+        for i in self.queue[:room]:
+            free -= self._most_pages(i)
+            if free < 0:
+                break
+            new.append(i)
+        if not new:
+            return [] if self.pages else self._refuse(self.queue[0])
+        self.queue = self.queue[len(new) :]
+        self._prefill(new)
+        logits_BV = torch.stack([self.prefixes[self.prefix_n[i]].logits_V for i in new])
+        self.pages += self._pages_of(new)
+        left = {self.prefix_n[i] for i in self.queue[:1]}
+        for u in [u for u in self.prefixes if u not in left]:
+            self.pool.drop(self.prefixes.pop(u).pages)
+        first, req = len(self.req_B), np.array(new)
+        self.req_B = np.concatenate([self.req_B, req])
+        self.pos_B = np.concatenate([self.pos_B, [len(self.requests[i].prefix) - 1 for i in new]])
+        self.count_B = np.concatenate([self.count_B, np.zeros(len(new), np.int64)])
+        self.moved = True
+        return self._drawn(logits_BV, first)
+
+    def _most_pages(self, i: int) -> int:
+        r = self.requests[i]
+        return pages_for(len(r.prefix) + r.max_tokens) + pages_for(len(r.prefix))  # its own, and its prefix
+
+    def _refuse(self, i: int) -> NoReturn:
+        r, pages = self.requests[i], len(self.pool.users) - 1
+        fits = (pages - 2 * pages_for(len(r.prefix))) * PAGE
+        raise ValueError(
+            f"a prompt of {len(r.prefix)} tokens with max_tokens={r.max_tokens} needs {self._most_pages(i)} pages of "
+            f"{PAGE} tokens, and the cache has {pages}. Use at most {max(fits, 0)} max_tokens, or a larger "
+            "engine.cache_tokens."
+        )
+
+    def _prefill(self, new: list[int]) -> None:
+        """Compute each distinct prefix once, into pages of its own."""
+        owner = {self.prefix_n[i]: i for i in new if self.prefix_n[i] not in self.prefixes}
+        ids = [np.asarray(self.requests[i].prefix, np.int64) for i in owner.values()]
+        numbers = list(owner)
+        for a, b in cuts([len(p) for p in ids], self.tokens):
+            tree, row_M = packed(ids[a:b], self.device, FORKED).tree()
+            hidden_MD, kv_M = self.model.prefill(tree)
+            self.prefilled += len(hidden_MD)
+            if row_M is not None:
+                hidden_MD, kv_M = hidden_MD[row_M], kv_M[:, :, row_M]
+            length = [len(p) for p in ids[a:b]]
+            pages = [self.pool.take(pages_for(n)) for n in length]
+            cell = np.concatenate([np.arange(n) for n in length])
+            page = np.concatenate([np.array(p)[np.arange(n) // PAGE] for p, n in zip(pages, length, strict=True)])
+            self.pool.write(kv_M, self._tensor(page), self._tensor(cell % PAGE))
+            logits_UV = self.model.head(hidden_MD[self._tensor(np.cumsum(length) - 1)])
+            for u, p, logits_V in zip(numbers[a:b], pages, logits_UV, strict=True):
+                self.prefixes[u] = Prefix(p, logits_V)
+
+    def _pages_of(self, new: list[int]) -> list[list[int]]:
+        """For each: the full pages of its prefix, shared; a copy of the last one if not full; empty ones to answer."""
+        out, source, target = list[list[int]](), list[int](), list[int]()
+        for i in new:
+            r, prefix = self.requests[i], self.prefixes[self.prefix_n[i]].pages
+            full = len(r.prefix) // PAGE
+            self.pool.share(prefix[:full])
+            own = self.pool.take(pages_for(len(r.prefix) + r.max_tokens) - full)
+            source += prefix[full:]
+            target += own[: len(prefix) - full]
+            out.append(prefix[:full] + own)
+        self.pool.copy(source, target)
+        return out
+
+    # tokens
+
+    def _upload(self) -> None:
+        """The rows to the GPU, if they have changed. Those beyond them write into the scratch page."""
+        d, n = self.decoder, len(self.pages)
+        d.count.zero_()
+        d.lost.zero_()
+        if not self.moved:
+            return
+        newest = self.ids_nT[self.req_B, self.count_B - 1]
+        state = self._tensor(np.stack([newest, self.pos_B, self.req_B]))
+        d.pos.zero_()
+        d.token[:n], d.pos[:n] = state[0], state[1]
+        d.key[:n], d.heat[:n] = self.settings.key_B[state[2]], self.settings.temperature_B[state[2]].float()
+        wide = max(map(len, self.pages))
+        table = np.full((n, wide), SCRATCH, np.int32)
+        for row, pages in zip(table, self.pages, strict=True):
+            row[: len(pages)] = pages
+        d.table.zero_()
+        d.table[:n, :wide] = self._tensor(table)
+        self.moved = False
+
+    def _window(self) -> list[tuple[int, Completion]]:
+        """Some tokens of every row, drawn in the graph."""
+        self._upload()
+        d, n = self.decoder, len(self.pages)
+        steps = min(WINDOW, int((self.limit_n[self.req_B] - self.count_B).max()))
+        for _ in range(steps):
+            d.step(n, draw=True)
+        self.decoded += n * steps
+        self.pos_B += steps
+        return self._take(d.ids[:n, :steps], d.logp[:n, :steps], d.lost[:n])
+
+    def _single(self) -> list[tuple[int, Completion]]:
+        """One token of every row, from logits."""
+        self.moved = True
+        self._upload()
+        logits_BV = self.decoder.step(len(self.pages), draw=False)
+        assert logits_BV is not None
+        self.decoded += len(self.pages)
+        return self._drawn(logits_BV, 0)
+
+    def _drawn(self, logits_BV: Tensor, first: int) -> list[tuple[int, Completion]]:
+        """The next token of the rows from `first` on, from their logits."""
+        settings, pos_B = self.settings.take(self._tensor(self.req_B[first:])), self._tensor(self.pos_B[first:] + 1)
+        if self.record is None:
+            heat_B = settings.temperature_B.float()
+            token_B, logp_B, lost_B = draw_token(logits_BV, heat_B, settings.key_B, pos_B)
+        else:
+            drawn = draw(logits_BV, settings, pos_B)
+            token_B, logp_B, lost_B = drawn.token_B, drawn.logp_B, drawn.lost_B
+            self.record.write(self.req_B[first:], self.count_B[first:], drawn)
+        self.pos_B[first:] += 1
+        return self._take(token_B[:, None], logp_B[:, None], lost_B, first)
+
+    def _take(self, ids_BW: Tensor, logp_BW: Tensor, lost_B: Tensor, first: int = 0) -> list[tuple[int, Completion]]:
+        """New tokens of the rows from `first` on; rows that end within them become completions."""
+        ids, logp, lost = ids_BW.cpu().numpy(), logp_BW.cpu().numpy(), lost_B.cpu().numpy()
+        if lost.any():
+            raise not_finite(int(lost.sum()), len(lost))
+        req, count = self.req_B[first:], self.count_B[first:]
+        at = count[:, None] + np.arange(ids.shape[1])
+        self.ids_nT[req[:, None], at], self.logp_nT[req[:, None], at] = ids, logp
+        limit = self.limit_n[req]
+        stop_BW = (ids[:, :, None] == self.stop_nS[req][:, None]).any(-1) & (at < limit[:, None])
+        stopped = stop_BW.any(1)
+        length = np.where(stopped, count + stop_BW.argmax(1) + 1, limit)
+        count += ids.shape[1]
+        done = np.flatnonzero(length <= count)
+        ended = [(int(req[b]), self._completion(int(req[b]), int(length[b]), bool(stopped[b]))) for b in done]
+        if len(done):
+            self._retire(first + done)
+        return ended
+
+    def _retire(self, rows: np.ndarray) -> None:
+        for b in rows[::-1]:
+            self.pool.drop(self.pages.pop(int(b)))
+        self.req_B, self.pos_B, self.count_B = (np.delete(x, rows) for x in (self.req_B, self.pos_B, self.count_B))
+        self.moved = True
+
+    def _completion(self, i: int, length: int, stopped: bool) -> Completion:
+        if self.record is not None:
+            return self.record.completions(*(np.array([x]) for x in (i, length, stopped)), self.version)[0][1]
+        return Completion(
+            ids=self.ids_nT[i, :length].copy(),
+            logp=self.logp_nT[i, :length].copy(),
+            version=np.full(length, self.version, np.int32),
+            reason="stop" if stopped else "length",
+        )
+
+    def _tensor(self, x: np.ndarray) -> Tensor:
+        return torch.from_numpy(x).to(self.device)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prefix after prefill: its pages, and the logits after it."""
+
+    pages: list[int]
+    logits_V: Tensor
+
+
+def pool_of(model: Any, pages: int) -> Pool:
+    config = model.config
+    heads = config.kv_heads or config.heads
+    dim = getattr(config, "head_dim", 0) or config.dim // config.heads
+    weight = model.model.embed_tokens.weight
+    return Pool(len(model.model.layers), pages, heads, dim, weight.dtype, weight.device)

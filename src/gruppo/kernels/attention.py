@@ -1,0 +1,183 @@
+"""Attention of one new token per row over a cache of pages: norms of q and k, rotary positions, cache write, softmax.
+
+A page holds PAGE positions of one layer; `table_BP` lists the pages of each row, so rows may share them. The new key
+and value are written to the cache and used from registers; nothing beyond a row's position is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gruppo.kernels.language import jit, power_of_two, runs_on, tl
+
+PAGE = 64
+SPLITS_FOR = 512  # programs that fill a GPU; fewer rows are split along their positions
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Shapes of the attention of a model."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Tables (positions, dim), float32; the sine carries the sign of the half that it multiplies."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def attend_plain(
+    qkv_BX: Tensor, h: Heads, rope: Rope, norms: tuple[Tensor, Tensor] | None, pos_B: Tensor, table_BP: Tensor,
+    keys: Tensor, values: Tensor,
+) -> Tensor:  # fmt: skip
+    rows = len(qkv_BX)
+    x = qkv_BX.view(rows, -1, h.dim).float()
+    q, k, v = x.split([h.heads, h.kv_heads, h.kv_heads], 1)
+    if norms is not None:
+        q, k = (
+            y * torch.rsqrt(y.square().mean(-1, keepdim=True) + h.eps) * w.float()
+            for y, w in zip((q, k), norms, strict=True)
+        )
+    cos, sin = rope.cos[pos_B][:, None].float(), rope.sin[pos_B][:, None].float()
+    q, k = ((y * cos + y.roll(h.dim // 2, -1) * sin).to(keys.dtype) for y in (q, k))
+    page = table_BP[torch.arange(rows, device=pos_B.device), pos_B // PAGE].long()
+    keys[page, :, pos_B % PAGE] = k
+    values[page, :, pos_B % PAGE] = v.to(values.dtype)
+    out = []
+    for b in range(rows):
+        n = int(pos_B[b]) + 1
+        pages = table_BP[b, : -(-n // PAGE)].long()
+        # (pages, heads, PAGE, dim) → (heads, n, dim)
+        ks, vs = (c[pages].transpose(0, 1).reshape(h.kv_heads, -1, h.dim)[:, :n].float() for c in (keys, values))
+        group = q[b].float().view(h.kv_heads, -1, h.dim)
+        p = torch.softmax(group @ ks.transpose(1, 2) * h.dim**-0.5, -1)
+        out.append((p @ vs).reshape(-1))
+    return torch.stack(out).to(qkv_BX.dtype)
+
+
+def attend(
+    qkv_BX: Tensor, h: Heads, rope: Rope, norms: tuple[Tensor, Tensor] | None, pos_B: Tensor, table_BP: Tensor,
+    keys: Tensor, values: Tensor,
+) -> Tensor:  # fmt: skip
+    """(B, heads · dim) of new tokens at `pos_B` (int64). Keys and values are (pages, kv_heads, PAGE, dim)."""
+    if not runs_on(qkv_BX):
+        return attend_plain(qkv_BX, h, rope, norms, pos_B, table_BP, keys, values)
+    rows, group = len(qkv_BX), h.heads // h.kv_heads
+    out_BX = qkv_BX.new_empty(rows, h.heads * h.dim)
+    q_size, d_size = max(power_of_two(group), 16), power_of_two(h.dim)
+    splits = min(max(SPLITS_FOR // max(rows * h.kv_heads, 1), 1), 16)
+    part = torch.empty(rows * h.kv_heads * splits * q_size * (d_size + 2), dtype=torch.float32, device=out_BX.device)
+    weights = norms or (out_BX, out_BX)
+    _attend[(rows, h.kv_heads, splits)](
+        qkv_BX, rope.cos, rope.sin, *weights, pos_B, table_BP, keys, values, out_BX, part,
+        h.eps, h.dim**-0.5, table_BP.stride(0),
+        h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, norms is not None, splits,
+        "ieee" if qkv_BX.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if splits > 1:
+        _join[(rows, h.kv_heads)](
+            part, out_BX, h.heads, h.kv_heads, group, q_size, h.dim, d_size, splits, power_of_two(splits), num_warps=4
+        )
+    return out_BX
+
+
+@jit
+def _turned(base, norm, cos, sin, eps, d, inside, live, D: tl.constexpr, NORM: tl.constexpr):
+    """Rows of `base` after their norm and rotation, in float32."""
+    other = (d + D // 2) % D
+    x = tl.load(base[:, None] + d[None, :], mask=live, other=0.0).to(tl.float32)
+    y = tl.load(base[:, None] + other[None, :], mask=live, other=0.0).to(tl.float32)
+    if NORM:
+        scale = 1 / tl.sqrt(tl.sum(x * x, 1) / D + eps)
+        x = x * scale[:, None] * tl.load(norm + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+        y = y * scale[:, None] * tl.load(norm + other, mask=inside, other=0.0).to(tl.float32)[None, :]
+    return x * cos[None, :] + y * sin[None, :]
+
+
+@jit
+def _attend(
+    qkv, cos, sin, q_norm, k_norm, pos, table, keys, values, out, part, eps, scale, stride,
+    HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    PAGE: tl.constexpr, NORM: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    row, h, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    at = tl.load(pos + row)
+    d, g, t = tl.arange(0, DP), tl.arange(0, Q), tl.arange(0, PAGE)
+    inside, live = d < D, (g < GROUP)[:, None] & (d < D)[None, :]
+    c = tl.load(cos + at * D + d, mask=inside, other=0.0)
+    s = tl.load(sin + at * D + d, mask=inside, other=0.0)
+    base = qkv + row * (HEADS + 2 * KV) * D
+    kind = keys.dtype.element_ty
+    q = _turned(base + (h * GROUP + g) * D, q_norm, c, s, eps, d, inside, live, D, NORM).to(kind)
+    one = tl.zeros((1,), tl.int32)
+    k = _turned(base + (HEADS + h) * D + one, k_norm, c, s, eps, d, inside, inside[None, :], D, NORM).to(kind)
+    v = tl.load(base + (HEADS + KV + h) * D + d, mask=inside, other=0.0)
+    m = tl.full((Q,), float("-inf"), tl.float32)
+    total = tl.zeros((Q,), tl.float32)
+    acc = tl.zeros((Q, DP), tl.float32)
+    if split == 0:
+        page = tl.load(table + row * stride + at // PAGE).to(tl.int64)
+        cell = ((page * KV + h) * PAGE + at % PAGE) * D + d
+        tl.store(keys + cell[None, :], k, mask=inside[None, :])
+        tl.store(values + cell, v.to(kind), mask=inside)
+        m = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
+        total += 1.0
+        acc += v.to(tl.float32)[None, :]
+    pages = (at + PAGE - 1) // PAGE
+    each = (pages + SPLITS - 1) // SPLITS
+    for j in range(split * each, tl.minimum((split + 1) * each, pages)):
+        page = tl.load(table + row * stride + j).to(tl.int64)
+        seen = j * PAGE + t < at
+        cells = ((page * KV + h) * PAGE + t)[:, None] * D + d[None, :]
+        used = seen[:, None] & inside[None, :]
+        k_ = tl.load(keys + cells, mask=used, other=0.0)
+        z = tl.dot(q, tl.trans(k_), input_precision=PRECISION) * scale
+        z = tl.where(seen[None, :], z, float("-inf"))
+        top = tl.maximum(m, tl.max(z, 1))
+        shrink = tl.exp(m - top)
+        p = tl.exp(z - top[:, None])
+        v_ = tl.load(values + cells, mask=used, other=0.0)
+        total = total * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None] + tl.dot(p.to(kind), v_, input_precision=PRECISION)
+        m = top
+    if SPLITS == 1:
+        y = acc / total[:, None]
+        tl.store(
+            out + row * HEADS * D + (h * GROUP + g)[:, None] * D + d[None, :], y.to(out.dtype.element_ty), mask=live
+        )
+    else:
+        here = part + ((row * KV + h) * SPLITS + split) * Q * (DP + 2)
+        tl.store(here + g, m)
+        tl.store(here + Q + g, total)
+        tl.store(here + 2 * Q + g[:, None] * DP + d[None, :], acc)
+
+
+@jit
+def _join(
+    part, out, HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, Q: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, SPLITS: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    row, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d, g, s = tl.arange(0, DP), tl.arange(0, Q), tl.arange(0, S)
+    size = Q * (DP + 2)
+    here = part + (row * KV + h) * SPLITS * size
+    m = tl.load(here + s[:, None] * size + g[None, :], mask=(s < SPLITS)[:, None], other=float("-inf"))
+    top = tl.max(m, 0)
+    total = tl.load(here + s[:, None] * size + Q + g[None, :], mask=(s < SPLITS)[:, None], other=0.0)
+    total = tl.sum(total * tl.exp(m - top[None, :]), 0)
+    acc = tl.zeros((Q, DP), tl.float32)
+    for i in range(SPLITS):
+        weight = tl.exp(tl.load(here + i * size + g) - top)
+        acc += weight[:, None] * tl.load(here + i * size + 2 * Q + g[:, None] * DP + d[None, :])
+    live = (g < GROUP)[:, None] & (d < D)[None, :]
+    y = (acc / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + row * HEADS * D + (h * GROUP + g)[:, None] * D + d[None, :], y, mask=live)

@@ -1,0 +1,30 @@
+"""Triton where it is installed; without it the plain twins run."""
+
+import os
+from typing import Any
+
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton: Any = None
+    tl: Any = None
+
+# Triton's interpreter runs kernels on a CPU, slowly: for tests.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def jit(kernel: Any) -> Any:
+    return kernel if triton is None else triton.jit(kernel)
+
+
+def runs_on(x: Tensor) -> bool:
+    """Whether kernels can be launched on tensors of this device."""
+    return triton is not None and (x.is_cuda or INTERPRETED)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
