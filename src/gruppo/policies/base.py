@@ -69,6 +69,7 @@ class Transformer(nn.Module):
     context: int
     lm_head: Head
     origin: str = ""  # what it was loaded from: a folder, or a name of the hub
+    fallback: str = ""  # a sentence if it runs on the modules of transformers: why
 
     @property
     def root(self) -> nn.Module:

@@ -1,65 +1,20 @@
-"""The Hugging Face folder of a Llama: config.json, generation_config.json, model.safetensors."""
+"""The Hugging Face folder of our transformer: config.json, generation_config.json, and safetensors in one or more."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from gruppo.data.files import write_tensors
+from gruppo.policies.shape import TinyConfig, differs, read_shape, write_shape
 
-# Values that a config.json must have, or leave out, for TinyTransformer to compute the same thing.
-_FIXED: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "rope_scaling": None,
-}
-# Fields of TinyConfig in a config.json.
-_NAMES = {
-    "vocab": "vocab_size",
-    "dim": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "ffn": "intermediate_size",
-    "context": "max_position_embeddings",
-    "rope_base": "rope_theta",
-    "norm_eps": "rms_norm_eps",
-}
-
-
-@dataclass(frozen=True)
-class TinyConfig:
-    """The shape of a Llama with tied embeddings. The default has 0.87 M parameters and 99 characters."""
-
-    vocab: int = 99
-    dim: int = 128
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 0  # 0: as many as heads
-    ffn: int = 384
-    context: int = 256
-    rope_base: float = 10000.0
-    norm_eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if self.dim % (2 * self.heads):
-            raise ValueError(
-                f"dim={self.dim} with heads={self.heads}: rotary embeddings turn pairs, so dim/heads must be an even "
-                "integer. Choose dim as a multiple of 2·heads."
-            )
-        if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(
-                f"kv_heads={self.kv_heads} does not divide heads={self.heads}: every key head serves the same number "
-                "of query heads. Choose a divisor, or 0 for as many as heads."
-            )
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -88,16 +43,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     special = {f"{name}_token_id": i for name, i in ids.items()}
-    described = {
-        "architectures": ["LlamaForCausalLM"],
-        **{k: v for k, v in _FIXED.items() if v is not None},
-        **{key: getattr(config, name) for name, key in _NAMES.items()},
-        "num_key_value_heads": config.kv_heads or config.heads,
-        "head_dim": config.dim // config.heads,
-        "initializer_range": 0.02,
-        "torch_dtype": dtype,
-        **special,
-    }
+    described = {**write_shape(config), "torch_dtype": dtype, **special}
     # The whole distribution, as in training: transformers would otherwise sample from the 50 likeliest tokens.
     sampling = {"_from_model_config": False, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     sampling |= {"max_length": config.context, **special}
@@ -105,7 +51,7 @@ def write(
         if name in files and name == "config.json":
             content = {k: v for k, v in content.items() if k != "torch_dtype"} | {"dtype": dtype}
         write_json(folder / name, content)
-    write_tensors(weights, folder / "model.safetensors", {"format": "pt"})
+    write_tensors(weights, folder / SINGLE, {"format": "pt"})
 
 
 def read(folder: str | Path) -> tuple[TinyConfig, dict[str, Tensor], dict[str, dict[str, Any]]]:
@@ -116,30 +62,45 @@ def read(folder: str | Path) -> tuple[TinyConfig, dict[str, Tensor], dict[str, d
     given = files.get("config.json", {})
     if odd := differs(given):
         raise ValueError(f"{folder}/config.json: {odd}, so the logits would differ. Load it with load_policy.")
-    rope = given.get("rope_parameters") or {}
-    given = given | {
-        "num_key_value_heads": given.get("num_key_value_heads") or 0,
-        "rope_theta": given.get("rope_theta") or rope.get("rope_theta", 10000.0),
-    }
-    config = TinyConfig(**{name: given[key] for name, key in _NAMES.items()})
-    weights = load_file(folder / "model.safetensors")
-    weights.pop("lm_head.weight", None)  # tied: some writers store it twice
+    config = read_shape(given)
+    weights = {name: w for path in _parts(folder) for name, w in load_file(path).items()}
+    head, embedding = weights.get("lm_head.weight"), weights.get("model.embed_tokens.weight")
+    # Some writers store tied weights twice. Where the two differ transformers does not tie them either.
+    if config.tied and head is not None and embedding is not None and not torch.equal(head, embedding):
+        config = replace(config, tied=False)
+        files["config.json"] = given | {"tie_word_embeddings": False}
     return config, weights, files
 
 
-def differs(given: dict[str, Any]) -> str:
-    """Empty if TinyTransformer computes what a config.json describes, else the first difference."""
-    given = {"tie_word_embeddings": False} | given  # the only default of a Llama that differs from ours
-    rope = given.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        given["rope_scaling"] = rope["rope_type"]
-    if given.get("model_type") != "llama":
-        return f"model_type={given.get('model_type')!r}, but TinyTransformer is a Llama"
-    expected = {**_FIXED, "head_dim": given["hidden_size"] // given["num_attention_heads"]}
-    for key, value in expected.items():
-        if given.get(key) not in (None, value):  # left out: the default of a Llama, which is ours
-            return f"{key}={given[key]!r}, but TinyTransformer computes {key}={value!r}"
-    return ""
+def unfit(folder: Path, given: Mapping[str, Any]) -> str:
+    """Empty if our transformer can load a folder with this config.json, else why it cannot."""
+    if odd := differs(given):
+        return odd
+    parts = _parts(folder)
+    if not parts:
+        return "its weights are not in model.safetensors"
+    if missing := [path.name for path in parts if not path.is_file()]:
+        return f"{missing[0]} is missing"
+    if (folder / SINGLE).is_file():
+        with safe_open(folder / SINGLE, "pt") as file:
+            names = set(file.keys())
+    else:
+        names = set(read_json(folder / INDEX)["weight_map"])
+    return "" if "model.embed_tokens.weight" in names else "its weights have other names than model.embed_tokens.weight"
+
+
+def _parts(folder: Path) -> list[Path]:
+    """The files with the weights: one, or those that the index names."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    return [folder / name for name in sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))]
+
+
+def refuse_incomplete(name: str, odd: list[str]) -> NoReturn:
+    raise ValueError(
+        f"model {name!r}: {len(odd)} weights are missing from its files or have the wrong shape, such as "
+        f"{odd[0]}. They would start at random. Download the complete model."
+    )
 
 
 def cast(weights: dict[str, Tensor], dtype: torch.dtype, device: torch.device | str) -> dict[str, Tensor]:

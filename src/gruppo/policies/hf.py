@@ -21,7 +21,7 @@ from gruppo.data.files import follow_umask
 from gruppo.policies.base import Transformer
 from gruppo.policies.cache import Cache, Kept, Step, new_cache
 from gruppo.policies.dense import dense_of
-from gruppo.policies.folder import first_line
+from gruppo.policies.folder import first_line, refuse_incomplete
 from gruppo.policies.layout import Layout, packed
 from gruppo.policies.lora import merged_state
 from gruppo.policies.scores import Head
@@ -261,11 +261,7 @@ def load_hf(
     finally:
         logging.set_verbosity(before)
     if info["missing_keys"] or info["mismatched_keys"]:
-        odd = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
-        raise ValueError(
-            f"model {name!r}: {len(odd)} weights are missing from its files or have the wrong shape, such as "
-            f"{odd[0]}. They would start at random. Download the complete model."
-        )
+        refuse_incomplete(name, sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])))
     return HFPolicy(model.to(device), name, checkpointing)
 
 

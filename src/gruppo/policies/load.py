@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gruppo.policies.adapter import base_of, is_adapter, load_adapter
-from gruppo.policies.folder import TinyConfig, differs, first_line, read_json
+from gruppo.policies.folder import TinyConfig, first_line, read_json, unfit
 from gruppo.policies.lora import Lora, add_lora
 from gruppo.policies.smollm2 import NAME as SMOLLM2
 from gruppo.policies.smollm2 import smollm2_folder
@@ -52,11 +52,15 @@ def load_policy(
 
 def _load(name: str | Path, dtype: torch.dtype, device: torch.device | str, seed: int, checkpointing: bool) -> Any:
     if str(name) == RANDOM:
-        return TinyTransformer(TinyConfig(vocab=CharTokenizer.vocab), seed).to(device=device, dtype=dtype)
+        policy = TinyTransformer(TinyConfig(vocab=CharTokenizer.vocab), seed).to(device=device, dtype=dtype)
+        policy.checkpointing = checkpointing
+        return policy
     folder = folder_of(name)
     if is_adapter(folder):
         need_hf(f"model={name}", "peft")
-        return load_adapter(folder, folder_of(base_of(folder)), dtype, device, checkpointing)
+        policy = load_adapter(folder, folder_of(base_of(folder)), dtype, device, checkpointing)
+        policy.fallback = f"model {name} runs on the modules of transformers: peft merges an adapter into those."
+        return policy
     policy = _from_folder(name, folder, dtype, device, checkpointing)
     hub = not (WEIGHTS / name).is_dir() and not Path(name).expanduser().is_dir() and str(name) != SMOLLM2
     policy.origin = str(name if hub else folder.resolve())
@@ -69,12 +73,16 @@ def _from_folder(
     config = read_json(folder / "config.json")
     # Our own transformer where it computes the same. 16 rows x 16 tokens of SmolLM2 after two prompts of 44, one
     # thread: 2.7 s of CPU time, 3.4 s with the modules of transformers (best of 4).
-    if not checkpointing and (folder / "model.safetensors").is_file() and not differs(config):
-        return TinyTransformer.load(folder, dtype, device)
+    if not (why := unfit(folder, config)):
+        policy = TinyTransformer.load(folder, dtype, device)
+        policy.checkpointing = checkpointing
+        return policy
     need_hf(f"model={name}")
     from gruppo.policies.hf import load_hf
 
-    return load_hf(folder, str(name), config, dtype, device, checkpointing)
+    general = load_hf(folder, str(name), config, dtype, device, checkpointing)
+    general.fallback = f"model {name} runs on the modules of transformers: {why}."
+    return general
 
 
 def load_tokenizer(name: str | Path) -> Any:

@@ -1,9 +1,10 @@
-"""A Llama of any size with tied embeddings: RMSNorm, RoPE, SwiGLU, no biases. transformers loads what it saves.
+"""A transformer with RMSNorm, RoPE and SwiGLU: Llama, Mistral, Qwen2, Qwen3. transformers loads what it saves.
 
     x ← x + Wo · attention(rope(Wq n), rope(Wk n), Wv n),   n = rmsnorm(x)
     x ← x + Wd · (silu(Wg n) ⊙ Wu n),                       n = rmsnorm(x)
-    logits = E · rmsnorm(x),                                E the embedding
+    logits = E · rmsnorm(x),                                E the embedding, or a matrix of its own
 
+`TinyConfig` may add biases, and norms of queries and keys: rope(rmsnorm(Wq n + b)), head by head.
 Everything but attention runs on packed positions (M, dim); `layout` says how attention sees them.
 """
 
@@ -18,15 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import skip_init
+from torch.utils.checkpoint import checkpoint
 
 from gruppo.data import Inputs
 from gruppo.policies import folder as hf
 from gruppo.policies.base import Transformer
 from gruppo.policies.cache import Cache, Kept, Step, new_cache
-from gruppo.policies.folder import TinyConfig
 from gruppo.policies.layout import Layout, layout_of
 from gruppo.policies.lora import merged_state
-from gruppo.policies.scores import Head
+from gruppo.policies.rope import tables
+from gruppo.policies.scores import Head, scores
+from gruppo.policies.shape import TinyConfig
 from gruppo.policies.tokenizer import CharTokenizer
 
 
@@ -79,9 +82,9 @@ def _kernels(device: torch.device) -> AbstractContextManager[object]:
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
+def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     # skip_init: PyTorch's own initialisation would draw from the global generator.
-    return cast(nn.Linear, skip_init(nn.Linear, inputs, outputs, bias=False))
+    return cast(nn.Linear, skip_init(nn.Linear, inputs, outputs, bias=bias))
 
 
 class RMSNorm(nn.Module):
@@ -96,15 +99,21 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        self.dh, self.heads, self.kv_heads = config.dim // config.heads, config.heads, config.kv_heads or config.heads
-        self.q_proj = _linear(config.dim, config.dim)
-        self.k_proj = _linear(config.dim, self.kv_heads * self.dh)
-        self.v_proj = _linear(config.dim, self.kv_heads * self.dh)
-        self.o_proj = _linear(config.dim, config.dim)
+        self.dh, self.heads, self.kv_heads = config.head_dim, config.heads, config.kv_heads
+        wide, narrow = self.heads * self.dh, self.kv_heads * self.dh
+        self.q_proj = _linear(config.dim, wide, config.qkv_bias)
+        self.k_proj = _linear(config.dim, narrow, config.qkv_bias)
+        self.v_proj = _linear(config.dim, narrow, config.qkv_bias)
+        self.o_proj = _linear(wide, config.dim, config.o_bias)
+        self.q_norm = RMSNorm(self.dh, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.dh, config.norm_eps) if config.qk_norm else None
 
     def forward(self, x_XD: Tensor, rotary: Rotary, past: Packed | Cached, layer: int) -> Tensor:
-        q_XD = rotary.turn(self.q_proj(x_XD).unflatten(-1, (self.heads, self.dh))).flatten(1)
-        k_XD = rotary.turn(self.k_proj(x_XD).unflatten(-1, (self.kv_heads, self.dh))).flatten(1)
+        q_XHd = self.q_proj(x_XD).unflatten(-1, (self.heads, self.dh))
+        k_XHd = self.k_proj(x_XD).unflatten(-1, (self.kv_heads, self.dh))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_XHd, k_XHd = self.q_norm(q_XHd), self.k_norm(k_XHd)
+        q_XD, k_XD = rotary.turn(q_XHd).flatten(1), rotary.turn(k_XHd).flatten(1)
         with _kernels(x_XD.device):
             return self.o_proj(past.attend(self._sdpa, layer, q_XD, k_XD, self.v_proj(x_XD)))
 
@@ -118,9 +127,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        self.gate_proj = _linear(config.dim, config.ffn)
-        self.up_proj = _linear(config.dim, config.ffn)
-        self.down_proj = _linear(config.ffn, config.dim)
+        self.gate_proj = _linear(config.dim, config.ffn, config.mlp_bias)
+        self.up_proj = _linear(config.dim, config.ffn, config.mlp_bias)
+        self.down_proj = _linear(config.ffn, config.dim, config.mlp_bias)
 
     def forward(self, x_XD: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x_XD)) * self.up_proj(x_XD))
@@ -148,35 +157,57 @@ class Trunk(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
 
-class TinyTransformer(Transformer):
-    """A Llama with Hugging Face's parameter names. Weights start as normal(0, 0.02), from the seed alone."""
+class OwnHead(Head):
+    """A head with weights of its own, for embeddings that are not tied."""
 
-    def __init__(self, config: TinyConfig | None = None, seed: int = 0) -> None:
+    def __init__(self, config: TinyConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.vocab, config.dim))
+
+    def forward(self, hidden_XD: Tensor) -> Tensor:
+        return scores(hidden_XD, self.weight)
+
+
+class TinyTransformer(Transformer):
+    """Hugging Face's parameter names. Weights start as normal(0, 0.02) and biases as 0, from the seed alone.
+
+    Without a seed they are whatever was in memory, for a caller who loads others.
+    """
+
+    checkpointing = False  # blocks are computed again in the backward pass
+
+    def __init__(self, config: TinyConfig | None = None, seed: int | None = 0) -> None:
         super().__init__()
         self.config = config = config or TinyConfig()
         self.dim, self.vocab, self.layers, self.context = config.dim, config.vocab, config.layers, config.context
         self.model = Trunk(config)
-        self.lm_head = Head()
+        self.lm_head = Head() if config.tied else OwnHead(config)
         self.files: dict[str, dict[str, Any]] = {}  # JSON files of the folder it was loaded from, to be saved again
-        half = config.dim // config.heads // 2
-        turn_R = config.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
-        angle_PR = torch.arange(config.context, dtype=torch.float64)[:, None] * turn_R
-        cos, sin = angle_PR.cos(), angle_PR.sin()
-        self.register_buffer("rope_cos", torch.cat([cos, cos], -1).float(), persistent=False)
-        self.register_buffer("rope_sin", torch.cat([-sin, sin], -1).float(), persistent=False)
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for w in self.parameters():
-                if w.dim() > 1:
-                    w.normal_(0.0, 0.02, generator=generator)
+        cos_PD, sin_PD = tables(config.context, config.head_dim, config.rope_base, config.rope)
+        self.register_buffer("rope_cos", cos_PD, persistent=False)
+        self.register_buffer("rope_sin", sin_PD, persistent=False)
+        if seed is not None:
+            self._draw(torch.Generator().manual_seed(seed))
+
+    @torch.no_grad()
+    def _draw(self, generator: torch.Generator) -> None:
+        for name, w in self.named_parameters():
+            if w.dim() > 1:
+                w.normal_(0.0, 0.02, generator=generator)
+            elif name.endswith(".bias"):
+                w.zero_()
 
     @property
     def trunk(self) -> nn.Module:
         return self.model
 
     @property
-    def output(self) -> nn.Embedding:
-        return self.model.embed_tokens
+    def output(self) -> nn.Embedding | OwnHead:
+        return self.model.embed_tokens if self.config.tied else cast(OwnHead, self.lm_head)
+
+    @property
+    def head(self) -> Head:
+        return super().head if self.config.tied else self.lm_head
 
     @property
     def device(self) -> torch.device:
@@ -197,15 +228,19 @@ class TinyTransformer(Transformer):
             past = Packed(layout_of(inputs, self.context, x_XD.dtype), keep)
         rotary = self._rotary(inputs.pos_M)
         states = {0: x_XD} if 0 in collect else {}
+        again = self.checkpointing and torch.is_grad_enabled() and isinstance(past, Packed) and keep is None
         for layer, block in enumerate(self.model.layers):
-            x_XD = block(x_XD, rotary, past, layer)
+            if again:  # nothing in a block is random
+                x_XD = checkpoint(block, x_XD, rotary, past, layer, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_XD = block(x_XD, rotary, past, layer)
             if layer + 1 in collect:
                 states[layer + 1] = x_XD
         return self.model.norm(x_XD), {layer: states[layer] for layer in collect}
 
     def cache(self, rows: int, span: int) -> Cache:
-        dh, heads = self.dim // self.config.heads, self.config.kv_heads or self.config.heads
-        return new_cache(self.layers, rows, span, heads * dh, like=self.model.embed_tokens.weight)
+        width = self.config.kv_heads * self.config.head_dim
+        return new_cache(self.layers, rows, span, width, like=self.model.embed_tokens.weight)
 
     # folders
 
@@ -228,9 +263,15 @@ class TinyTransformer(Transformer):
     def load(
         cls, folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> "TinyTransformer":
-        """Read a folder written by `save`, or by transformers for a Llama with tied embeddings."""
+        """Read a folder written by `save`, or by transformers for a model of the same shape."""
         config, weights, files = hf.read(folder)
-        policy = cls(config).to(device=device, dtype=dtype)
-        policy.load_state_dict(hf.cast(weights, dtype, device))
+        policy = cls(config, seed=None)
+        for p in policy.parameters():  # not converted: there is nothing in them yet
+            p.data = torch.empty_like(p, dtype=dtype, device=device)
+        policy.to(device=device, dtype=dtype)
+        mine = policy.state_dict()
+        if odd := [n for n, w in mine.items() if n not in weights or weights[n].shape != w.shape]:
+            hf.refuse_incomplete(str(folder), odd)
+        policy.load_state_dict({name: weights[name] for name in mine})
         policy.files = files
         return policy

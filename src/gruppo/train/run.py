@@ -52,6 +52,8 @@ class Run:
         m = config.model
         self.tokenizer = load_tokenizer(m.name)
         policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
+        if policy.fallback:
+            self.say(policy.fallback)
         longest = config.sampling.max_tokens or most_tokens(self.tasks, self.tokenizer, policy.context)
         self.sampling = replace(config.sampling, max_tokens=longest)
         if self.tasks.notes:
