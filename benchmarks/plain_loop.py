@@ -15,6 +15,7 @@ import copy
 import gc
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from gruppo.data import pack, single_turn
 from gruppo.engines import NativeEngine
 from gruppo.engines.base import Request, complete
 from gruppo.methods import method
-from gruppo.policies.hf import HFPolicy
+from gruppo.policies import load_policy
 from gruppo.stages import Context
 from gruppo.train.learner import Learner, OptimConfig
 
@@ -100,12 +101,20 @@ def plain_step(model: Any, optimiser: torch.optim.Optimizer, work: Work) -> dict
     return parts.seconds
 
 
+def own_policy(model: Any) -> Any:
+    """The model as a run would load it from its folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        policy = load_policy(folder, model.dtype, model.device)
+    return policy.train()
+
+
 class Gruppo:
     """The engine, the packing, the credit and the learner of a run, without tokenizer, task and judge."""
 
     def __init__(self, model: Any, work: Work) -> None:
         self.method = method("grpo").but(penalties=())
-        self.policy, self.work, self.done = HFPolicy(model, "random"), work, 0
+        self.policy, self.work, self.done = own_policy(model), work, 0
         self.engine = NativeEngine({"policy": self.policy}, eos=None)
         optim = OptimConfig(lr=LR, beta1=BETAS[0], beta2=BETAS[1], clip_norm=CLIP, micro_tokens=MICRO_TOKENS)
         self.learner = Learner(self.method, {"policy": self.policy}, optim)

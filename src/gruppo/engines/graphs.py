@@ -17,13 +17,14 @@ from gruppo.policies.scores import scores
 
 def stacked(modules: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Weights and biases of several linear layers as one matrix, stored once: the layers become views of it."""
-    return _stacked([m.weight for m in modules]), _stacked([m.bias for m in modules if m.bias is not None] or None)
+    biases = [m.bias for m in modules if m.bias is not None]
+    return _stacked([m.weight for m in modules]), _stacked(biases) if biases else None
 
 
 @torch.no_grad()
-def _stacked(parts: list[nn.Parameter] | None) -> Any:
-    if parts is None or len(parts) == 1:
-        return None if parts is None else parts[0].data
+def _stacked(parts: list[Any]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0].data
     first, size = parts[0].data, 0
     for p in parts:  # already one after another in one storage?
         adjacent = p.data_ptr() == first.data_ptr() + size * first.element_size()
@@ -75,6 +76,7 @@ class Decoder:
 
     def __init__(self, model: Any, pool: Pool, rows: int, window: int) -> None:
         self.model, self.pool, self.rows = model, pool, rows
+        self.owner: object = None  # whose rows these are
         config, device = model.config, model.device
         dim = pool.kv.shape[-1]
         self.heads = Heads(config.heads, pool.kv.shape[3], dim, config.norm_eps)
@@ -94,10 +96,15 @@ class Decoder:
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self.memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """Where the weights are: graphs read them there."""
+        self._weights = self._where()
+
+    def _where(self) -> tuple[int, ...]:
         return tuple(p.data_ptr() for p in self.model.parameters())
+
+    @property
+    def valid(self) -> bool:
+        """Whether the weights are still where the graphs read them."""
+        return self._where() == self._weights
 
     def forward(self, n: int) -> Tensor:
         """Logits after the next token of the first n rows."""

@@ -12,12 +12,15 @@ import torch
 from torch import nn
 
 from gruppo.engines.base import Completion, Ints, Reals, Request, check, check_ids
+from gruppo.engines.graphs import Decoder
+from gruppo.engines.paged import PagedStream, can_page, decoder_of
 from gruppo.engines.stream import Stream
 from gruppo.policies.base import Incremental, Policy
 from gruppo.policies.layout import cuts, packed
 from gruppo.policies.lora import Unadapted
 from gruppo.policies.memory import free_memory, out_of_memory
 
+GPU_ROWS = 512  # rows at once on a GPU
 HEAD_CELLS = 1 << 24  # logits that `score` holds at once
 
 
@@ -51,6 +54,7 @@ class NativeEngine:
         self.eos = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
         self.max_rows, self.prefill_tokens, self.say = max_rows, prefill_tokens, say
         self.version = 0
+        self.decoders: dict[str, Decoder] = {}  # on a GPU, by role
         self.prefilled = self.decoded = self.sampled = 0
 
     def _model(self, role: str) -> Incremental:
@@ -81,26 +85,40 @@ class NativeEngine:
     ) -> AsyncIterator[tuple[int, Completion]]:
         """Like `generate`, for one role. When memory runs out it ends early, and later streams have fewer rows."""
         model, index = self._model(role), list(requests)
-        stream = Stream(model, list(requests.values()), self.max_rows, self.eos, version, self.prefill_tokens)
+        stream = self._opened(role, model, list(requests.values()), version)
+        try:
+            async for i, completion in self._run(stream, version):
+                yield index[i], completion
+        finally:  # also if the caller goes away
+            stream.close()
+
+    async def _run(self, stream: "Stream | PagedStream", version: int) -> AsyncIterator[tuple[int, Completion]]:
         while stream.busy:
             # Not around the yield: the consumer must see its own grad mode and training mode. Nor at every token:
             # switching the mode of many modules takes a twentieth of the time of a token.
             try:
-                with _evaluating(model):
+                with _evaluating(stream.model):
                     ended = await self._until_one_ends(stream, version)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
                 ended = None
             if ended is None:
-                del stream
-                self._smaller(len(index))
+                stream.close()
+                self._smaller(len(stream.requests))
                 return
             for i, completion in ended:
                 self.sampled += len(completion.ids)
-                yield index[i], completion
+                yield i, completion
 
-    async def _until_one_ends(self, stream: Stream, version: int) -> list[tuple[int, Completion]]:
+    def _opened(self, role: str, model: Incremental, requests: list[Request], version: int) -> "Stream | PagedStream":
+        if not can_page(model):
+            return Stream(model, requests, self.max_rows, self.eos, version, self.prefill_tokens)
+        rows = min(self.max_rows, GPU_ROWS)
+        decoder = self.decoders[role] = decoder_of(model, requests, rows, self.decoders.pop(role, None))
+        return PagedStream(decoder, requests, self.eos, version, self.prefill_tokens)
+
+    async def _until_one_ends(self, stream: "Stream | PagedStream", version: int) -> list[tuple[int, Completion]]:
         """Sample tokens until some rows finish; returns those."""
         while stream.busy:
             if self.version != version:

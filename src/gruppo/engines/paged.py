@@ -15,7 +15,11 @@ from gruppo.engines.sampling import draw, settings_of
 from gruppo.engines.stream import FORKED, not_finite
 from gruppo.kernels.attention import PAGE
 from gruppo.kernels.draw import draw_token
+from gruppo.kernels.language import runs_on
 from gruppo.policies.layout import cuts, packed
+from gruppo.policies.lora import has_adapter
+from gruppo.policies.memory import free_memory
+from gruppo.policies.tiny import TinyTransformer
 
 # Tokens between two looks of the host at the GPU. A row that ends in between computes the rest for nothing: 3.5 tokens
 # on average, of 256.
@@ -154,8 +158,9 @@ class PagedStream:
         d, n = self.decoder, len(self.pages)
         d.count.zero_()
         d.lost.zero_()
-        if not self.moved:
+        if not self.moved and d.owner is self:
             return
+        d.owner = self
         newest = self.ids_nT[self.req_B, self.count_B - 1]
         state = self._tensor(np.stack([newest, self.pos_B, self.req_B]))
         d.pos.zero_()
@@ -229,7 +234,8 @@ class PagedStream:
 
     def _completion(self, i: int, length: int, stopped: bool) -> Completion:
         if self.record is not None:
-            return self.record.completions(*(np.array([x]) for x in (i, length, stopped)), self.version)[0][1]
+            one = np.array([i]), np.array([length]), np.array([stopped])
+            return self.record.completions(*one, self.version)[0][1]
         return Completion(
             ids=self.ids_nT[i, :length].copy(),
             logp=self.logp_nT[i, :length].copy(),
@@ -249,9 +255,25 @@ class Prefix:
     logits_V: Tensor
 
 
-def pool_of(model: Any, pages: int) -> Pool:
-    config = model.config
-    heads = config.kv_heads or config.heads
-    dim = getattr(config, "head_dim", 0) or config.dim // config.heads
-    weight = model.model.embed_tokens.weight
-    return Pool(len(model.model.layers), pages, heads, dim, weight.dtype, weight.device)
+SHARE = 0.3  # of the free memory of the GPU that keys and values may take
+
+
+def can_page(model: Any) -> bool:
+    """Whether the fast path knows this model: our own transformer on a GPU, without an adapter."""
+    ours = isinstance(model, TinyTransformer) and not has_adapter(model)
+    return ours and model.device.type == "cuda" and runs_on(model.output.weight) and model.config.head_dim <= 256
+
+
+def decoder_of(model: Any, requests: list[Request], rows: int, old: Decoder | None) -> Decoder:
+    """The decoder of a model: the old one if these requests fit into it, else one with a larger pool."""
+    longest = max(pages_for(len(r.prefix) + r.max_tokens) + pages_for(len(r.prefix)) for r in requests)
+    if old is not None and old.valid and longest < len(old.pool.users):
+        return old
+    config, weight = model.config, model.model.embed_tokens.weight
+    page = 2 * model.layers * config.kv_heads * config.head_dim * PAGE * weight.element_size()
+    del old
+    free_memory()
+    free = torch.cuda.mem_get_info(weight.device)[0] if weight.is_cuda else 1 << 30
+    pages = max(min(rows * longest + 1, int(SHARE * free) // page), longest + 1)
+    pool = Pool(model.layers, pages, config.kv_heads, config.head_dim, weight.dtype, weight.device)
+    return Decoder(model, pool, rows, WINDOW)

@@ -38,9 +38,9 @@ class Prefixes:
 
 def not_finite(lost: int, rows: int) -> NotFinite:
     return NotFinite(
-        f"the logits of {lost} of {rows} answers are not finite, so no token can be drawn: the weights of the model have "
-        "left the range of numbers. Lower optim.lr, and go on from a checkpoint before this step; if no step was taken "
-        "yet, use another model."
+        f"the logits of {lost} of {rows} answers are not finite, so no token can be drawn: the weights of the model "
+        "have left the range of numbers. Lower optim.lr, and go on from a checkpoint before this step; if no step was "
+        "taken yet, use another model."
     )
 
 
@@ -84,6 +84,10 @@ class Stream:
     @property
     def busy(self) -> bool:
         return len(self.queue) + len(self.row_req) > 0
+
+    def close(self) -> None:
+        """Free its memory."""
+        self.cache = self.waiting = None
 
     def step(self) -> list[tuple[int, Completion]]:
         """Sample one token for every live row; returns the completions that finish with it."""

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 try:
-    import triton
-    import triton.language as tl
+    import triton  # type: ignore[import-not-found]
+    import triton.language as tl  # type: ignore[import-not-found]
 except ImportError:
     triton: Any = None
     tl: Any = None

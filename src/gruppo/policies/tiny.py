@@ -31,6 +31,7 @@ from gruppo.policies.rope import tables
 from gruppo.policies.scores import Head, scores
 from gruppo.policies.shape import TinyConfig
 from gruppo.policies.tokenizer import CharTokenizer
+from gruppo.policies.varlen import Varlen, can_flash, varlen_of
 
 
 class Rotary(NamedTuple):
@@ -108,7 +109,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.dh, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.dh, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x_XD: Tensor, rotary: Rotary, past: Packed | Cached, layer: int) -> Tensor:
+    def forward(self, x_XD: Tensor, rotary: Rotary, past: Packed | Varlen | Cached, layer: int) -> Tensor:
         q_XHd = self.q_proj(x_XD).unflatten(-1, (self.heads, self.dh))
         k_XHd = self.k_proj(x_XD).unflatten(-1, (self.kv_heads, self.dh))
         if self.q_norm is not None and self.k_norm is not None:
@@ -143,7 +144,7 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x_XD: Tensor, rotary: Rotary, past: Packed | Cached, layer: int) -> Tensor:
+    def forward(self, x_XD: Tensor, rotary: Rotary, past: Packed | Varlen | Cached, layer: int) -> Tensor:
         x_XD = x_XD + self.self_attn(self.input_layernorm(x_XD), rotary, past, layer)
         return x_XD + self.mlp(self.post_attention_layernorm(x_XD))
 
@@ -174,6 +175,7 @@ class TinyTransformer(Transformer):
     Without a seed they are whatever was in memory, for a caller who loads others.
     """
 
+    plain_head = True  # logits are hidden states times `output.weight`, and nothing else
     checkpointing = False  # blocks are computed again in the backward pass
 
     def __init__(self, config: TinyConfig | None = None, seed: int | None = 0) -> None:
@@ -224,11 +226,13 @@ class TinyTransformer(Transformer):
         x_XD = self.model.embed_tokens(inputs.ids_M)
         if isinstance(inputs, Step):
             past = Cached(inputs, inputs.mask(x_XD.dtype))
+        elif can_flash(x_XD, self.config.head_dim):
+            past = varlen_of(inputs, self.context, keep)
         else:
             past = Packed(layout_of(inputs, self.context, x_XD.dtype), keep)
         rotary = self._rotary(inputs.pos_M)
         states = {0: x_XD} if 0 in collect else {}
-        again = self.checkpointing and torch.is_grad_enabled() and isinstance(past, Packed) and keep is None
+        again = self.checkpointing and torch.is_grad_enabled() and not isinstance(past, Cached) and keep is None
         for layer, block in enumerate(self.model.layers):
             if again:  # nothing in a block is random
                 x_XD = checkpoint(block, x_XD, rotary, past, layer, use_reentrant=False, preserve_rng_state=False)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gruppo.data import Batch, Inputs, Key, gather, scan
+from gruppo.kernels.logprob import logprob
 from gruppo.stages.readouts import READOUTS, Chunk, Need
 
 # Logits held at once: 32 MB in float32 on a CPU, near the size of its cache; 1 GB on a GPU, to fill its kernels.
@@ -143,6 +144,10 @@ def _read(
         own = next(iter(compared.values()), own)  # so that they share one log-softmax
         return tuple(READOUTS[n.readout].read(compared.get(n.against, own), **dict(n.params)) for n in needs)
 
+    if _fast(model, batch, needs):
+        heat_N = torch.where(heat > 0, heat, torch.ones_like(heat))
+        logp, entropy = logprob(states.at(position), model.output.weight, token, heat_N)
+        return [logp if n.readout == "logp" else entropy for n in needs]
     size = max(1, CHUNK_NUMBERS.get(batch.device.type, 1 << 23) // max(int(model.vocab), 1))
     if len(position) <= size:
         return list(chunk(states.at(position), 0, len(position)))
@@ -152,6 +157,12 @@ def _read(
         piece = states.at(position[a:b])
         parts.append(checkpoint(chunk, piece, a, b, use_reentrant=False) if grad else chunk(piece, a, b))  # type: ignore[arg-type]
     return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def _fast(model: Any, batch: Batch, needs: Sequence[Need]) -> bool:
+    """Whether one kernel gives all of this: log-probabilities and entropies of whole distributions, on a GPU."""
+    plain = all(n.readout in ("logp", "entropy") and not n.params and not n.against for n in needs)
+    return plain and batch.device.type == "cuda" and batch.allowed is None and getattr(model, "plain_head", False)
 
 
 def _pool(batch: Batch, inputs: Inputs, n: Need, states: States, layer: int) -> Tensor:
