@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gruppo.engines.pages import Pool, pages_for
 from gruppo.kernels.attention import Heads, Rope, attend
-from gruppo.kernels.draw import draw_token
+from gruppo.kernels.draw import advance, draw_token
 from gruppo.kernels.norm import add_norm
 from gruppo.kernels.swiglu import swiglu
 from gruppo.policies.scores import scores
@@ -70,8 +70,9 @@ class Layer:
 class Decoder:
     """Decodes the first n of at most `rows` rows. Its state is on the GPU; a graph reads and writes it in place.
 
-    token, pos    of the token that goes in next; key, heat: of the draw; table: the pages of each row
-    count         tokens drawn since `count` was set to 0; they are in `ids` and `logp`, at most `window` of them
+    state   token and position of what goes in next, and the key of the draw; `heat` is its temperature
+    table   the pages of each row
+    out     what was drawn since `count` was 0: at most `window` ids, their log-probabilities, and lost draws
     """
 
     def __init__(self, model: Any, pool: Pool, rows: int, window: int) -> None:
@@ -84,14 +85,13 @@ class Decoder:
         self.layers = [Layer.of(b) for b in model.model.layers]
         self.norm, self.eps = model.model.norm.weight.data, config.norm_eps
         self.embed, self.head = model.model.embed_tokens.weight.data, model.output.weight.data
-        whole = {"dtype": torch.int64, "device": device}
-        self.token, self.pos, self.key, self.count = (torch.zeros(rows, **whole) for _ in range(4))
+        self.state = torch.zeros(3, rows, dtype=torch.int64, device=device)
+        self.count = torch.zeros(rows, dtype=torch.int64, device=device)
         self.heat = torch.ones(rows, device=device)
         # One page more than a row can have: it may go on for some tokens after its end.
         self.table = torch.zeros(rows, pages_for(model.context) + 1, dtype=torch.int32, device=device)
-        self.ids = torch.zeros(rows, window, **whole)
-        self.logp = torch.zeros(rows, window, device=device)
-        self.lost = torch.zeros(rows, dtype=torch.bool, device=device)
+        # All in one table, which takes one copy to the host; float64 holds ids and log-probabilities exactly.
+        self.out = torch.zeros(rows, 2 * window + 1, dtype=torch.float64, device=device)
         self.logits_RV: Tensor | None = None
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self.memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -108,11 +108,11 @@ class Decoder:
 
     def forward(self, n: int) -> Tensor:
         """Logits after the next token of the first n rows."""
-        x_BD, y_BD = F.embedding(self.token[:n], self.embed), None
+        x_BD, y_BD = F.embedding(self.state[0, :n], self.embed), None
         for i, layer in enumerate(self.layers):
             x_BD, h_BD = add_norm(x_BD, y_BD, layer.norm_1, self.eps)
             qkv_BX, (keys, values) = F.linear(h_BD, *layer.qkv), self.pool.kv[i]
-            place = (self.pos[:n], self.table[:n], keys, values)
+            place = (self.state[1, :n], self.table[:n], keys, values)
             y_BD = F.linear(attend(qkv_BX, self.heads, self.rope, layer.qk_norms, *place), *layer.o)
             x_BD, h_BD = add_norm(x_BD, y_BD, layer.norm_2, self.eps)
             y_BD = F.linear(swiglu(F.linear(h_BD, *layer.gate_up)), *layer.down)
@@ -120,15 +120,9 @@ class Decoder:
 
     def drawn(self, n: int) -> None:
         """A step with its draw; the token drawn goes in next."""
-        logits_BV = self.forward(n)
-        token_B, logp_B, lost_B = draw_token(logits_BV, self.heat[:n], self.key[:n], self.pos[:n] + 1)
-        count_B1 = self.count[:n, None]
-        self.ids[:n].scatter_(1, count_B1, token_B[:, None])
-        self.logp[:n].scatter_(1, count_B1, logp_B[:, None])
-        self.lost[:n] |= lost_B
-        self.token[:n] = token_B
-        self.pos[:n] = (self.pos[:n] + 1).clamp(max=self.model.context - 1)
-        self.count[:n] += 1
+        _, pos, key = self.state[:, :n]
+        drawn = draw_token(self.forward(n), self.heat[:n], key, pos + 1)
+        advance(*drawn, self.state, self.count, self.out, self.model.context - 1)
 
     def step(self, live: int, draw: bool) -> Tensor | None:
         """A step of the live rows, by the graph of the next larger number. Without a draw the logits are returned."""
@@ -141,7 +135,7 @@ class Decoder:
         return None if draw or self.logits_RV is None else self.logits_RV[:live]
 
     def _capture(self, n: int, draw: bool) -> torch.cuda.CUDAGraph:
-        kept = [x.clone() for x in (self.token, self.pos, self.count, self.ids, self.logp, self.lost)]
+        kept = [x.clone() for x in (self.state, self.count, self.out)]
         if not draw and self.logits_RV is None:
             self.logits_RV = torch.empty(self.rows, len(self.head), device=self.embed.device)
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -151,7 +145,7 @@ class Decoder:
         torch.cuda.current_stream().wait_stream(side)
         with torch.cuda.graph(graph, pool=self.memory):
             self._once(n, draw)
-        for x, before in zip((self.token, self.pos, self.count, self.ids, self.logp, self.lost), kept, strict=True):
+        for x, before in zip((self.state, self.count, self.out), kept, strict=True):
             x.copy_(before)
         return graph
 

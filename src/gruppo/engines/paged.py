@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gruppo.engines.base import Completion, Request
@@ -20,6 +21,8 @@ from gruppo.policies.layout import cuts, packed
 from gruppo.policies.lora import has_adapter
 from gruppo.policies.memory import free_memory
 from gruppo.policies.tiny import TinyTransformer
+
+Floats = NDArray[Any]
 
 # Tokens between two looks of the host at the GPU. A row that ends in between computes the rest for nothing: 3.5 tokens
 # on average, of 256.
@@ -45,6 +48,8 @@ class PagedStream:
         self.prefixes: dict[int, Prefix] = {}
         self.settings = settings_of(requests, eos, self.device)
         self.stop_nS = self.settings.stop_BS.cpu().numpy()
+        self.key_n = self.settings.key_B.cpu().numpy()
+        self.heat_n = self.settings.temperature_B.float().cpu().numpy()
         self.limit_n = np.array([r.max_tokens for r in requests])
         # Truncated draws and reports of likely ids need all logits: they are drawn outside of the graph.
         plain = not self.settings.truncates and not any(r.topk_logprobs for r in requests)
@@ -55,6 +60,8 @@ class PagedStream:
         # of live rows: the request, the position of its newest token, how many tokens it has, its pages
         self.req_B, self.pos_B, self.count_B = (np.zeros(0, np.int64) for _ in range(3))
         self.pages: list[list[int]] = []
+        wide = max((pages_for(len(r.prefix) + r.max_tokens) for r in requests), default=0)
+        self.table_BP = np.zeros((0, wide), np.int32)
         self.moved = True  # the rows are not those that the decoder has
         self.prefilled = self.decoded = 0
 
@@ -93,7 +100,12 @@ class PagedStream:
         self.queue = self.queue[len(new) :]
         self._prefill(new)
         logits_BV = torch.stack([self.prefixes[self.prefix_n[i]].logits_V for i in new])
-        self.pages += self._pages_of(new)
+        pages = self._pages_of(new)
+        self.pages += pages
+        table = np.full((len(new), self.table_BP.shape[1]), SCRATCH, np.int32)
+        for row, mine in zip(table, pages, strict=True):
+            row[: len(mine)] = mine
+        self.table_BP = np.concatenate([self.table_BP, table])
         left = {self.prefix_n[i] for i in self.queue[:1]}
         for u in [u for u in self.prefixes if u not in left]:
             self.pool.drop(self.prefixes.pop(u).pages)
@@ -157,22 +169,18 @@ class PagedStream:
         """The rows to the GPU, if they have changed. Those beyond them write into the scratch page."""
         d, n = self.decoder, len(self.pages)
         d.count.zero_()
-        d.lost.zero_()
+        d.out.zero_()
         if not self.moved and d.owner is self:
             return
-        d.owner = self
+        d.owner, self.moved = self, False
         newest = self.ids_nT[self.req_B, self.count_B - 1]
-        state = self._tensor(np.stack([newest, self.pos_B, self.req_B]))
-        d.pos.zero_()
-        d.token[:n], d.pos[:n] = state[0], state[1]
-        d.key[:n], d.heat[:n] = self.settings.key_B[state[2]], self.settings.temperature_B[state[2]].float()
-        wide = max(map(len, self.pages))
-        table = np.full((n, wide), SCRATCH, np.int32)
-        for row, pages in zip(table, self.pages, strict=True):
-            row[: len(pages)] = pages
-        d.table.zero_()
-        d.table[:n, :wide] = self._tensor(table)
-        self.moved = False
+        d.state[:, :n] = self._tensor(np.stack([newest, self.pos_B, self.key_n[self.req_B]]))
+        d.heat[:n] = self._tensor(self.heat_n[self.req_B])
+        wide = self.table_BP.shape[1]
+        d.table[:n, :wide] = self._tensor(self.table_BP)
+        d.table[:n, wide:].zero_()
+        d.table[n:].zero_()
+        d.state[1, n:].zero_()
 
     def _window(self) -> list[tuple[int, Completion]]:
         """Some tokens of every row, drawn in the graph."""
@@ -183,7 +191,8 @@ class PagedStream:
             d.step(n, draw=True)
         self.decoded += n * steps
         self.pos_B += steps
-        return self._take(d.ids[:n, :steps], d.logp[:n, :steps], d.lost[:n])
+        out = d.out[:n].cpu().numpy()
+        return self._take(out[:, :steps].astype(np.int64), out[:, WINDOW : WINDOW + steps], out[:, -1])
 
     def _single(self) -> list[tuple[int, Completion]]:
         """One token of every row, from logits."""
@@ -205,11 +214,11 @@ class PagedStream:
             token_B, logp_B, lost_B = drawn.token_B, drawn.logp_B, drawn.lost_B
             self.record.write(self.req_B[first:], self.count_B[first:], drawn)
         self.pos_B[first:] += 1
-        return self._take(token_B[:, None], logp_B[:, None], lost_B, first)
+        ids, logp, lost = (x.cpu().numpy() for x in (token_B, logp_B, lost_B))
+        return self._take(ids[:, None], logp[:, None], lost, first)
 
-    def _take(self, ids_BW: Tensor, logp_BW: Tensor, lost_B: Tensor, first: int = 0) -> list[tuple[int, Completion]]:
+    def _take(self, ids: Floats, logp: Floats, lost: Floats, first: int = 0) -> list[tuple[int, Completion]]:
         """New tokens of the rows from `first` on; rows that end within them become completions."""
-        ids, logp, lost = ids_BW.cpu().numpy(), logp_BW.cpu().numpy(), lost_B.cpu().numpy()
         if lost.any():
             raise not_finite(int(lost.sum()), len(lost))
         req, count = self.req_B[first:], self.count_B[first:]
@@ -230,6 +239,7 @@ class PagedStream:
         for b in rows[::-1]:
             self.pool.drop(self.pages.pop(int(b)))
         self.req_B, self.pos_B, self.count_B = (np.delete(x, rows) for x in (self.req_B, self.pos_B, self.count_B))
+        self.table_BP = np.delete(self.table_BP, rows, 0)
         self.moved = True
 
     def _completion(self, i: int, length: int, stopped: bool) -> Completion:

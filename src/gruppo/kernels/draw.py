@@ -48,6 +48,39 @@ def draw_token(logits_BV: Tensor, heat_B: Tensor, key_B: Tensor, pos_B: Tensor) 
     return token_B, logp_B, lost_B
 
 
+def advance(
+    token_B: Tensor, logp_B: Tensor, lost_B: Tensor, state_3R: Tensor, count_R: Tensor, out_RX: Tensor, last: int
+) -> None:
+    """Write what was drawn into `out_RX` at column `count`, and make it the token that goes in next.
+
+    state_3R  token, position and key of each row      out_RX  W ids, W log-probabilities, and whether a draw was lost
+    last      the largest position
+    """
+    n, window = len(token_B), (out_RX.shape[1] - 1) // 2
+    if runs_on(token_B):
+        _advance[(n,)](token_B, logp_B, lost_B, state_3R, count_R, out_RX, last, state_3R.shape[1], window, num_warps=1)
+        return
+    at_B1 = count_R[:n, None]
+    out_RX[:n].scatter_(1, at_B1, token_B[:, None].double())
+    out_RX[:n].scatter_(1, at_B1 + window, logp_B[:, None].double())
+    out_RX[:n, -1] += lost_B
+    state_3R[0, :n] = token_B
+    state_3R[1, :n] = (state_3R[1, :n] + 1).clamp(max=last)
+    count_R[:n] += 1
+
+
+@jit
+def _advance(token, logp, lost, state, count, out, last, ROWS: tl.constexpr, W: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at, line, id_ = tl.load(count + row), out + row * (2 * W + 1), tl.load(token + row)
+    tl.store(line + at, id_.to(tl.float64))
+    tl.store(line + W + at, tl.load(logp + row).to(tl.float64))
+    tl.store(line + 2 * W, tl.load(line + 2 * W) + tl.load(lost + row).to(tl.float64))
+    tl.store(state + row, id_)
+    tl.store(state + ROWS + row, tl.minimum(tl.load(state + ROWS + row) + 1, last))
+    tl.store(count + row, at + 1)
+
+
 @jit
 def _masses(logits, heat, most, mass, V: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)

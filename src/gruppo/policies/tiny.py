@@ -22,6 +22,8 @@ from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
 from gruppo.data import Inputs
+from gruppo.kernels.rope import turn
+from gruppo.kernels.swiglu import silu_times
 from gruppo.policies import folder as hf
 from gruppo.policies.base import Transformer
 from gruppo.policies.cache import Cache, Kept, Step, new_cache
@@ -42,7 +44,7 @@ class Rotary(NamedTuple):
 
     def turn(self, x_XHd: Tensor) -> Tensor:
         """RoPE (Su et al. 2021) on halves: (a, b) → (a cos - b sin, b cos + a sin)."""
-        return torch.addcmul(x_XHd * self.cos, x_XHd.roll(x_XHd.shape[-1] // 2, -1), self.sin)
+        return turn(x_XHd, self.cos, self.sin)
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class MLP(nn.Module):
         self.down_proj = _linear(config.ffn, config.dim, config.mlp_bias)
 
     def forward(self, x_XD: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_XD)) * self.up_proj(x_XD))
+        return self.down_proj(silu_times(self.gate_proj(x_XD), self.up_proj(x_XD)))
 
 
 class Block(nn.Module):

@@ -1,0 +1,57 @@
+"""Rotary positions with their gradient: (a, b) → (a cos − b sin, b cos + a sin) on halves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gruppo.kernels.language import jit, power_of_two, runs_on, tl
+
+
+def turn_plain(x_XHd: Tensor, cos_X1d: Tensor, sin_X1d: Tensor) -> Tensor:
+    return torch.addcmul(x_XHd * cos_X1d, x_XHd.roll(x_XHd.shape[-1] // 2, -1), sin_X1d)
+
+
+def turn(x_XHd: Tensor, cos_X1d: Tensor, sin_X1d: Tensor) -> Tensor:
+    """`sin_X1d` carries the sign of the half that it multiplies."""
+    if not (x_XHd.is_cuda and runs_on(x_XHd)):
+        return turn_plain(x_XHd, cos_X1d, sin_X1d)
+    return _Turn.apply(x_XHd, cos_X1d, sin_X1d)  # type: ignore[no-any-return]
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_XHd: Tensor, cos_X1d: Tensor, sin_X1d: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_X1d, sin_X1d)
+        return _turned(x_XHd, cos_X1d, sin_X1d, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad_XHd: Tensor) -> Any:  # type: ignore[override]
+        return _turned(grad_XHd, *ctx.saved_tensors, -1.0), None, None  # a rotation is undone by the opposite one
+
+
+def _turned(x_XHd: Tensor, cos_X1d: Tensor, sin_X1d: Tensor, sign: float) -> Tensor:
+    x_XHd = x_XHd.contiguous()
+    rows, heads, dim = x_XHd.shape
+    out = torch.empty_like(x_XHd)
+    size = power_of_two(dim)
+    each = max(min(power_of_two(heads), 1024 // size), 1)
+    _turn[(rows, -(-heads // each))](x_XHd, cos_X1d, sin_X1d, out, sign, heads, dim, size, each, num_warps=4)
+    return out
+
+
+@jit
+def _turn(
+    x, cos, sin, out, sign, HEADS: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, EACH: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    h, d = tl.program_id(1) * EACH + tl.arange(0, EACH), tl.arange(0, SIZE)
+    inside = (h < HEADS)[:, None] & (d < D)[None, :]
+    base = row * HEADS * D + h[:, None] * D
+    c = tl.load(cos + row * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+    s = tl.load(sin + row * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :] * sign
+    here = tl.load(x + base + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    there = tl.load(x + base + ((d + D // 2) % D)[None, :], mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + base + d[None, :], (here * c + there * s).to(out.dtype.element_ty), mask=inside)
