@@ -73,7 +73,7 @@ def test_a_window_limits_the_context(saved):
         ("mistral", {"sliding_window": None}, 64),
         ("mistral", {"max_position_embeddings": 8192, "sliding_window": ...}, 4096),
         ("qwen2", {"sliding_window": 16, "use_sliding_window": False}, 64),
-        ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "layer_types": ...}, 64),
+        ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "layer_types": ..., "max_window_layers": ...}, 64),
         ("qwen3", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1, "layer_types": ...}, 16),
     ]
     for shape, changed, context in cases:

@@ -101,6 +101,15 @@ def test_the_reference_of_a_lora_run_is_the_model_under_it():
         run.close()
 
 
+def test_a_run_says_once_when_it_uses_the_modules_of_transformers():
+    for family, times in (("granite", 1), ("llama_untied", 0)):
+        said: list[str] = []
+        config = RunConfig(model=ModelConfig(str(folder(family, family))), save=SaveConfig(tensorboard="no"))
+        Run(config, said.append).close()
+        sentences = [s for s in said if "runs on the modules of transformers: model_type='granite' is none of" in s]
+        assert len(sentences) == times
+
+
 # memory
 
 
