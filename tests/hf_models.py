@@ -80,3 +80,38 @@ def hf_folder(
     hf_model(family, vocab=len(tok), dtype=dtype, **fields).save_pretrained(folder)
     tok.save_pretrained(folder)
     return folder
+
+
+# Shapes that our own transformer computes
+
+SIZE = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+SIZE |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": 2}
+# With heads of 16 and 32 positions some frequencies are kept, some divided and some between the two.
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 32, "rope_theta": 10000.0}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True, "rms_norm_eps": 1e-2}),
+    "llama3": ("Llama", {"head_dim": 16, "rope_parameters": LLAMA3}),
+    "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}),
+    "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "qwen3": ("Qwen3", {"head_dim": 12, "rms_norm_eps": 1e-2}),
+    "qwen3_biases": ("Qwen3", {"head_dim": 6, "attention_bias": True, "tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"head_dim": 10, "sliding_window": 48}),
+}
+
+
+def random_model(shape: str, dtype: torch.dtype = torch.float32, **fields: Any) -> Any:
+    """A model of a shape. Norms and biases are random too: at 1 and 0 a forgotten one would not show."""
+    import transformers
+
+    kind, given = SHAPES[shape]
+    config = getattr(transformers, f"{kind}Config")(**SIZE | given | fields)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = 0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            p.copy_(noise + 1 if name.endswith("norm.weight") else noise)
+    return model

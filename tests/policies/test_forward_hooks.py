@@ -64,7 +64,7 @@ def hooked(request, make, hf_folder):
         return policy, policy, policy.model.layers
     pytest.importorskip("peft")
     adapted = request.param != "transformers"
-    folder = hf_folder("llama" if adapted else "qwen2")
+    folder = hf_folder("llama" if adapted else "granite")
     policy = load_policy(folder, lora=Lora(rank=2) if adapted else None)
     blocks = policy.model.layers if adapted else policy.model.model.layers
     return (Unadapted(policy) if request.param == "without its adapter" else policy), policy, blocks

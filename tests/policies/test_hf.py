@@ -15,7 +15,7 @@ from gruppo.data import Inputs
 from gruppo.data.prefix import prefix_nodes
 from gruppo.engines import NativeEngine, Request, complete, stream
 from gruppo.policies import Critic, Incremental, TinyTransformer, clone, load_policy, packed
-from gruppo.policies.hf import HFPolicy
+from gruppo.policies.hf import HFPolicy, load_hf
 
 CLOSE = {"rtol": 0, "atol": 1e-5}  # norms and angles are float32 inside transformers, whatever the weights
 LENGTHS = [9, 1, 30, 2, 9, 17]
@@ -192,12 +192,12 @@ def test_clone_and_critic(hf_model):
     assert critic.head(critic(inputs)[0]).shape == (len(inputs.ids_M), 1)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "granite", "gpt2"])
 def test_what_is_saved_transformers_loads(hf_folder, family, tmp_path):
     from transformers import AutoModelForCausalLM
 
     policy = load_policy(hf_folder(family))
-    assert isinstance(policy, TinyTransformer if family == "llama" else HFPolicy)
+    assert isinstance(policy, TinyTransformer if family in ("llama", "qwen2") else HFPolicy)
     with torch.no_grad():
         for p in policy.parameters():
             p.mul_(1.1)
@@ -211,7 +211,8 @@ def test_what_is_saved_transformers_loads(hf_folder, family, tmp_path):
 
 def test_both_ways_agree_on_a_llama(hf_folder):
     folder, sequences = hf_folder("llama", dtype=torch.float64), draws(LENGTHS)
-    own, general = load_policy(folder, torch.float64), load_policy(folder, torch.float64, checkpointing=True)
+    own = load_policy(folder, torch.float64)
+    general = load_hf(folder, "llama", {}, torch.float64, "cpu", checkpointing=False)
     assert isinstance(own, TinyTransformer) and isinstance(general, HFPolicy)
     one, other = (p.head(p(packed(sequences))[0]) for p in (own, general))
     torch.testing.assert_close(one, other, rtol=0, atol=1e-5)  # transformers keeps the angles in float32
@@ -261,7 +262,7 @@ def test_a_name_of_the_hub_without_a_network(monkeypatch):
 def test_without_transformers(hf_folder, monkeypatch):
     from gruppo.policies import load
 
-    folder = hf_folder("qwen2")
+    folder = hf_folder("granite")
     monkeypatch.setattr(load, "find_spec", lambda name: None)
     for load_it in (load.load_policy, load.load_tokenizer):
         with pytest.raises(ValueError, match=r"needs transformers, which is not installed. pip install 'gruppo\[hf\]'"):

@@ -23,7 +23,8 @@ from gruppo.policies import (
     packed,
 )
 
-FAMILY = pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])  # our own way, transformers', transposed weights
+# Our own transformer, also with biases and a head of its own; that of transformers, and transposed weights.
+FAMILY = pytest.mark.parametrize("family", ["llama", "qwen2", "granite", "gpt2"])
 SEQUENCES = draws([9, 3, 14])
 
 

@@ -21,7 +21,7 @@ from gruppo.tasks import load_task
 
 TALKS = [[{"role": "user", "content": text}] for text in ("hi", "12+34=", "What is 3 + 5?", "a\nb", "~", "7*6=")]
 # our own transformer, that of transformers, transposed weights
-FAMILY = pytest.mark.parametrize("family", ["llama", "llama_untied", "gpt2"])
+FAMILY = pytest.mark.parametrize("family", ["llama", "granite", "gpt2"])
 GREEDY = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
 
 

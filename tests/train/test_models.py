@@ -43,7 +43,7 @@ def logits(policy):
 
 
 @pytest.mark.parametrize("settings", [(), LORA, ("model.checkpointing=true", *LORA)], ids=["full", "lora", "frugal"])
-@pytest.mark.parametrize("family", ["llama", "llama_untied"])
+@pytest.mark.parametrize("family", ["llama_untied", "granite"])  # our own transformer, that of transformers
 def test_the_result_is_a_folder_that_transformers_loads(family, settings):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -65,9 +65,9 @@ def test_the_result_is_a_folder_that_transformers_loads(family, settings):
 
 
 @pytest.mark.parametrize("settings", [(), LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("method", ["grpo", "ppo"])
-def test_a_run_goes_on_exactly(method, settings):
-    model = folder("llama_untied")
+@pytest.mark.parametrize(("method", "family"), [("grpo", "granite"), ("ppo", "llama_untied")])
+def test_a_run_goes_on_exactly(method, family, settings):
+    model = folder(family)
     told = (f"model={model}", f"method={method}", *settings)
     whole = train("whole", *told)
     assert train("half", *told, "steps=1")
@@ -99,6 +99,15 @@ def test_the_reference_of_a_lora_run_is_the_model_under_it():
         assert torch.equal(logits(ref), plain) and not torch.equal(logits(policy), plain)
     finally:
         run.close()
+
+
+def test_a_run_says_once_when_it_uses_the_modules_of_transformers():
+    for family, times in (("granite", 1), ("llama_untied", 0)):
+        said: list[str] = []
+        config = RunConfig(model=ModelConfig(str(folder(family, family))), save=SaveConfig(tensorboard="no"))
+        Run(config, said.append).close()
+        sentences = [s for s in said if "runs on the modules of transformers: model_type='granite' is none of" in s]
+        assert len(sentences) == times
 
 
 # memory

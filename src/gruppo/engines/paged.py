@@ -53,7 +53,8 @@ class PagedStream:
         self.limit_n = np.array([r.max_tokens for r in requests])
         # Truncated draws and reports of likely ids need all logits: they are drawn outside of the graph.
         plain = not self.settings.truncates and not any(r.topk_logprobs for r in requests)
-        self.record = None if plain else Record(requests, torch.float32, self.device)
+        wide = torch.promote_types(self.model.output.weight.dtype, torch.float32)
+        self.record = None if plain else Record(requests, wide, self.device)
         span = int(self.limit_n.max(initial=0)) + WINDOW
         self.ids_nT = np.zeros((len(requests), span), np.int64)
         self.logp_nT = np.zeros((len(requests), span), np.float32)
@@ -89,11 +90,13 @@ class PagedStream:
 
     def _admit(self, room: int) -> list[tuple[int, Completion]]:
         """Move requests from the queue into rows, and draw their first tokens."""
-        new, free = list[int](), self.pool.free
+        new, free, known = list[int](), self.pool.free, set(self.prefixes)
         for i in self.queue[:room]:
-            free -= self._most_pages(i)
+            r = self.requests[i]
+            free -= own_pages(r) + (0 if self.prefix_n[i] in known else pages_for(len(r.prefix)))
             if free < 0:
                 break
+            known.add(self.prefix_n[i])
             new.append(i)
         if not new:
             return [] if self.pages else self._refuse(self.queue[0])
@@ -116,15 +119,12 @@ class PagedStream:
         self.moved = True
         return self._drawn(logits_BV, first)
 
-    def _most_pages(self, i: int) -> int:
-        r = self.requests[i]
-        return pages_for(len(r.prefix) + r.max_tokens) + pages_for(len(r.prefix))  # its own, and its prefix
-
     def _refuse(self, i: int) -> NoReturn:
         r, pages = self.requests[i], len(self.pool.users) - 1
-        fits = (pages - 2 * pages_for(len(r.prefix))) * PAGE
+        full, prefix = len(r.prefix) // PAGE, pages_for(len(r.prefix))
+        fits = (pages + full - prefix) * PAGE - len(r.prefix)
         raise ValueError(
-            f"a prompt of {len(r.prefix)} tokens with max_tokens={r.max_tokens} needs {self._most_pages(i)} pages of "
+            f"a prompt of {len(r.prefix)} tokens with max_tokens={r.max_tokens} needs {own_pages(r) + prefix} pages of "
             f"{PAGE} tokens, and the cache has {pages}. Use at most {max(fits, 0)} max_tokens, or a larger "
             "engine.cache_tokens."
         )
@@ -156,7 +156,7 @@ class PagedStream:
             r, prefix = self.requests[i], self.prefixes[self.prefix_n[i]].pages
             full = len(r.prefix) // PAGE
             self.pool.share(prefix[:full])
-            own = self.pool.take(pages_for(len(r.prefix) + r.max_tokens) - full)
+            own = self.pool.take(own_pages(r))
             source += prefix[full:]
             target += own[: len(prefix) - full]
             out.append(prefix[:full] + own)
@@ -265,6 +265,11 @@ class Prefix:
     logits_V: Tensor
 
 
+def own_pages(r: Request) -> int:
+    """The pages of a row that are not full pages of its prefix, which it shares."""
+    return pages_for(len(r.prefix) + r.max_tokens) - len(r.prefix) // PAGE
+
+
 SHARE = 0.3  # of the free memory of the GPU that keys and values may take
 
 
@@ -276,7 +281,7 @@ def can_page(model: Any) -> bool:
 
 def decoder_of(model: Any, requests: list[Request], rows: int, old: Decoder | None) -> Decoder:
     """The decoder of a model: the old one if these requests fit into it, else one with a larger pool."""
-    longest = max(pages_for(len(r.prefix) + r.max_tokens) + pages_for(len(r.prefix)) for r in requests)
+    longest = max(own_pages(r) + pages_for(len(r.prefix)) for r in requests)
     if old is not None and old.valid and longest < len(old.pool.users):
         return old
     config, weight = model.config, model.model.embed_tokens.weight

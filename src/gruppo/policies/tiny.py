@@ -211,6 +211,7 @@ class TinyTransformer(Transformer):
 
     @property
     def head(self) -> Head:
+        # It needs no owner, and would not be freed at once if it were its own.
         return super().head if self.config.tied else self.lm_head
 
     @property
@@ -234,7 +235,7 @@ class TinyTransformer(Transformer):
             past = Packed(layout_of(inputs, self.context, x_XD.dtype), keep)
         rotary = self._rotary(inputs.pos_M)
         states = {0: x_XD} if 0 in collect else {}
-        again = self.checkpointing and torch.is_grad_enabled() and not isinstance(past, Cached) and keep is None
+        again = self.checkpointing and torch.is_grad_enabled()
         for layer, block in enumerate(self.model.layers):
             if again:  # nothing in a block is random
                 x_XD = checkpoint(block, x_XD, rotary, past, layer, use_reentrant=False, preserve_rng_state=False)

@@ -1,0 +1,90 @@
+"""The plain twins against the definitions: what kernels are compared with must itself be right."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernel_cases import SHAPES, attention_case, close, logits_case
+
+from gruppo.engines.base import Request
+from gruppo.engines.sampling import draw, settings_of
+from gruppo.kernels.attention import PAGE, attend
+from gruppo.kernels.draw import advance, draw_token
+from gruppo.kernels.logprob import logprob
+from gruppo.kernels.norm import add_norm
+from gruppo.kernels.rope import turn
+from gruppo.kernels.swiglu import silu_times, swiglu
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_is_that_of_the_whole_row(shape: tuple[int, ...]) -> None:
+    """Rows of random length in scattered pages, against plain attention over the last position of a whole row."""
+    case = attention_case(shape, torch.float64, "cpu")
+    h, rope, pos_B, table_BP = case["h"], case["rope"], case["pos_B"], case["table_BP"]
+    before = case["keys"].clone()
+    y_BX = attend(**case)
+    x = case["qkv_BX"].view(len(pos_B), -1, h.dim)
+    q, k, v = x.split([h.heads, h.kv_heads, h.kv_heads], 1)
+    if case["norms"] is not None:
+        q, k = (F.rms_norm(y, (h.dim,), w, h.eps) for y, w in zip((q, k), case["norms"], strict=True))
+    q, k = (turn(y, rope.cos[pos_B][:, None], rope.sin[pos_B][:, None]) for y in (q, k))
+    for b, at in enumerate(pos_B.tolist()):
+        where = [(int(table_BP[b, p // PAGE]), p % PAGE) for p in range(at)]
+        keys = torch.stack([before[page, :, cell] for page, cell in where] + [k[b]], 1)
+        values = torch.stack([case["values"][page, :, cell] for page, cell in where] + [v[b]], 1)
+        wanted = F.scaled_dot_product_attention(q[b][:, None], keys, values, enable_gqa=True)
+        close(y_BX[b].view(h.heads, -1), wanted[:, 0], 1e-5)  # it computes in float32
+        close(case["keys"][table_BP[b, at // PAGE].long(), :, at % PAGE], k[b], 1e-5)
+
+
+def test_nothing_but_the_new_cells_is_written() -> None:
+    case = attention_case(SHAPES[0], torch.float32, "cpu")
+    before = case["keys"].clone()
+    attend(**case)
+    changed = (before.nan_to_num(7.0) != case["keys"].nan_to_num(7.0)).any(-1).any(1)
+    assert int(changed.sum()) == len(case["pos_B"])
+
+
+def test_the_draw_is_that_of_the_engine() -> None:
+    case = logits_case(64, 5000, "cpu")
+    keys, heat = case["key_B"].tolist(), case["heat_B"].tolist()
+    prefix = torch.zeros(1, dtype=torch.int64).numpy()
+    asked = [Request(prefix, 1, key, temperature=t) for key, t in zip(keys, heat, strict=True)]
+    wanted = draw(case["logits_BV"], settings_of(asked, (), torch.device("cpu")), case["pos_B"])
+    token_B, logp_B, lost_B = draw_token(**case)
+    assert torch.equal(token_B, wanted.token_B) and not lost_B.any()
+    close(logp_B, wanted.logp_B, 1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_logits_without_a_distribution_are_lost(bad: float) -> None:
+    case = logits_case(3, 5000, "cpu")
+    case["logits_BV"][1] = bad
+    assert draw_token(**case)[2].tolist() == [False, True, False]
+
+
+def test_advance() -> None:
+    state, count = torch.tensor([[5, 6, 7], [10, 11, 12], [1, 2, 3]]), torch.tensor([0, 1, 0])
+    out = torch.zeros(3, 5, dtype=torch.float64)
+    advance(torch.tensor([8, 9]), torch.tensor([-0.5, -1.0]), torch.tensor([False, True]), state, count, out, 11)
+    assert state.tolist() == [[8, 9, 7], [11, 11, 12], [1, 2, 3]]  # the last position is not left
+    assert count.tolist() == [1, 2, 0]
+    assert out.tolist() == [[8, 0, -0.5, 0, 0], [0, 9, 0, -1, 1], [0, 0, 0, 0, 0]]
+
+
+def test_norms_and_products() -> None:
+    x, y, w = torch.randn(5, 96).double(), torch.randn(5, 96).double(), torch.rand(96).double()
+    total, normed = add_norm(x.clone(), y, w, 1e-6)
+    close(total, x + y, 1e-12)
+    close(normed, (x + y) / ((x + y).square().mean(-1, keepdim=True) + 1e-6).sqrt() * w, 1e-12)
+    close(add_norm(x.clone(), None, w, 1e-6)[0], x, 0.0)
+    close(swiglu(torch.cat([x, y], -1)), x * torch.sigmoid(x) * y, 1e-12)
+    close(silu_times(x, y), x * torch.sigmoid(x) * y, 1e-12)
+
+
+def test_log_probabilities_and_entropies() -> None:
+    hidden, weight = torch.randn(6, 8, dtype=torch.float64), torch.randn(50, 8, dtype=torch.float64)
+    token, heat = torch.randint(0, 50, (6,)), torch.rand(6, dtype=torch.float64) + 0.5
+    logp, entropy = logprob(hidden, weight, token, heat)
+    p = torch.softmax(hidden @ weight.T / heat[:, None], -1)
+    close(logp, p[torch.arange(6), token].log(), 1e-9)
+    close(entropy, -(p * p.log()).sum(-1), 1e-9)
