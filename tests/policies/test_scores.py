@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gruppo.policies.scores import scores
+from gruppo.kernels.scores import scores
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -11,8 +11,8 @@ from gruppo.engines.pages import Pool, pages_for
 from gruppo.kernels.attention import Heads, Rope, attend
 from gruppo.kernels.draw import advance, draw_token
 from gruppo.kernels.norm import add_norm
+from gruppo.kernels.scores import scores
 from gruppo.kernels.swiglu import swiglu
-from gruppo.policies.scores import scores
 
 
 def stacked(modules: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gruppo.kernels.language import jit, runs_on, tl
-from gruppo.policies.scores import scores
+from gruppo.kernels.scores import scores
 
 BLOCK = 4096
 NUMBERS = 1 << 29  # logits at once: 2 GB in float32

@@ -29,7 +29,8 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_XHd: Tensor) -> Any:  # type: ignore[override]
-        return _turned(grad_XHd, *ctx.saved_tensors, -1.0), None, None  # a rotation is undone by the opposite one
+        cos_X1d, sin_X1d = ctx.saved_tensors
+        return _turned(grad_XHd, cos_X1d, sin_X1d, -1.0), None, None  # a rotation is undone by the opposite one
 
 
 def _turned(x_XHd: Tensor, cos_X1d: Tensor, sin_X1d: Tensor, sign: float) -> Tensor:

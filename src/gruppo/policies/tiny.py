@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gruppo.data import Inputs
 from gruppo.kernels.rope import turn
+from gruppo.kernels.scores import scores
 from gruppo.kernels.swiglu import silu_times
 from gruppo.policies import folder as hf
 from gruppo.policies.base import Transformer
@@ -30,7 +31,7 @@ from gruppo.policies.cache import Cache, Kept, Step, new_cache
 from gruppo.policies.layout import Layout, layout_of
 from gruppo.policies.lora import merged_state
 from gruppo.policies.rope import tables
-from gruppo.policies.scores import Head, scores
+from gruppo.policies.scores import Head
 from gruppo.policies.shape import TinyConfig
 from gruppo.policies.tokenizer import CharTokenizer
 from gruppo.policies.varlen import Varlen, can_flash, varlen_of
