@@ -10,11 +10,12 @@ import torch
 
 from gruppo.engines import Completion, NativeEngine, Request, complete
 from gruppo.engines.base import NotFinite
-from gruppo.engines.graphs import Decoder, bucket, stacked
+from gruppo.engines.graphs import Decoder, Stack, bucket
 from gruppo.engines.paged import WINDOW, PagedStream, decoder_of, own_pages
 from gruppo.engines.pages import SCRATCH, Pool, pages_for
 from gruppo.kernels.attention import PAGE
 from gruppo.policies import TinyConfig, TinyTransformer
+from gruppo.policies.lora import Lora, add_lora
 
 EOS = 2
 
@@ -157,16 +158,30 @@ def test_stacked_weights_are_stored_once_and_follow_updates() -> None:
     layers = [torch.nn.Linear(4, n) for n in (3, 2, 5)]
     x = torch.randn(6, 4)
     wanted = torch.cat([m(x) for m in layers], -1)
-    weight, bias = stacked(layers)
-    again, _ = stacked(layers)
-    assert again.data_ptr() == weight.data_ptr()
-    assert torch.allclose(torch.nn.functional.linear(x, weight, bias), wanted)
+    stack = Stack(layers)
+    assert Stack(layers).weight.data_ptr() == stack.weight.data_ptr()
+    assert torch.allclose(stack(x), wanted)
     with torch.no_grad():
         for m in layers:
             m.weight.mul_(2.0)
             m.bias.zero_()
-    assert torch.allclose(torch.nn.functional.linear(x, weight, bias), torch.cat([m(x) for m in layers], -1))
+    assert torch.allclose(stack(x), torch.cat([m(x) for m in layers], -1))
     assert all(p.is_leaf and p.requires_grad for m in layers for p in m.parameters())
+
+
+def test_an_adapter_is_merged_for_each_version(model: TinyTransformer) -> None:
+    adapted = TinyTransformer(model.config).double().eval()
+    adapted.load_state_dict(model.state_dict())
+    add_lora(adapted, Lora(rank=2))
+    d, requests = decoder(adapted), mixed(6)
+    for version in range(2):
+        wanted = asyncio.run(complete(NativeEngine({"policy": adapted}, eos=EOS), requests))
+        found = drawn(PagedStream(d, requests, (EOS,), version, 500))
+        same(found, [replace(c, version=np.full_like(c.version, version)) for c in wanted])
+        with torch.no_grad():
+            for name, p in adapted.named_parameters():
+                if "lora_B" in name:
+                    p.normal_(generator=torch.Generator().manual_seed(0))
 
 
 def test_a_decoder_is_kept_while_it_fits(model: TinyTransformer) -> None:

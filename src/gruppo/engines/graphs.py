@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from gruppo.engines.pages import Pool, pages_for
 from gruppo.kernels.attention import Heads, Rope, attend
@@ -13,12 +13,32 @@ from gruppo.kernels.draw import advance, draw_token
 from gruppo.kernels.norm import add_norm
 from gruppo.kernels.scores import scores
 from gruppo.kernels.swiglu import swiglu
+from gruppo.policies.lora import merged_weight
 
 
-def stacked(modules: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weights and biases of several linear layers as one matrix, stored once: the layers become views of it."""
-    biases = [m.bias for m in modules if m.bias is not None]
-    return _stacked([m.weight for m in modules]), _stacked(biases) if biases else None
+class Stack:
+    """Weights and biases of several linear layers as one matrix.
+
+    It is stored once: the layers become views of it. Only layers with an adapter are merged into a copy, again for each
+    version of the weights.
+    """
+
+    def __init__(self, modules: list[Any]) -> None:
+        self.modules, self.merged = modules, any(hasattr(m, "base_layer") for m in modules)
+        biases = [m.bias for m in modules if m.bias is not None]
+        self.bias = _stacked(biases) if biases else None
+        self.weight = self._merge() if self.merged else _stacked([m.weight for m in modules])
+
+    @torch.no_grad()
+    def _merge(self) -> Tensor:
+        return torch.cat([merged_weight(m) for m in self.modules])
+
+    def refresh(self) -> None:
+        if self.merged:
+            self.weight.copy_(self._merge())
+
+    def __call__(self, x_BD: Tensor) -> Tensor:
+        return F.linear(x_BD, self.weight, self.bias)
 
 
 @torch.no_grad()
@@ -45,12 +65,12 @@ class Layer:
     """The weights of one block, as decoding uses them."""
 
     norm_1: Tensor
-    qkv: tuple[Tensor, Tensor | None]
+    qkv: Stack
     qk_norms: tuple[Tensor, Tensor] | None
-    o: tuple[Tensor, Tensor | None]
+    o: Stack
     norm_2: Tensor
-    gate_up: tuple[Tensor, Tensor | None]
-    down: tuple[Tensor, Tensor | None]
+    gate_up: Stack
+    down: Stack
 
     @classmethod
     def of(cls, block: Any) -> "Layer":
@@ -58,12 +78,12 @@ class Layer:
         norms = getattr(a, "q_norm", None), getattr(a, "k_norm", None)
         return cls(
             block.input_layernorm.weight.data,
-            stacked([a.q_proj, a.k_proj, a.v_proj]),
+            Stack([a.q_proj, a.k_proj, a.v_proj]),
             None if norms[0] is None else (norms[0].weight.data, norms[1].weight.data),  # type: ignore[union-attr]
-            stacked([a.o_proj]),
+            Stack([a.o_proj]),
             block.post_attention_layernorm.weight.data,
-            stacked([m.gate_proj, m.up_proj]),
-            stacked([m.down_proj]),
+            Stack([m.gate_proj, m.up_proj]),
+            Stack([m.down_proj]),
         )
 
 
@@ -96,7 +116,7 @@ class Decoder:
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self.memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-        self._weights = self._where()
+        self._weights, self._version = self._where(), -1
 
     def _where(self) -> tuple[int, ...]:
         return tuple(p.data_ptr() for p in self.model.parameters())
@@ -106,16 +126,24 @@ class Decoder:
         """Whether the weights are still where the graphs read them."""
         return self._where() == self._weights
 
+    def refresh(self, version: int) -> None:
+        """Merge adapters again, if the weights have another version."""
+        if version != self._version:
+            for layer in self.layers:
+                for stack in (layer.qkv, layer.o, layer.gate_up, layer.down):
+                    stack.refresh()
+        self._version = version
+
     def forward(self, n: int) -> Tensor:
         """Logits after the next token of the first n rows."""
         x_BD, y_BD = F.embedding(self.state[0, :n], self.embed), None
         for i, layer in enumerate(self.layers):
             x_BD, h_BD = add_norm(x_BD, y_BD, layer.norm_1, self.eps)
-            qkv_BX, (keys, values) = F.linear(h_BD, *layer.qkv), self.pool.kv[i]
+            qkv_BX, (keys, values) = layer.qkv(h_BD), self.pool.kv[i]
             place = (self.state[1, :n], self.table[:n], keys, values)
-            y_BD = F.linear(attend(qkv_BX, self.heads, self.rope, layer.qk_norms, *place), *layer.o)
+            y_BD = layer.o(attend(qkv_BX, self.heads, self.rope, layer.qk_norms, *place))
             x_BD, h_BD = add_norm(x_BD, y_BD, layer.norm_2, self.eps)
-            y_BD = F.linear(swiglu(F.linear(h_BD, *layer.gate_up)), *layer.down)
+            y_BD = layer.down(swiglu(layer.gate_up(h_BD)))
         return scores(add_norm(x_BD, y_BD, self.norm, self.eps)[1], self.head)
 
     def drawn(self, n: int) -> None:

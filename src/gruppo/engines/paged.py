@@ -18,7 +18,6 @@ from gruppo.kernels.attention import PAGE
 from gruppo.kernels.draw import draw_token
 from gruppo.kernels.language import runs_on
 from gruppo.policies.layout import cuts, packed
-from gruppo.policies.lora import has_adapter
 from gruppo.policies.memory import free_memory
 from gruppo.policies.tiny import TinyTransformer
 
@@ -40,6 +39,7 @@ class PagedStream:
         self, decoder: Decoder, requests: list[Request], eos: tuple[int, ...], version: int, tokens: int
     ) -> None:
         self.decoder, self.pool, self.model = decoder, decoder.pool, decoder.model
+        decoder.refresh(version)
         self.requests, self.version, self.tokens = requests, version, tokens
         self.device: torch.device = self.model.device
         seen: dict[bytes, int] = {}
@@ -274,9 +274,13 @@ SHARE = 0.3  # of the free memory of the GPU that keys and values may take
 
 
 def can_page(model: Any) -> bool:
-    """Whether the fast path knows this model: our own transformer on a GPU, without an adapter."""
-    ours = isinstance(model, TinyTransformer) and not has_adapter(model)
-    return ours and model.device.type == "cuda" and runs_on(model.output.weight) and model.config.head_dim <= 256
+    """Whether the fast path knows this model: our own transformer, on a GPU with Triton."""
+    return (
+        isinstance(model, TinyTransformer)
+        and model.device.type == "cuda"
+        and runs_on(model.output.weight)
+        and model.config.head_dim <= 256
+    )
 
 
 def decoder_of(model: Any, requests: list[Request], rows: int, old: Decoder | None) -> Decoder:

@@ -81,10 +81,16 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
     """The state dict with adapters merged: W + alpha/rank · B A under the original names."""
     state = {k: v for k, v in module.state_dict().items() if ".lora_" not in k}
     for name, layer in _adapters(module):
-        weight = state[f"{name}.base_layer.weight"]
-        delta = layer.get_delta_weight(layer.active_adapters[0])
-        state[f"{name}.base_layer.weight"] = (weight + delta).to(weight.dtype)  # added in the wider dtype
+        state[f"{name}.base_layer.weight"] = merged_weight(layer)
     return {k.replace(".base_layer.", "."): v for k, v in state.items()}
+
+
+def merged_weight(layer: Any) -> Tensor:
+    """The weight of a linear layer, with its adapter if it has one."""
+    if not hasattr(layer, "base_layer"):
+        return layer.weight
+    weight, delta = layer.base_layer.weight, layer.get_delta_weight(layer.active_adapters[0])
+    return (weight + delta).to(weight.dtype)  # added in the wider dtype
 
 
 class Unadapted:
