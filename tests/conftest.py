@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,8 +72,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def make() -> Callable[..., TinyTransformer]:
     """A small policy whose distributions are far from uniform."""
 
-    def build(dtype: torch.dtype = torch.float64, seed: int = 0, **config: int) -> TinyTransformer:
-        shape = {
+    def build(dtype: torch.dtype = torch.float64, seed: int = 0, **config: Any) -> TinyTransformer:
+        shape: dict[str, Any] = {
             "vocab": 23,
             "dim": 32,
             "layers": 2,

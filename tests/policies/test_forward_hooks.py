@@ -153,13 +153,8 @@ def step(policy, optimiser) -> tuple[torch.Tensor, list[torch.Tensor]]:
     return logp_N.detach(), grads
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("chunk", [1 << 23, 60], ids=["head at once", "head in chunks"])
-def test_fsdp_shards_each_block_without_further_registration(make, one_rank, monkeypatch, dtype, chunk):
-    monkeypatch.setattr(forward, "CHUNK_NUMBERS", {"cpu": chunk})
-    plain = make(dtype)
-    wrapped = sharded(clone(plain, train=True))
-    assert [n for n, _ in wrapped.named_parameters()] == KEYS
+def refuse_a_difference(plain, wrapped) -> None:
+    """Samples, log-probabilities and gradients of two steps are equal bit for bit."""
     one, other = (torch.optim.SGD(p.parameters(), lr=1e-3) for p in (plain, wrapped))
     for _ in range(2):  # sampling first, so that weights are first gathered without gradients
         for a, b in zip(sampled(plain), sampled(wrapped), strict=True):
@@ -167,3 +162,21 @@ def test_fsdp_shards_each_block_without_further_registration(make, one_rank, mon
         (logp, grads), (logp_too, grads_too) = step(plain, one), step(wrapped, other)
         assert torch.equal(logp, logp_too)
         assert all(torch.equal(a, b) for a, b in zip(grads, grads_too, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("chunk", [1 << 23, 60], ids=["head at once", "head in chunks"])
+def test_fsdp_shards_each_block_without_further_registration(make, one_rank, monkeypatch, dtype, chunk):
+    monkeypatch.setattr(forward, "CHUNK_NUMBERS", {"cpu": chunk})
+    plain = make(dtype)
+    wrapped = sharded(clone(plain, train=True))
+    assert [n for n, _ in wrapped.named_parameters()] == KEYS
+    refuse_a_difference(plain, wrapped)
+
+
+def test_fsdp_shards_a_head_of_its_own_and_checkpointed_blocks(make, one_rank):
+    plain = make(tied=False, model_type="qwen3", qk_norm=True, head_dim=12)
+    plain.checkpointing = True
+    wrapped = sharded(clone(plain, train=True))
+    assert [n for n, _ in wrapped.named_parameters()][-1] == "lm_head.weight"
+    refuse_a_difference(plain, wrapped)

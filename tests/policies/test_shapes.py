@@ -26,6 +26,7 @@ from gruppo.policies import (
     load_policy,
     packed,
 )
+from gruppo.policies.cache import Kept
 from gruppo.policies.rope import Scaling
 from gruppo.policies.shape import ARCHITECTURES, read_shape
 
@@ -237,6 +238,12 @@ def test_checkpointing_changes_no_bit_and_keeps_less(saved, shape, adapter):
         assert token_by_token(policy, draws([8, 8]), 4).isfinite().all()
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert kept[1] < 0.3 * kept[0]
+
+
+def test_a_backward_pass_keeps_nothing_once_more(saved):
+    policy, kept = load_policy(saved("qwen2")[1], checkpointing=True), Kept()
+    policy(packed(draws([9, 4])), keep=kept)[0].sum().backward()
+    assert [x.shape for x in kept.kv] == [(13, 16)] * 4
 
 
 @pytest.mark.parametrize("shape", ["qwen3", "biases"])

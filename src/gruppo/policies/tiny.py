@@ -236,7 +236,7 @@ class TinyTransformer(Transformer):
             past = Packed(layout_of(inputs, self.context, x_XD.dtype), keep)
         rotary = self._rotary(inputs.pos_M)
         states = {0: x_XD} if 0 in collect else {}
-        again = self.checkpointing and torch.is_grad_enabled()
+        again = self.checkpointing and torch.is_grad_enabled() and isinstance(past, Packed) and keep is None
         for layer, block in enumerate(self.model.layers):
             if again:  # nothing in a block is random
                 x_XD = checkpoint(block, x_XD, rotary, past, layer, use_reentrant=False, preserve_rng_state=False)
