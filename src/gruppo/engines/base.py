@@ -36,6 +36,7 @@ class Request:
     stop: tuple[int, ...] = ()  # ids that end the completion, besides the engine's eos, and are part of it
     topk_logprobs: int = 0  # number of most probable ids to report at each token
     role: str = "policy"
+    payload: bytes = b""  # what the prefix holds besides its ids, such as a hash of its pictures; part of its identity
 
     def __post_init__(self) -> None:
         if len(self.prefix) == 0:

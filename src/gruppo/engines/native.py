@@ -1,32 +1,32 @@
 """The engine in the trainer's process: it samples from the weights that are being trained."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
-from weakref import WeakKeyDictionary
+from contextlib import aclosing
 
 import numpy as np
-import torch
-from torch import nn
 
 from gruppo.engines.base import Completion, Ints, Reals, Request, check, check_ids
-from gruppo.engines.stream import Stream
+from gruppo.engines.calls import Call, Item, items_of
+from gruppo.engines.parked import Parked
+from gruppo.engines.score import evaluating, score, without_gradients
+from gruppo.engines.stream import Limits, Stream
 from gruppo.policies.base import Incremental, Policy
-from gruppo.policies.layout import cuts, packed
-from gruppo.policies.lora import Unadapted
+from gruppo.policies.layout import cuts
 from gruppo.policies.memory import free_memory, out_of_memory
-
-HEAD_CELLS = 1 << 24  # logits that `score` holds at once
 
 
 class NativeEngine:
     """Samples from `models` (role → policy). It shares their weights, so they are never stale.
 
-    The trainer increments `version` after each update. Keys and values live as long as one call of `generate`; an
-    update while its stream is open is an error (pitfall 22). `prefilled` and `decoded` count the tokens that went
-    through the model, `sampled` those of completions.
+    All callers share one running batch for each role: a request joins it at the next token. What `ask` has computed is
+    kept ("parked", `cache_tokens` at most), and a later `ask` that begins alike goes on from there. `generate` keeps
+    nothing unless told to, so one call alone always computes the same, bit for bit.
+
+    The trainer increments `version` after each update, which drops what is parked. An update while requests are in
+    flight is an error (pitfall 22). `prefilled` and `decoded` count the tokens that went through the model, `sampled`
+    those of completions.
     """
 
     can = frozenset({"topk", "score"})
@@ -38,6 +38,7 @@ class NativeEngine:
         eos: int | tuple[int, ...] | None = 2,
         prefill_tokens: int = 16384,
         say: Callable[[str], None] = print,
+        cache_tokens: int = 65536,
     ) -> None:
         for role, model in models.items():
             if not isinstance(model, Incremental):
@@ -49,9 +50,23 @@ class NativeEngine:
             raise ValueError(f"max_rows={max_rows}: nothing could be sampled. Use 1 or more.")
         self.models = dict(models)
         self.eos = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-        self.max_rows, self.prefill_tokens, self.say = max_rows, prefill_tokens, say
-        self.version = 0
-        self.prefilled = self.decoded = self.sampled = 0
+        self.limits, self.say = Limits(max_rows, prefill_tokens), say
+        self.parked = Parked(cache_tokens)
+        self.version = self.sampled = 0
+        self._streams: dict[str, Stream] = {}
+        self._drivers: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def max_rows(self) -> int:
+        return self.limits.rows
+
+    @property
+    def prefilled(self) -> int:
+        return sum(s.prefilled for s in self._streams.values())
+
+    @property
+    def decoded(self) -> int:
+        return sum(s.decoded for s in self._streams.values())
 
     def _model(self, role: str) -> Incremental:
         if role not in self.models:
@@ -60,80 +75,124 @@ class NativeEngine:
             )
         return self.models[role]  # type: ignore[return-value]
 
-    def generate(self, requests: Seq[Request]) -> AsyncIterator[tuple[int, Completion]]:
-        """A stream of (index, completion), in the order in which they finish. Bad requests fail at the call."""
+    def forget(self) -> None:
+        """Drop everything that is parked."""
+        self.parked.clear()
+
+    async def ask(self, request: Request) -> Completion:
+        """One completion. A caller that is cancelled frees its row."""
+        async with aclosing(self.generate([request], remember=True)) as stream:
+            async for _, completion in stream:
+                return completion
+        raise AssertionError("a request ends, or fails")
+
+    def generate(self, requests: Seq[Request], remember: bool = False) -> AsyncGenerator[tuple[int, Completion], None]:
+        """A stream of (index, completion), in the order in which they finish. Bad requests fail at the call.
+
+        remember  go on from parked rows, and park these
+        """
         for role in {r.role for r in requests}:
             model = self._model(role)
             check([r for r in requests if r.role == role], model.vocab, model.context)
-        return self._generate(list(requests))
+        return self._generate(list(requests), remember and self.parked.budget > 0)
 
-    async def _generate(self, requests: list[Request]) -> AsyncIterator[tuple[int, Completion]]:
-        version = self.version
+    async def _generate(self, requests: list[Request], remember: bool) -> AsyncGenerator[tuple[int, Completion], None]:
+        call = Call(len(requests))
+        try:
+            self._submit(call, requests, remember)
+            while call.left:
+                yield await call.next()
+        finally:
+            if call.left:
+                for stream in self._streams.values():
+                    with without_gradients(stream.model):
+                        stream.leave(call)
+
+    def _submit(self, call: Call, requests: list[Request], remember: bool) -> None:
+        items = items_of(call, requests, remember)
         for role in dict.fromkeys(r.role for r in requests):
-            waiting = {i: r for i, r in enumerate(requests) if r.role == role}
-            while waiting:  # more than once only after running out of memory
-                async for i, completion in self._stream(role, dict(waiting), version):
-                    del waiting[i]
-                    yield i, completion
+            stream = self._stream(role)
+            stream.join([item for item in items if item.request.role == role], self.version)
+            if role not in self._drivers:
+                driver = asyncio.get_running_loop().create_task(self._drive(role, stream))
+                self._drivers[role] = driver
 
-    async def _stream(
-        self, role: str, requests: dict[int, Request], version: int
-    ) -> AsyncIterator[tuple[int, Completion]]:
-        """Like `generate`, for one role. When memory runs out it ends early, and later streams have fewer rows."""
-        model, index = self._model(role), list(requests)
-        stream = Stream(model, list(requests.values()), self.max_rows, self.eos, version, self.prefill_tokens)
-        while stream.busy:
-            # Not around the yield: the consumer must see its own grad mode and training mode. Nor at every token:
-            # switching the mode of many modules takes a twentieth of the time of a token.
-            try:
-                with _evaluating(model):
-                    ended = await self._until_one_ends(stream, version)
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error):
-                    raise
-                ended = None
-            if ended is None:
-                del stream
-                self._smaller(len(index))
-                return
-            for i, completion in ended:
-                self.sampled += len(completion.ids)
-                yield index[i], completion
+    def _stream(self, role: str) -> Stream:
+        """The running batch of a role. One that an event loop left behind when it was closed is cleared."""
+        driver = self._drivers.get(role)
+        if driver is not None and (driver.done() or driver.get_loop() is not asyncio.get_running_loop()):
+            del self._drivers[role]
+            self._streams[role].clear()
+        if role not in self._streams:
+            self._streams[role] = Stream(role, self._model(role), self.eos, self.limits, self.parked)
+        return self._streams[role]
 
-    async def _until_one_ends(self, stream: Stream, version: int) -> list[tuple[int, Completion]]:
+    async def _drive(self, role: str, stream: Stream) -> None:
+        """Runs while the stream has requests."""
+        try:
+            while stream.busy:
+                # Not around the delivery: consumers must see the model's own training mode. Nor at every token:
+                # switching the mode of many modules takes a twentieth of the time of a token.
+                try:
+                    with evaluating(stream.model):
+                        ended = await self._until_one_ends(stream)
+                except (RuntimeError, MemoryError) as error:
+                    if not out_of_memory(error):
+                        raise
+                    ended = None
+                if ended is None:
+                    self._smaller(stream)
+                    continue
+                for item, completion in ended:
+                    self.sampled += len(completion.ids)
+                    item.call.deliver(item.index, completion)
+                await asyncio.sleep(0)
+        except BaseException as error:
+            for call in {id(item.call): item.call for item in stream.clear()}.values():
+                call.fail(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            if self._drivers.get(role) is asyncio.current_task():
+                del self._drivers[role]
+
+    async def _until_one_ends(self, stream: Stream) -> list[tuple[Item, Completion]]:
         """Sample tokens until some rows finish; returns those."""
         while stream.busy:
-            if self.version != version:
+            if self.version != stream.version:
                 raise RuntimeError(
-                    f"version went from {version} to {self.version} while a stream of generate was open: its keys and "
-                    "values belong to the old weights. Finish or close the stream before the update."
+                    f"version went from {stream.version} to {self.version} while a stream of generate was open: its "
+                    "keys and values belong to the old weights. Finish or close the stream before the update."
                 )
-            prefilled, decoded = stream.prefilled, stream.decoded
-            try:
-                with _without_gradients(stream.model):
-                    ended = stream.step()
-            finally:
-                self.prefilled += stream.prefilled - prefilled
-                self.decoded += stream.decoded - decoded
-            await asyncio.sleep(0)  # lets environments and tools run between two tokens
+            with without_gradients(stream.model):
+                ended = stream.step()
             if ended:
                 return ended
+            await asyncio.sleep(0)  # lets callers, environments and tools run between two tokens
         return []
 
-    def _smaller(self, rows: int) -> None:
+    def _smaller(self, stream: Stream) -> None:
         """Halve the rows and the prompt tokens at once. Samples stay the same: the noise of a row is its own."""
-        rows = min(rows, self.max_rows)
+        left = stream.clear()
+        self.parked.clear()
+        rows = min(len(left), self.limits.rows)
         if rows == 1:
-            raise ValueError(
-                "out of memory with a single row in flight: this model does not fit at this length. Lower "
-                "sampling.max_tokens, or use a smaller model or model.dtype=bfloat16 on a GPU."
-            )
-        self.max_rows, self.prefill_tokens = rows // 2, max(self.prefill_tokens // 2, 1)
+            for item in left:
+                item.call.fail(
+                    ValueError(
+                        "out of memory with a single row in flight: this model does not fit at this length. Lower "
+                        "sampling.max_tokens, or use a smaller model or model.dtype=bfloat16 on a GPU."
+                    )
+                )
+            return
+        self.limits.rows, self.limits.prefill_tokens = rows // 2, max(self.limits.prefill_tokens // 2, 1)
         free_memory()
         self.say(
-            f"out of memory while sampling: from now on {self.max_rows} rows at once instead of {rows}. The samples "
+            f"out of memory while sampling: from now on {self.limits.rows} rows at once instead of {rows}. The samples "
             "stay the same, only slower."
         )
+        for call in {id(item.call): item.call for item in left}.values():
+            stream.join([item for item in left if item.call is call], self.version)
 
     def logprobs(
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"
@@ -149,54 +208,12 @@ class NativeEngine:
         while True:
             out: list[Reals] = []
             try:
-                with _without_gradients(model), _evaluating(model):
-                    for a, b in cuts([len(s) for s in sequences], self.prefill_tokens):
-                        out += _score(model, sequences[a:b], [len(t) for t in continuations[a:b]], temperature)
+                with without_gradients(model), evaluating(model):
+                    for a, b in cuts([len(s) for s in sequences], self.limits.prefill_tokens):
+                        out += score(model, sequences[a:b], [len(t) for t in continuations[a:b]], temperature)
                 return out
             except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error) or self.prefill_tokens == 1:
+                if not out_of_memory(error) or self.limits.prefill_tokens == 1:
                     raise
-            self.prefill_tokens = min(self.prefill_tokens, sum(map(len, sequences))) // 2 or 1
+            self.limits.prefill_tokens = min(self.limits.prefill_tokens, sum(map(len, sequences))) // 2 or 1
             free_memory()
-
-
-def _score(model: Policy, sequences: list[Ints], tails: list[int], temperature: float) -> list[Reals]:
-    ends = np.cumsum([len(s) for s in sequences])
-    at = torch.from_numpy(np.concatenate([np.arange(e - t, e) for e, t in zip(ends, tails, strict=True)]))
-    inputs = packed(sequences, model.device)
-    hidden_MD, _ = model(inputs)
-    parts = []
-    for rows in at.to(model.device).split(max(HEAD_CELLS // model.vocab, 1)):
-        logp_XV = torch.log_softmax(model.head(hidden_MD[rows - 1]) / temperature, -1)
-        parts.append(logp_XV.gather(1, inputs.ids_M[rows][:, None])[:, 0])
-    flat = torch.cat(parts).cpu().numpy()
-    return [piece.copy() for piece in np.split(flat, np.cumsum(tails)[:-1])]
-
-
-_MODES: WeakKeyDictionary[nn.Module, list[bool]] = WeakKeyDictionary()  # the training mode that each stream found
-
-
-def _module(model: Any) -> nn.Module:
-    return model.policy if isinstance(model, Unadapted) else model
-
-
-@contextmanager
-def _evaluating(model: Policy) -> Iterator[None]:
-    """Evaluation mode, then the mode from before. Streams of one model interleave: the last to leave restores it."""
-    module = _module(model)
-    modes = _MODES.setdefault(module, [])
-    modes.append(module.training)
-    if module.training:
-        module.train(False)
-    try:
-        yield
-    finally:
-        was = modes[0]
-        modes.pop()
-        if was and not modes:
-            module.train(True)
-
-
-def _without_gradients(model: Policy) -> AbstractContextManager[object]:
-    """Not inference mode for FSDP: what it gathers there could not be used in training."""
-    return torch.no_grad() if hasattr(_module(model), "unshard") else torch.inference_mode()
