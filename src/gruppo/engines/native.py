@@ -1,9 +1,10 @@
 """The engine in the trainer's process: it samples from the weights that are being trained."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,9 +13,12 @@ from gruppo.engines.calls import Call, Item, items_of
 from gruppo.engines.parked import Parked
 from gruppo.engines.score import evaluating, score, without_gradients
 from gruppo.engines.stream import Limits, Stream
+from gruppo.engines.waves import Waves
 from gruppo.policies.base import Incremental, Policy
 from gruppo.policies.layout import cuts
 from gruppo.policies.memory import free_memory, out_of_memory
+
+T = TypeVar("T")
 
 
 class NativeEngine:
@@ -23,6 +27,11 @@ class NativeEngine:
     All callers share one running batch for each role: a request joins it at the next token. What `ask` has computed is
     kept ("parked", `cache_tokens` at most), and a later `ask` that begins alike goes on from there. `generate` keeps
     nothing unless told to, so one call alone always computes the same, bit for bit.
+
+    Several callers get the same bits in every run only in lockstep (`waves.py`): tasks inside `together`, or each
+    inside `caller()`. Without (free) whoever is ready goes on. Then the random keys are the same, and every request is
+    still answered exactly once, but log-probabilities may differ in their last bits, and with them a draw now and then.
+    Lockstep is the default on a CPU.
 
     The trainer increments `version` after each update, which drops what is parked. An update while requests are in
     flight is an error (pitfall 22). `prefilled` and `decoded` count the tokens that went through the model, `sampled`
@@ -39,6 +48,7 @@ class NativeEngine:
         prefill_tokens: int = 16384,
         say: Callable[[str], None] = print,
         cache_tokens: int = 65536,
+        lockstep: bool | None = None,
     ) -> None:
         for role, model in models.items():
             if not isinstance(model, Incremental):
@@ -52,6 +62,8 @@ class NativeEngine:
         self.eos = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
         self.limits, self.say = Limits(max_rows, prefill_tokens), say
         self.parked = Parked(cache_tokens)
+        on_cpu = all(model.device.type == "cpu" for model in models.values())
+        self.waves = Waves(on_cpu if lockstep is None else lockstep)
         self.version = self.sampled = 0
         self._streams: dict[str, Stream] = {}
         self._drivers: dict[str, asyncio.Task[None]] = {}
@@ -79,6 +91,16 @@ class NativeEngine:
         """Drop everything that is parked."""
         self.parked.clear()
 
+    @asynccontextmanager
+    async def caller(self) -> AsyncGenerator[None, None]:
+        """`async with engine.caller():` around the work of a task that asks again and again registers it for waves."""
+        with self.waves.caller():
+            yield
+
+    async def together(self, coroutines: Seq[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of coroutines that ask, run at the same time; each is a caller."""
+        return await self.waves.together(coroutines)
+
     async def ask(self, request: Request) -> Completion:
         """One completion. A caller that is cancelled frees its row."""
         async with aclosing(self.generate([request], remember=True)) as stream:
@@ -99,16 +121,17 @@ class NativeEngine:
     async def _generate(self, requests: list[Request], remember: bool) -> AsyncGenerator[tuple[int, Completion], None]:
         call = Call(len(requests))
         try:
-            self._submit(call, requests, remember)
+            self.waves.submit(call, lambda: self._start(call, requests, remember))
             while call.left:
                 yield await call.next()
         finally:
             if call.left:
+                self.waves.drop(call)
                 for stream in self._streams.values():
                     with without_gradients(stream.model):
                         stream.leave(call)
 
-    def _submit(self, call: Call, requests: list[Request], remember: bool) -> None:
+    def _start(self, call: Call, requests: list[Request], remember: bool) -> None:
         items = items_of(call, requests, remember)
         for role in dict.fromkeys(r.role for r in requests):
             stream = self._stream(role)

@@ -19,10 +19,11 @@ class Cache:
 
     kv: Tensor  # (layers, 2, rows, span, width)
     clean: int = 0
-    closed: bool = False  # no more rows will be added, so memory of finished rows may be freed
+    closed: bool = False  # no rows wait to be added, so memory of finished rows may be freed
 
     def put(self, live: int, kv_M: Tensor, start_B: Tensor, length_B: Tensor, longest: int) -> None:
         """After the `live` rows, add B rows that hold slices [start, start + length) of a packed prefill."""
+        self.closed = False
         self.heighten(live + len(start_B), live)
         self.widen(longest, live)
         column = torch.arange(self.clean, device=start_B.device)
