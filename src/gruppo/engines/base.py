@@ -1,9 +1,9 @@
 """Requests, completions, and the protocol of a sampling engine."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,14 +76,40 @@ class Completion:
         return f"Completion({len(self.ids)} tokens, {self.reason}, ids={self.ids[:8].tolist()}…)"
 
 
+# What an engine may promise. A method that needs more than its engine promises is refused (stages/check.py).
+PROMISES = {
+    "keyed": "a draw depends on its random key and position alone",
+    "truncation": "top_k and top_p",
+    "logp": "log-probabilities of the distribution sampled from",
+    "topk": "the most probable ids at each token",
+    "score": "log-probabilities of given tokens",
+    "lockstep": "the same bits in every run, for several callers",
+    "stop_text": "texts that end an answer",
+    "steer": "functions that steer a draw",
+    "fork": "rows that fork while they are sampled",
+}
+
+
 @runtime_checkable
 class Engine(Protocol):
-    can: frozenset[str]
-    version: int
+    promises: frozenset[str]  # of PROMISES
+    version: int  # of the weights
     sampled: int  # tokens of all completions so far
+
+    async def ask(self, request: Request) -> Completion:
+        """One completion. Many callers may ask at the same time."""
+        ...
 
     def generate(self, requests: Seq[Request]) -> AsyncIterator[tuple[int, Completion]]:
         """A stream of (index of the request, completion), in the order in which they finish."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what is kept between requests, so that what follows depends on nothing before."""
+        ...
+
+    def sync(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Sample from these weights (role → policy) from now on. No request may be in flight."""
         ...
 
     def logprobs(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gruppo.engines.base import Completion, Ints, Reals, Request, check, check_ids
+from gruppo.engines.base import PROMISES, Completion, Ints, Reals, Request, check, check_ids
 from gruppo.engines.calls import Call, Item, items_of
 from gruppo.engines.parked import Parked
 from gruppo.engines.score import evaluating, score, without_gradients
@@ -38,8 +38,6 @@ class NativeEngine:
     those of completions.
     """
 
-    can = frozenset({"topk", "score"})
-
     def __init__(
         self,
         models: Mapping[str, Policy],
@@ -49,6 +47,7 @@ class NativeEngine:
         say: Callable[[str], None] = print,
         cache_tokens: int = 65536,
         lockstep: bool | None = None,
+        decode: Callable[[Seq[int]], str] | None = None,
     ) -> None:
         for role, model in models.items():
             if not isinstance(model, Incremental):
@@ -61,7 +60,7 @@ class NativeEngine:
         self.models = dict(models)
         self.eos = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
         self.limits, self.say = Limits(max_rows, prefill_tokens), say
-        self.parked = Parked(cache_tokens)
+        self.parked, self.decode = Parked(cache_tokens), decode
         on_cpu = all(model.device.type == "cpu" for model in models.values())
         self.waves = Waves(on_cpu if lockstep is None else lockstep)
         self.version = self.sampled = 0
@@ -87,9 +86,19 @@ class NativeEngine:
             )
         return self.models[role]  # type: ignore[return-value]
 
+    @property
+    def promises(self) -> frozenset[str]:
+        missing = {"lockstep": not self.waves.lockstep, "stop_text": self.decode is None}
+        return frozenset(name for name in PROMISES if not missing.get(name))
+
     def forget(self) -> None:
         """Drop everything that is parked."""
         self.parked.clear()
+
+    def sync(self, version: int, weights: Mapping[str, Any]) -> None:
+        """The weights are shared, so only the version is new."""
+        self.version = version
+        self.forget()
 
     @asynccontextmanager
     async def caller(self) -> AsyncGenerator[None, None]:
