@@ -278,6 +278,16 @@ def test_an_update_while_anyone_waits_is_an_error_for_all(make):
     assert len(asyncio.run(engine.ask(Request(np.array([1]), 3, key=0))).ids) == 3  # and it goes on
 
 
+def test_a_budget_that_no_request_fits_into(make):
+    engine, request = engine_of(make(), cache_tokens=20), Request(np.arange(3, 15), 9, key=0)
+    says = r"cache_tokens=20: a request of 12 \+ 9 tokens.*cache_tokens=21 or more, max_tokens of at most 8"
+    with pytest.raises(ValueError, match=says):
+        asyncio.run(engine.ask(request))
+    assert len(generated(engine, [request])) == 1  # which keeps nothing
+    assert len(asyncio.run(engine.ask(Request(np.arange(3, 15), 8, key=0))).ids) <= 8
+    assert len(asyncio.run(engine_of(make(), cache_tokens=0).ask(request)).ids) <= 9
+
+
 # ---- the parts
 
 

@@ -3,13 +3,17 @@
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from gruppo.engines.steer import Steer
+
 Ints = NDArray[np.int64]
 Reals = NDArray[np.floating]
+Reason = Literal["stop", "length", "drop"]  # an id or a text ended it; max_tokens did; a steer did
 
 
 LEAST_TEMPERATURE = 1e-6  # logits divided by less may leave the range of float32
@@ -36,6 +40,8 @@ class Request:
     stop: tuple[int, ...] = ()  # ids that end the completion, besides the engine's eos, and are part of it
     topk_logprobs: int = 0  # number of most probable ids to report at each token
     role: str = "policy"
+    stop_text: tuple[str, ...] = ()  # texts that end it, with the token in which one of them ends
+    steer: "Steer | None" = None  # looks at every token before it is drawn
     payload: bytes = b""  # what the prefix holds besides its ids, such as a hash of its pictures; part of its identity
 
     def __post_init__(self) -> None:
@@ -54,6 +60,11 @@ class Request:
         ):
             if not good:
                 raise ValueError(f"{name}={getattr(self, name)}: {remedy}")
+        if isinstance(self.stop_text, str) or "" in self.stop_text:
+            raise ValueError(
+                f"stop_text={self.stop_text!r}: no token can end an empty text, and a single text is no tuple of them. "
+                'Use texts with at least one character, such as stop_text=("\\n",).'
+            )
 
     @property
     def truncates(self) -> bool:
@@ -68,9 +79,12 @@ class Completion:
     ids: Ints
     logp: Reals  # of the distribution sampled from; float32, or float64 if the weights are
     version: NDArray[np.int32]  # of the weights, per token
-    reason: Literal["stop", "length"]
+    reason: Reason
     topk: tuple[Ints, Reals] | None = None  # ids and logp, (tokens, k) each, at the temperature, before truncation
-    allowed: list[Ints] | None = None  # ids with positive probability at each token, if the request truncates
+    allowed: list[Ints] | None = None  # ids with positive probability at each token, if some have none
+    forced: NDArray[np.bool_] | None = None  # tokens that were not drawn, if there are any; logp is the policy's
+    forks: "tuple[Completion, ...]" = ()  # copies that a steer made; each has its own tokens from `start` on
+    start: int = 0  # of a fork: how many tokens it shares with the completion that it is a fork of
 
     def __repr__(self) -> str:
         return f"Completion({len(self.ids)} tokens, {self.reason}, ids={self.ids[:8].tolist()}…)"

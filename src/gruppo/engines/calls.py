@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -51,6 +51,31 @@ class Item:
     request: Request
     remember: bool  # it may go on from a parked row, and is parked when it ends
     same: bytes = b""  # equal for requests that begin alike
+    parent: "Item | None" = None  # the row that it is a fork of
+    start: int = 0  # of a fork: its first token, counted in the completion of its parent
+    said: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # of a fork: sampled before it
+    copies: int = 0  # forks of it and of its forks
+    forks: "list[Item]" = field(default_factory=list["Item"])
+    done: Completion | None = None  # with its forks, once they are done
+    own: Completion | None = None  # without
+
+    @property
+    def root(self) -> "Item":
+        return self if self.parent is None else self.parent.root
+
+    def restart(self) -> None:
+        self.forks, self.done, self.own, self.copies = [], None, None, 0
+
+    def ended(self, completion: Completion) -> "Item | None":
+        """The request that is answered with this completion, if nothing of it is in flight any more."""
+        self.own = replace(completion, start=self.start)
+        item: Item = self
+        while item.own is not None and all(f.done is not None for f in item.forks):
+            item.done = replace(item.own, forks=tuple(f.done for f in item.forks if f.done is not None))
+            if item.parent is None:
+                return item
+            item = item.parent
+        return None
 
     @property
     def ids(self) -> Ints:

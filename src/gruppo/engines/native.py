@@ -125,7 +125,24 @@ class NativeEngine:
         for role in {r.role for r in requests}:
             model = self._model(role)
             check([r for r in requests if r.role == role], model.vocab, model.context)
+        if self.decode is None and (texts := next((r.stop_text for r in requests if r.stop_text), None)):
+            raise ValueError(
+                f"stop_text={texts!r}: this engine has no decoder, so it sees ids and no texts. Give it one: "
+                "NativeEngine(…, decode=tokenizer.decode)."
+            )
+        if remember and self.parked.budget > 0:
+            self._refuse_unkept(requests)
         return self._generate(list(requests), remember and self.parked.budget > 0)
+
+    def _refuse_unkept(self, requests: Seq[Request]) -> None:
+        for r in requests:
+            total, budget = len(r.prefix) + r.max_tokens, self.parked.budget
+            if total > budget:
+                raise ValueError(
+                    f"cache_tokens={budget}: a request of {len(r.prefix)} + {r.max_tokens} tokens could never be kept, "
+                    f"so nothing would be shared. Use cache_tokens={total} or more, max_tokens of at most "
+                    f"{max(budget - len(r.prefix), 0)}, or cache_tokens=0: keep nothing."
+                )
 
     async def _generate(self, requests: list[Request], remember: bool) -> AsyncGenerator[tuple[int, Completion], None]:
         call = Call(len(requests))
@@ -156,7 +173,7 @@ class NativeEngine:
             del self._drivers[role]
             self._streams[role].clear()
         if role not in self._streams:
-            self._streams[role] = Stream(role, self._model(role), self.eos, self.limits, self.parked)
+            self._streams[role] = Stream(role, self._model(role), self.eos, self.limits, self.parked, self.decode)
         return self._streams[role]
 
     async def _drive(self, role: str, stream: Stream) -> None:
@@ -175,9 +192,7 @@ class NativeEngine:
                 if ended is None:
                     self._smaller(stream)
                     continue
-                for item, completion in ended:
-                    self.sampled += len(completion.ids)
-                    item.call.deliver(item.index, completion)
+                self._deliver(ended)
                 await asyncio.sleep(0)
         except BaseException as error:
             for call in {id(item.call): item.call for item in stream.clear()}.values():
@@ -187,6 +202,12 @@ class NativeEngine:
         finally:
             if self._drivers.get(role) is asyncio.current_task():
                 del self._drivers[role]
+
+    def _deliver(self, ended: list[tuple[Item, Completion]]) -> None:
+        for item, completion in ended:
+            self.sampled += len(completion.ids)
+            if (answered := item.ended(completion)) is not None and answered.done is not None:
+                answered.call.deliver(answered.index, answered.done)
 
     async def _until_one_ends(self, stream: Stream) -> list[tuple[Item, Completion]]:
         """Sample tokens until some rows finish; returns those."""
@@ -205,11 +226,15 @@ class NativeEngine:
 
     def _smaller(self, stream: Stream) -> None:
         """Halve the rows and the prompt tokens at once. Samples stay the same: the noise of a row is its own."""
-        left = stream.clear()
+        left, roots = stream.clear(), list[Item]()
         self.parked.clear()
+        for item in left:  # a request that has forked begins again, and forks again
+            if item.root not in roots:
+                roots.append(item.root)
+                item.root.restart()
         rows = min(len(left), self.limits.rows)
         if rows == 1:
-            for item in left:
+            for item in roots:
                 item.call.fail(
                     ValueError(
                         "out of memory with a single row in flight: this model does not fit at this length. Lower "
@@ -223,8 +248,8 @@ class NativeEngine:
             f"out of memory while sampling: from now on {self.limits.rows} rows at once instead of {rows}. The samples "
             "stay the same, only slower."
         )
-        for call in {id(item.call): item.call for item in left}.values():
-            stream.join([item for item in left if item.call is call], self.version)
+        for call in {id(item.call): item.call for item in roots}.values():
+            stream.join([item for item in roots if item.call is call], self.version)
 
     def logprobs(
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"

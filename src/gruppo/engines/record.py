@@ -4,9 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gruppo.engines.base import Completion, Ints
+from gruppo.engines.base import Completion, Ints, Reason
 from gruppo.engines.calls import Item
 from gruppo.engines.sampling import COLUMNS, Draw, Settings, columns_of, settings_from, stops_of
+from gruppo.engines.steer import Trace
 
 
 class Record:
@@ -22,7 +23,8 @@ class Record:
         self.logp = torch.zeros((0, 0), dtype=dtype, device=device)
         self.top_ids = torch.zeros((0, 0, 0), dtype=torch.int64, device=device)
         self.top_logp = torch.zeros((0, 0, 0), dtype=dtype, device=device)
-        self.allowed: dict[int, list[Ints]] = {}
+        self.allowed: dict[int, list[Ints]] = {}  # by truncation
+        self.traces: dict[int, Trace] = {}  # of what is steered
 
     @property
     def span(self) -> int:
@@ -50,6 +52,8 @@ class Record:
             self.items[slot] = item
             if item.request.truncates:
                 self.allowed[slot] = []
+            if item.request.steer is not None:
+                self.traces[slot] = Trace()
         return slots
 
     def _grow(self, more: int, span: int, k: int, stops: int) -> None:
@@ -72,6 +76,7 @@ class Record:
         for slot in slots:
             self.items[slot] = None
             self.allowed.pop(slot, None)
+            self.traces.pop(slot, None)
         self.free += slots
 
     def item(self, slot: int) -> Item:
@@ -99,23 +104,24 @@ class Record:
                     self.allowed[slot].append(kept)
 
     def completions(
-        self, slots: np.ndarray, count: np.ndarray, stopped: np.ndarray, version: int
+        self, slots: np.ndarray, count: np.ndarray, reasons: list[Reason], version: int, vocab: int
     ) -> list[tuple[Item, Completion]]:
         """Completions of these slots, of `count` tokens each."""
         rows_B = torch.from_numpy(slots).to(self.device)
         tables = (self.ids, self.logp, self.top_ids, self.top_logp)
         ids, logp, top_ids, top_logp = (table[rows_B].cpu().numpy() for table in tables)
         out = []
-        for b, (slot, n, stop) in enumerate(zip(slots.tolist(), count.tolist(), stopped.tolist(), strict=True)):
-            item = self.item(slot)
+        for b, (slot, n, reason) in enumerate(zip(slots.tolist(), count.tolist(), reasons, strict=True)):
+            item, allowed, trace = self.item(slot), self.allowed.get(slot), self.traces.get(slot)
             k = item.request.topk_logprobs
             completion = Completion(
                 ids=ids[b, :n].copy(),
                 logp=logp[b, :n].copy(),
                 version=np.full(n, version, np.int32),
-                reason="stop" if stop else "length",
+                reason=reason,
                 topk=(top_ids[b, :n, :k].copy(), top_logp[b, :n, :k].copy()) if k else None,
-                allowed=self.allowed.pop(slot, None),
+                allowed=allowed if trace is None else trace.allowed(n, allowed, vocab),
+                forced=None if trace is None else trace.mask(n),
             )
             out.append((item, completion))
         return out

@@ -26,6 +26,8 @@ COLUMNS = np.dtype(
         ("narrow", np.bool_),  # some request of the same call truncates
         ("length", np.int64),  # of the prefix
         ("limit", np.int64),  # tokens to sample at most
+        ("texts", np.bool_),  # a text may end it
+        ("steered", np.bool_),
     ]
 )
 
@@ -43,6 +45,8 @@ def columns_of(requests: Seq[Request]) -> np.ndarray:
             narrow,
             len(r.prefix),
             r.max_tokens,
+            bool(r.stop_text),
+            r.steer is not None,
         )
         for r in requests
     ]

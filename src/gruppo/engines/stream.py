@@ -1,17 +1,22 @@
 """The running batch of one role: rows with a KV cache, filled from a queue and retired when they finish."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gruppo.engines.base import Completion, NotFinite
+from gruppo.data import key_hash
+from gruppo.engines.base import Completion, Ints, NotFinite
 from gruppo.engines.calls import Call, Item
 from gruppo.engines.parked import Parked, Shelf
 from gruppo.engines.prefixes import FORKED, Prefixes, Wanted, computed, extended, joined
 from gruppo.engines.record import Record
 from gruppo.engines.sampling import draw
+from gruppo.engines.steer import Move, checked, forced, steered
+from gruppo.engines.texts import ends_in
 from gruppo.policies.base import Incremental
 from gruppo.policies.cache import Cache
 
@@ -37,8 +42,17 @@ class Stream:
     5 % of a call of 512 requests, and saved four of five row steps. A stream that runs empty frees all of its tables.
     """
 
-    def __init__(self, role: str, model: Incremental, eos: tuple[int, ...], limits: Limits, parked: Parked) -> None:
+    def __init__(
+        self,
+        role: str,
+        model: Incremental,
+        eos: tuple[int, ...],
+        limits: Limits,
+        parked: Parked,
+        decode: Callable[[Seq[int]], str] | None = None,
+    ) -> None:
         self.role, self.model, self.eos, self.limits, self.parked = role, model, eos, limits, parked
+        self.decode = decode
         self.device = model.device
         self.version = 0
         self.prefilled = self.decoded = 0
@@ -57,6 +71,7 @@ class Stream:
         self.row_slot = np.zeros(0, np.int64)  # the request of each live row
         self.row_pos = np.zeros(0, np.int64)  # the position that each live row samples next
         self.token_B = torch.zeros(0, dtype=torch.int64, device=self.device)  # the last token of each live row
+        self.hidden_BD: Tensor | None = None  # of the last token of each live row
         self.ends: dict[int, Tensor] = {}  # the hidden state after the prefix of a slot, if it is to be parked
         return left
 
@@ -103,25 +118,82 @@ class Stream:
             new_BV = self._admit(self.room)
             logits_BV = new_BV if logits_BV is None else torch.cat([logits_BV, new_BV])
         assert logits_BV is not None
-        drawn = draw(logits_BV, self.settings, self._tensor(self.row_pos))
+        moves = self._moves(logits_BV) if self.record.traces else {}
+        drawn = draw(steered(logits_BV, moves), self.settings, self._tensor(self.row_pos))
+        drawn = forced(drawn, logits_BV, self.settings, moves)
         length, limit = (self.record.columns[name][self.row_slot] for name in ("length", "limit"))
         self.record.write(self.row_slot, self.row_pos - length, drawn)
         self.token_B, self.row_pos = drawn.token_B, self.row_pos + 1
         count = self.row_pos - length
         stopped_B = (drawn.token_B[:, None] == self.settings.stop_BS).any(1)
         stopped, lost = torch.stack([stopped_B, drawn.lost_B]).cpu().numpy()  # both at once: a GPU is waited for here
+        dropped = np.isin(np.arange(len(count)), [row for row, m in moves.items() if m.drop])
+        lost &= ~dropped
         if lost.any():
             raise NotFinite(
                 f"the logits of {int(lost.sum())} of {len(lost)} answers are not finite, so no token can be drawn: the "
                 "weights of the model have left the range of numbers. Lower optim.lr, and go on from a checkpoint "
                 "before this step; if no step was taken yet, use another model."
             )
-        done = stopped | (count >= limit)
-        return self._end(done, count, stopped) if done.any() else []
+        self._end_texts(stopped, count)
+        reason_B = np.where(dropped, "drop", np.where(stopped, "stop", np.where(count >= limit, "length", "")))
+        return self._end(reason_B, count - dropped) if (reason_B != "").any() else []
 
-    def _end(self, done: np.ndarray, count: np.ndarray, stopped: np.ndarray) -> list[tuple[Item, Completion]]:
+    def _end_texts(self, stopped: np.ndarray, count: np.ndarray) -> None:
+        """Mark the rows in which a text that ends them has just ended."""
+        rows = np.flatnonzero(self.record.columns["texts"][self.row_slot])
+        if len(rows) == 0 or self.decode is None:
+            return
+        ids = self.record.ids[self._tensor(self.row_slot[rows])].cpu().numpy()
+        for row, mine in zip(rows.tolist(), ids, strict=True):
+            item = self.record.item(int(self.row_slot[row]))
+            stopped[row] |= ends_in(self.decode, np.append(item.said, mine[: count[row]]), item.request.stop_text)
+
+    def _moves(self, logits_BV: Tensor) -> dict[int, Move]:
+        """What the steers of the live rows want at this token. Forks are made here."""
+        moves: dict[int, Move] = {}
+        for row in np.flatnonzero(self.record.columns["steered"][self.row_slot]).tolist():
+            slot, pos = int(self.row_slot[row]), int(self.row_pos[row])
+            item = self.record.item(slot)
+            count = pos - len(item.ids)
+            ids = np.concatenate([item.ids, self.record.ids[slot, :count].cpu().numpy()])
+            assert item.request.steer is not None
+            move = item.request.steer(ids, pos, logits_BV[row].cpu().numpy().copy())
+            if move is None:
+                continue
+            moves[row] = checked(move, self.model.vocab)
+            if not move.drop:
+                self.record.traces[slot].note(count, move, self.model.vocab)
+            if move.fork and not (item.parent is not None and count == 0):  # where it was forked it does not fork again
+                self._fork(row, item, ids, count, move.fork)
+        return moves
+
+    def _fork(self, row: int, item: Item, ids: Ints, count: int, copies: int) -> None:
+        """Park the row as it is, and ask for what follows under other keys: nothing is computed again."""
+        root, rows = item.root, self.limits.rows
+        root.copies += copies
+        if root.copies > rows:
+            raise ValueError(
+                f"steer: one request has forked {root.copies} times, and the engine has {rows} rows, so it might never "
+                "end. Fork at fewer tokens, or raise engine.rows."
+            )
+        assert self.cache is not None and self.hidden_BD is not None
+        kv, request = self.cache.kv, item.request
+        self.parked.at(self.version)
+        end = {len(ids): self.hidden_BD[row].clone()}
+        self.parked.put((self.role, request.payload), ids, lambda: kv[:, :, row, : len(ids)].clone(), end)
+        more, said = request.max_tokens - count, np.append(item.said, ids[len(item.ids) :])
+        for _ in range(copies):
+            key = int(key_hash(request.key, "fork", len(ids), len(item.forks)))
+            asked = replace(request, prefix=ids, max_tokens=more, key=key)
+            item.forks.append(Item(item.call, item.index, asked, True, parent=item, start=count, said=said))
+            self.queue += self.record.add(item.forks[-1:])
+        self.fresh = True
+
+    def _end(self, reason_B: np.ndarray, count: np.ndarray) -> list[tuple[Item, Completion]]:
+        done = reason_B != ""
         slots = self.row_slot[done]
-        ended = self.record.completions(slots, count[done], stopped[done], self.version)
+        ended = self.record.completions(slots, count[done], reason_B[done].tolist(), self.version, self.model.vocab)
         for row, slot, (item, completion) in zip(np.flatnonzero(done).tolist(), slots.tolist(), ended, strict=True):
             if item.remember:
                 self._park(row, item, completion, self.ends.pop(slot))
@@ -145,6 +217,7 @@ class Stream:
         self.decoded += len(self.row_slot)
         span = int(self.row_pos.max())
         hidden_BD = self.model.decode(self.token_B, self._tensor(self.row_pos - 1), self.cache, span)
+        self.hidden_BD = hidden_BD
         return self.model.head(hidden_BD)
 
     def _retire(self, done: np.ndarray) -> None:
@@ -179,6 +252,9 @@ class Stream:
         start_B, length_B = self._tensor(start[at]), self._tensor(length[at])
         self.cache.put(live, prefixes.kv_M, start_B, length_B, int(length.max()))
         self.cache.closed = not self.queue
+        if self.record.traces:
+            new_BD = prefixes.hidden_UD[self._tensor(at)]
+            self.hidden_BD = torch.cat([self.hidden_BD, new_BD]) if live and self.hidden_BD is not None else new_BD
         for slot, u in zip(slots, at.tolist(), strict=True):
             if self.record.item(slot).remember:
                 self.ends[slot] = prefixes.hidden_UD[u]
