@@ -106,9 +106,13 @@ PROMISES = {
 
 @runtime_checkable
 class Engine(Protocol):
-    promises: frozenset[str]  # of PROMISES
     version: int  # of the weights
     sampled: int  # tokens of all completions so far
+
+    @property
+    def promises(self) -> frozenset[str]:
+        """Names of PROMISES."""
+        ...
 
     async def ask(self, request: Request) -> Completion:
         """One completion. Many callers may ask at the same time."""

@@ -23,6 +23,8 @@ class Record:
         self.logp = torch.zeros((0, 0), dtype=dtype, device=device)
         self.top_ids = torch.zeros((0, 0, 0), dtype=torch.int64, device=device)
         self.top_logp = torch.zeros((0, 0, 0), dtype=dtype, device=device)
+        self.hidden: Tensor | None = None  # the states that tokens were drawn from, if some are to be parked
+        self.keeps = False
         self.allowed: dict[int, list[Ints]] = {}  # by truncation
         self.traces: dict[int, Trace] = {}  # of what is steered
 
@@ -50,6 +52,7 @@ class Record:
         self.stops[slots, : stops.shape[1]] = stops
         for slot, item in zip(slots, items, strict=True):
             self.items[slot] = item
+            self.keeps |= item.remember
             if item.request.truncates:
                 self.allowed[slot] = []
             if item.request.steer is not None:
@@ -71,6 +74,7 @@ class Record:
         if size > old or span > self.span or k > self.k:
             self.ids, self.logp = (_larger(t, size, span) for t in (self.ids, self.logp))
             self.top_ids, self.top_logp = (_larger(t, size, span, k) for t in (self.top_ids, self.top_logp))
+            self.hidden = None if self.hidden is None else _larger(self.hidden, size, span, self.hidden.shape[2])
 
     def release(self, slots: list[int]) -> None:
         for slot in slots:
@@ -87,11 +91,20 @@ class Record:
     def settings(self, slots: np.ndarray) -> Settings:
         return settings_from(self.columns[slots], self.stops[slots], self.device)
 
-    def write(self, slots: np.ndarray, count: np.ndarray, drawn: Draw) -> None:
-        """Store token number `count` of each slot."""
+    @property
+    def watched(self) -> bool:
+        """Whether hidden states are needed besides the logits."""
+        return self.keeps or bool(self.traces)
+
+    def write(self, slots: np.ndarray, count: np.ndarray, drawn: Draw, hidden_BD: Tensor | None) -> None:
+        """Store token number `count` of each slot, and the hidden state that it was drawn from."""
         cell_B = torch.from_numpy(slots * self.span + count).to(self.device)
         self.ids.view(-1).index_copy_(0, cell_B, drawn.token_B)
         self.logp.view(-1).index_copy_(0, cell_B, drawn.logp_B)
+        if self.keeps and hidden_BD is not None:
+            if self.hidden is None:
+                self.hidden = hidden_BD.new_zeros(*self.ids.shape, hidden_BD.shape[1])
+            self.hidden.flatten(0, 1).index_copy_(0, cell_B, hidden_BD)
         if self.k:
             best = drawn.logp_BV.topk(self.k, -1)
             self.top_ids.flatten(0, 1).index_copy_(0, cell_B, best.indices)
