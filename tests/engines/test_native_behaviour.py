@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gruppo.engines import Engine, NativeEngine, Request, complete
+from gruppo.engines.base import PROMISES
 from gruppo.policies import Critic
 
 
@@ -195,7 +196,9 @@ def test_nothing_asked(make):
 def test_what_it_can(make):
     engine = engine_of(make())
     assert isinstance(engine, Engine)
-    assert engine.can == {"topk", "score"}
+    assert engine.promises == PROMISES.keys() - {"stop_text"}  # which takes a decoder
+    free = engine_of(make(), lockstep=False, decode=str)
+    assert free.promises == PROMISES.keys() - {"lockstep"}
 
 
 ONE = np.array([1])

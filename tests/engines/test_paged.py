@@ -1,8 +1,9 @@
 """Rows in pages, with the plain twins of the kernels: the same completions as the engine of the CPU, page for page."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import torch
 
 from gruppo.engines import Completion, NativeEngine, Request, complete
 from gruppo.engines.base import NotFinite
-from gruppo.engines.graphs import Decoder, Stack, bucket
-from gruppo.engines.paged import WINDOW, PagedStream, decoder_of, own_pages
+from gruppo.engines.graphs import Stack, bucket
+from gruppo.engines.paged import WINDOW, PagedStream, decoder_of
 from gruppo.engines.pages import SCRATCH, Pool, pages_for
+from gruppo.engines.steer import Move
 from gruppo.kernels.attention import PAGE
 from gruppo.policies import TinyConfig, TinyTransformer
 from gruppo.policies.lora import Lora, add_lora
@@ -34,10 +36,22 @@ def model(request: pytest.FixtureRequest) -> TinyTransformer:
     return model
 
 
-def decoder(model: TinyTransformer, pages: int = 400, rows: int = 16) -> Decoder:
-    c = model.config
-    pool = Pool(model.layers, pages, c.kv_heads, c.head_dim, torch.float64, torch.device("cpu"))
-    return Decoder(model, pool, rows, WINDOW)
+@pytest.fixture
+def paged(model: TinyTransformer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., NativeEngine]:
+    """An engine that pages on the CPU."""
+
+    def make(role: TinyTransformer = model, **settings: Any) -> NativeEngine:
+        with monkeypatch.context() as patch:
+            patch.setattr("gruppo.engines.native.can_page", lambda _: True)
+            engine = NativeEngine({"policy": role}, **{"eos": EOS, **settings})
+            engine._stream("policy")
+        return engine
+
+    return make
+
+
+def pool_of(engine: NativeEngine) -> Pool:
+    return cast(PagedStream, engine._streams["policy"]).decoder.pool  # type: ignore[union-attr]
 
 
 def mixed(count: int = 30) -> list[Request]:
@@ -52,19 +66,8 @@ def mixed(count: int = 30) -> list[Request]:
     return out
 
 
-def drawn(stream: PagedStream) -> dict[int, Completion]:
-    found: dict[int, Completion] = {}
-    while stream.busy:
-        for i, completion in stream.step():
-            assert i not in found
-            found[i] = completion
-    return found
-
-
-def same(found: dict[int, Completion], wanted: list[Completion]) -> None:
-    assert sorted(found) == list(range(len(wanted)))
-    for i, w in enumerate(wanted):
-        f = found[i]
+def same(found: list[Completion], wanted: list[Completion]) -> None:
+    for f, w in zip(found, wanted, strict=True):
         assert np.array_equal(f.ids, w.ids) and f.reason == w.reason and np.array_equal(f.version, w.version)
         assert np.allclose(f.logp, w.logp, atol=2e-6)
         assert (f.allowed is None) == (w.allowed is None)
@@ -74,84 +77,106 @@ def same(found: dict[int, Completion], wanted: list[Completion]) -> None:
             assert np.array_equal(f.topk[0], w.topk[0]) and np.allclose(f.topk[1], w.topk[1], atol=2e-6)
 
 
+WAYS: dict[str, list[dict[str, Any]]] = {
+    "plain": [{}],
+    "truncated": [{"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.7, "topk_logprobs": 2}, {}],
+    "texts": [{"stop_text": ("7",)}, {}],
+    "steered": [{"steer": lambda ids, pos, logits: Move(force=5) if pos % 9 == 0 else None}, {}],
+}
+
+
 @pytest.mark.parametrize("rows", [3, 16])
-@pytest.mark.parametrize("how", ["plain", "truncated"])
-def test_the_same_completions(model: TinyTransformer, rows: int, how: str) -> None:
-    requests = mixed()
-    if how == "truncated":
-        ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.7, "topk_logprobs": 2}, {}]
-        requests = [replace(r, **ways[i % 4]) for i, r in enumerate(requests)]
-    wanted = asyncio.run(complete(NativeEngine({"policy": model}, eos=EOS), requests))
+@pytest.mark.parametrize("how", WAYS)
+def test_the_same_completions(model: TinyTransformer, paged: Callable[..., NativeEngine], rows: int, how: str) -> None:
+    ways = WAYS[how]
+    requests = [replace(r, **ways[i % len(ways)]) for i, r in enumerate(mixed(12))]
+    settings: dict[str, Any] = {"decode": lambda ids: ",".join(map(str, ids))}
+    wanted = asyncio.run(complete(NativeEngine({"policy": model}, eos=EOS, **settings), requests))
     assert {c.reason for c in wanted} == {"stop", "length"}
-    d = decoder(model, rows=rows)
-    stream = PagedStream(d, requests, (EOS,), 0, 500)
-    same(drawn(stream), wanted)
-    assert d.pool.free == 399 and stream.prefilled <= sum(len(r.prefix) for r in requests)
+    engine = paged(max_rows=rows, **settings)
+    same(asyncio.run(complete(engine, requests)), wanted)
+    assert pool_of(engine).free == len(pool_of(engine).users) - 1
+    assert engine.prefilled <= sum(len(r.prefix) for r in requests)
 
 
-def test_a_prompt_is_computed_and_stored_once(model: TinyTransformer) -> None:
-    prefix = np.arange(3, 3 + 3 * PAGE // 2 * 2) % 37 + 3  # three pages, full
-    requests = [Request(prefix, 1 + PAGE, key=i) for i in range(8)]
-    d = decoder(model)
-    stream = PagedStream(d, requests, (), 0, 10_000)
-    stream.step()
-    assert stream.prefilled == len(prefix)
-    own = 8 * (pages_for(len(prefix) + 1 + PAGE) - 3)
-    assert 399 - d.pool.free == 3 + own
-    assert d.pool.users[stream.pages[0][0]] == 8
-    drawn(stream)
-    assert d.pool.free == 399
-
-
-def test_a_caller_that_goes_away_frees_its_pages(model: TinyTransformer) -> None:
-    d = decoder(model)
-    stream = PagedStream(d, [Request(np.array([1, 5, 6]), 70, key=i) for i in range(30)], (), 0, 500)
-    stream.step()
-    assert d.pool.free < 399
-    stream.close()
-    assert d.pool.free == 399 and not stream.busy
-
-
-def test_two_streams_share_a_decoder(model: TinyTransformer) -> None:
-    d, requests = decoder(model), mixed(8)
-    wanted = asyncio.run(complete(NativeEngine({"policy": model}, eos=EOS), requests))
-    streams = [PagedStream(d, requests, (EOS,), 0, 500) for _ in range(2)]
-    found: list[dict[int, Completion]] = [{}, {}]
-    while any(s.busy for s in streams):
-        for s, mine in zip(streams, found, strict=True):
-            mine |= dict(s.step()) if s.busy else {}
-    for mine in found:
-        same(mine, wanted)
-
-
-def test_few_pages_mean_few_rows_and_the_same_completions(model: TinyTransformer) -> None:
+def test_requests_join_a_running_batch(model: TinyTransformer, paged: Callable[..., NativeEngine]) -> None:
     requests = mixed(8)
     wanted = asyncio.run(complete(NativeEngine({"policy": model}, eos=EOS), requests))
-    most = max(own_pages(r) + pages_for(len(r.prefix)) for r in requests)
-    same(drawn(PagedStream(decoder(model, pages=most + 1), requests, (EOS,), 0, 500)), wanted)
+
+    async def one(engine: NativeEngine, i: int) -> Completion:
+        for _ in range(i % 5):
+            await asyncio.sleep(0)
+        return await engine.ask(requests[i])
+
+    async def all_of(engine: NativeEngine) -> list[Completion]:
+        return await asyncio.gather(*(one(engine, i) for i in range(len(requests))))
+
+    same(asyncio.run(all_of(paged(lockstep=False))), wanted)
 
 
-def test_a_pool_too_small_for_one_request_says_what_fits(model: TinyTransformer) -> None:
-    long = Request(np.arange(3, 40), 3 * PAGE, key=0)
-    with pytest.raises(ValueError, match=r"needs 5 pages of 64 tokens, and the cache has 3. Use at most 91 max_tokens"):
-        PagedStream(decoder(model, pages=4), [long], (), 0, 500).step()
-    assert len(drawn(PagedStream(decoder(model, pages=4), [replace(long, max_tokens=91)], (), 0, 500))[0].ids) == 91
+def test_a_dialogue_goes_on_from_parked_rows(model: TinyTransformer, paged: Callable[..., NativeEngine]) -> None:
+    engine, plain = paged(), NativeEngine({"policy": model}, eos=EOS, cache_tokens=0)
+    ids = np.array([1, *range(3, 39)])
+    for turn in range(4):
+        before = engine.prefilled
+        found, wanted = (asyncio.run(e.ask(Request(ids, 40, key=turn))) for e in (engine, plain))
+        same([found], [wanted])
+        new = 37 if turn == 0 else 11  # the last token of the answer, and what was observed
+        assert engine.prefilled - before == new
+        ids = np.concatenate([ids, found.ids, np.arange(3, 13)])
+    assert pool_of(engine).free == len(pool_of(engine).users) - 1
 
 
-def test_the_whole_context(model: TinyTransformer) -> None:
+def test_a_prompt_is_computed_and_stored_once(model: TinyTransformer, paged: Callable[..., NativeEngine]) -> None:
+    prefix = np.arange(2 * PAGE + 5) % 37 + 3
+    requests = [Request(prefix, 1 + PAGE, key=i) for i in range(8)]
+    engine = paged(eos=None)
+
+    async def first() -> None:
+        stream = engine.generate(requests)
+        task = asyncio.ensure_future(anext(stream))
+        while not engine.prefilled:
+            await asyncio.sleep(0)
+        assert engine.prefilled == len(prefix)
+        pages = cast(PagedStream, engine._streams["policy"]).pages
+        assert len({p for row in pages for p in row}) == 2 + 8 * (pages_for(len(prefix) + 1 + PAGE) - 2)
+        assert pool_of(engine).users[pages[0][0]] == 8
+        await task
+        await stream.aclose()  # the caller goes away: its pages are free
+
+    asyncio.run(first())
+    assert pool_of(engine).free == len(pool_of(engine).users) - 1
+
+
+def test_few_pages_mean_few_rows_and_the_same_completions(
+    model: TinyTransformer, paged: Callable[..., NativeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = mixed(8)
+    wanted = asyncio.run(complete(NativeEngine({"policy": model}, eos=EOS), requests))
+    page = 2 * 2 * 2 * model.config.head_dim * PAGE * 8 / (1 << 30)  # of the memory that a CPU is said to have
+    monkeypatch.setattr("gruppo.engines.paged.SHARE", 4.1 * page)
+    engine = paged()
+    same(asyncio.run(complete(engine, requests)), wanted)
+    assert len(pool_of(engine).users) == 5
+    monkeypatch.setattr("gruppo.engines.paged.SHARE", 3.1 * page)
+    with pytest.raises(ValueError, match=r"needs 4 pages of 64 tokens.*has room for 3, that is 192 tokens"):
+        asyncio.run(complete(paged(), [Request(np.arange(3, 40), 200, key=0)]))
+
+
+def test_the_whole_context(model: TinyTransformer, paged: Callable[..., NativeEngine]) -> None:
     """A row that ends at the last position goes on within its window, and harms nobody."""
     end = model.context
     requests = [Request(np.arange(end - 3) % 37 + 3, 3, key=0), Request(np.array([1]), end - 1, key=1)]
     wanted = asyncio.run(complete(NativeEngine({"policy": model}, eos=None), requests))
-    same(drawn(PagedStream(decoder(model), requests, (), 0, 10_000)), wanted)
+    same(asyncio.run(complete(paged(eos=None), requests)), wanted)
 
 
-def test_weights_that_are_lost_end_the_call(model: TinyTransformer) -> None:
+def test_weights_that_are_lost_end_the_call(model: TinyTransformer, paged: Callable[..., NativeEngine]) -> None:
     bad = TinyTransformer(model.config).double()
     with torch.no_grad():
         bad.model.norm.weight.fill_(torch.nan)
     with pytest.raises(NotFinite, match="not finite"):
-        PagedStream(decoder(bad), [Request(np.array([1]), 5, key=0)], (), 0, 500).step()
+        asyncio.run(complete(paged(bad), [Request(np.array([1]), 5, key=0)]))
 
 
 def test_stacked_weights_are_stored_once_and_follow_updates() -> None:
@@ -169,31 +194,32 @@ def test_stacked_weights_are_stored_once_and_follow_updates() -> None:
     assert all(p.is_leaf and p.requires_grad for m in layers for p in m.parameters())
 
 
-def test_an_adapter_is_merged_for_each_version(model: TinyTransformer) -> None:
+def test_an_adapter_is_merged_for_each_version(model: TinyTransformer, paged: Callable[..., NativeEngine]) -> None:
     adapted = TinyTransformer(model.config).double().eval()
     adapted.load_state_dict(model.state_dict())
     add_lora(adapted, Lora(rank=2))
-    d, requests = decoder(adapted), mixed(6)
-    for version in range(2):
-        wanted = asyncio.run(complete(NativeEngine({"policy": adapted}, eos=EOS), requests))
-        found = drawn(PagedStream(d, requests, (EOS,), version, 500))
-        same(found, [replace(c, version=np.full_like(c.version, version)) for c in wanted])
+    engine, plain, requests = paged(adapted), NativeEngine({"policy": adapted}, eos=EOS), mixed(6)
+    for _ in range(2):
+        same(asyncio.run(complete(engine, requests)), asyncio.run(complete(plain, requests)))
         with torch.no_grad():
             for name, p in adapted.named_parameters():
                 if "lora_B" in name:
                     p.normal_(generator=torch.Generator().manual_seed(0))
+        for e in (engine, plain):
+            e.sync(e.version + 1, {})
 
 
 def test_a_decoder_is_kept_while_it_fits(model: TinyTransformer) -> None:
-    short, long = [Request(np.array([1]), 5, key=0)], [Request(np.array([1]), 250, key=0)]
-    first = decoder_of(model, short, 1, None)
-    assert decoder_of(model, short, 1, first) is first
-    wider = decoder_of(model, long, 1, first)
-    assert wider is not first and decoder_of(model, short, 1, wider) is wider
+    first = decoder_of(model, 1, 4, None)
+    assert decoder_of(model, 1, 4, first) is first
+    wider = decoder_of(model, 5, 4, first)
+    assert (
+        wider is not first and decoder_of(model, 1, 4, wider) is wider and decoder_of(model, 1, 2, wider) is not wider
+    )
     moved = TinyTransformer(model.config).double()
-    kept = decoder_of(moved, short, 4, None)
+    kept = decoder_of(moved, 1, 4, None)
     moved.model.norm.weight.data = moved.model.norm.weight.data.clone()  # the graphs would read the old ones
-    assert decoder_of(moved, short, 4, kept) is not kept
+    assert decoder_of(moved, 1, 4, kept) is not kept
 
 
 def test_buckets_waste_little() -> None:

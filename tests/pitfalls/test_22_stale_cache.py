@@ -42,10 +42,11 @@ def cached(monkeypatch: pytest.MonkeyPatch, salted: bool) -> None:
     store: dict[Any, Any] = {}
     prefill = Stream._prefill
 
-    def look_up(self: Stream, req: np.ndarray) -> Any:
-        key = (*(self.requests[i].prefix.tobytes() for i in req.tolist()), self.version if salted else 0)
+    def look_up(self: Stream, slots: np.ndarray) -> Any:
+        asked = (self.record.item(i).request.prefix.tobytes() for i in slots.tolist())
+        key = (*asked, self.version if salted else 0)
         if key not in store:
-            store[key] = prefill(self, req)
+            store[key] = prefill(self, slots)
         return store[key]
 
     monkeypatch.setattr(Stream, "_prefill", look_up)

@@ -149,6 +149,25 @@ def test_the_engine_computes_what_forks_share_once(hf_model, family, monkeypatch
         assert np.array_equal(a.ids, b.ids) and np.allclose(a.logp, b.logp, atol=1e-9)
 
 
+@pytest.mark.parametrize("family", ["llama_untied", "qwen3", "gpt2", "gemma2"])
+def test_a_dialogue_goes_on_from_parked_rows(hf_model, family):
+    """Tokens after a past, of several lengths in one pass: the same draws as from the whole."""
+    policy, starts = HFPolicy(hf_model(family), family), draws([4, 9, 6], seed=2)
+    engine, plain = (NativeEngine({"policy": policy}, eos=None) for _ in range(2))
+
+    async def asked(requests):
+        return await asyncio.gather(*(engine.ask(r) for r in requests))
+
+    ids = starts
+    for turn in range(3):
+        requests = [Request(p, 5, key=10 * turn + i) for i, p in enumerate(ids)]
+        found = asyncio.run(asked(requests))
+        for a, b in zip(found, asyncio.run(complete(plain, requests)), strict=True):
+            assert np.array_equal(a.ids, b.ids) and np.allclose(a.logp, b.logp, atol=1e-9)
+        ids = [np.concatenate([p, c.ids, [3 + turn, 4]]) for p, c in zip(ids, found, strict=True)]
+    assert engine.prefilled + engine.decoded == sum(map(len, ids)) - 3 * 3
+
+
 def test_dropout_is_off_also_in_training(hf_model):
     policy = HFPolicy(hf_model("gpt2", resid_pdrop=0.5, attn_pdrop=0.5, embd_pdrop=0.5)).train()
     inputs = packed(draws([8]))

@@ -46,9 +46,9 @@ def tree_of(sequences: list[np.ndarray]) -> tuple[Inputs, Inputs, torch.Tensor]:
 
 LAYOUTS: dict[str, Callable[..., Layout]] = {
     "paths": layout_of,
-    "dense": lambda inputs, context, dtype: dense_of(inputs, context, 32, dtype),
-    "dense, short lines": lambda inputs, context, dtype: dense_of(inputs, context, 1, dtype),
-    "dense, whole trees": lambda inputs, context, dtype: dense_of(inputs, context, 10**6, dtype),
+    "dense": lambda inputs, context, dtype, _=None: dense_of(inputs, context, 32, dtype),
+    "dense, short lines": lambda inputs, context, dtype, _=None: dense_of(inputs, context, 1, dtype),
+    "dense, whole trees": lambda inputs, context, dtype, _=None: dense_of(inputs, context, 10**6, dtype),
 }
 
 
@@ -246,7 +246,7 @@ def prefixes(episodes: list[Episode]) -> list[list[int]]:
 def _leaks_a_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dense line with a causal mask and nothing more: answers see the answers before them."""
 
-    def causal(inputs: Inputs, context: int, dtype: torch.dtype) -> Layout:
+    def causal(inputs: Inputs, context: int, dtype: torch.dtype, _: object) -> Layout:
         good = dense_of(inputs, context, 10**6, dtype)
         masks = [None if m is None else torch.triu(torch.full_like(m, float("-inf")), 1) for m in good.masks]
         return replace(good, masks=tuple(masks))

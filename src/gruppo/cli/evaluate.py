@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gruppo.cli.commands import configured, print_json
-from gruppo.engines.native import NativeEngine
+from gruppo.engines.config import engine_of
 from gruppo.lab.compare.statistics import Pair, pairwise
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Sampling
@@ -171,7 +171,7 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
     out: dict[str, Evaluation] = {}
     try:
         for name, (policy, tokenizer) in loaded.items():
-            engine = NativeEngine({"policy": policy}, eos=tokenizer.stops, say=_to_stderr)
+            engine = engine_of(config.engine, {"policy": policy}, tokenizer, _to_stderr)
             longest = sampling.max_tokens or most_tokens(tasks, tokenizer, policy.context)
             how, e = replace(sampling, max_tokens=longest), config.eval
             out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k))

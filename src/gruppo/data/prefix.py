@@ -5,6 +5,8 @@ A batch has one row of M for each token of each sequence. Rows with the same tok
 it, so autograd adds up their gradients.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 # The smallest fraction of a sequence worth sharing. Time saved is about proportional to rows saved; below a tenth, as
@@ -12,11 +14,14 @@ import numpy as np
 WORTH = 1 / 8
 
 
-def prefix_nodes(ids: np.ndarray, length: np.ndarray, worth: float = WORTH) -> np.ndarray | None:
+def prefix_nodes(
+    ids: np.ndarray, length: np.ndarray, worth: float = WORTH, payloads: Sequence[bytes] = ()
+) -> np.ndarray | None:
     """A number for each position, equal where token and prefix are equal; None if nothing is shared.
 
     ids, length  the sequences, one after another
     worth        the smallest fraction of a sequence that it must share with the previous one in sorted order
+    payloads     what a sequence holds besides its ids; sequences with different ones share nothing. Empty: none does
 
     Sorted sequences with a common prefix are neighbours, so comparing neighbours finds all of them, without hashing.
     Numbers increase along every sequence, and from one sequence to the next in sorted order (depth first).
@@ -24,8 +29,13 @@ def prefix_nodes(ids: np.ndarray, length: np.ndarray, worth: float = WORTH) -> n
     start = np.cumsum(length) - length
     raw = ids.astype(">i8").tobytes()  # big-endian, so that bytes sort like numbers
     keys = [raw[8 * a : 8 * (a + n)] for a, n in zip(start.tolist(), length.tolist(), strict=True)]
-    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+    if any(payloads):
+        order = np.array(sorted(range(len(keys)), key=lambda i: (payloads[i], keys[i])), np.int64)
+    else:
+        order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
     common = common_with_previous(ids, start[order], length[order])
+    if any(payloads):
+        common[[i > 0 and payloads[order[i]] != payloads[order[i - 1]] for i in range(len(order))]] = 0
     common[common < worth * length[order]] = 0
     if not common.any():
         return None

@@ -1,15 +1,19 @@
 """Requests, completions, and the protocol of a sampling engine."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from gruppo.engines.steer import Steer
+
 Ints = NDArray[np.int64]
 Reals = NDArray[np.floating]
+Reason = Literal["stop", "length", "drop"]  # an id or a text ended it; max_tokens did; a steer did
 
 
 LEAST_TEMPERATURE = 1e-6  # logits divided by less may leave the range of float32
@@ -36,6 +40,9 @@ class Request:
     stop: tuple[int, ...] = ()  # ids that end the completion, besides the engine's eos, and are part of it
     topk_logprobs: int = 0  # number of most probable ids to report at each token
     role: str = "policy"
+    stop_text: tuple[str, ...] = ()  # texts that end it, with the token in which one of them ends
+    steer: "Steer | None" = None  # looks at every token before it is drawn
+    payload: bytes = b""  # what the prefix holds besides its ids, such as a hash of its pictures; part of its identity
 
     def __post_init__(self) -> None:
         if len(self.prefix) == 0:
@@ -53,6 +60,11 @@ class Request:
         ):
             if not good:
                 raise ValueError(f"{name}={getattr(self, name)}: {remedy}")
+        if isinstance(self.stop_text, str) or "" in self.stop_text:
+            raise ValueError(
+                f"stop_text={self.stop_text!r}: no token can end an empty text, and a single text is no tuple of them. "
+                'Use texts with at least one character, such as stop_text=("\\n",).'
+            )
 
     @property
     def truncates(self) -> bool:
@@ -67,22 +79,55 @@ class Completion:
     ids: Ints
     logp: Reals  # of the distribution sampled from; float32, or float64 if the weights are
     version: NDArray[np.int32]  # of the weights, per token
-    reason: Literal["stop", "length"]
+    reason: Reason
     topk: tuple[Ints, Reals] | None = None  # ids and logp, (tokens, k) each, at the temperature, before truncation
-    allowed: list[Ints] | None = None  # ids with positive probability at each token, if the request truncates
+    allowed: list[Ints] | None = None  # ids with positive probability at each token, if some have none
+    forced: NDArray[np.bool_] | None = None  # tokens that were not drawn, if there are any; logp is the policy's
+    forks: "tuple[Completion, ...]" = ()  # copies that a steer made; each has its own tokens from `start` on
+    start: int = 0  # of a fork: how many tokens it shares with the completion that it is a fork of
 
     def __repr__(self) -> str:
         return f"Completion({len(self.ids)} tokens, {self.reason}, ids={self.ids[:8].tolist()}…)"
 
 
+# What an engine may promise. A method that needs more than its engine promises is refused (stages/check.py).
+PROMISES = {
+    "keyed": "a draw depends on its random key and position alone",
+    "truncation": "top_k and top_p",
+    "logp": "log-probabilities of the distribution sampled from",
+    "topk": "the most probable ids at each token",
+    "score": "log-probabilities of given tokens",
+    "lockstep": "the same bits in every run, for several callers",
+    "stop_text": "texts that end an answer",
+    "steer": "functions that steer a draw",
+    "fork": "rows that fork while they are sampled",
+}
+
+
 @runtime_checkable
 class Engine(Protocol):
-    can: frozenset[str]
-    version: int
+    version: int  # of the weights
     sampled: int  # tokens of all completions so far
+
+    @property
+    def promises(self) -> frozenset[str]:
+        """Names of PROMISES."""
+        ...
+
+    async def ask(self, request: Request) -> Completion:
+        """One completion. Many callers may ask at the same time."""
+        ...
 
     def generate(self, requests: Seq[Request]) -> AsyncIterator[tuple[int, Completion]]:
         """A stream of (index of the request, completion), in the order in which they finish."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what is kept between requests, so that what follows depends on nothing before."""
+        ...
+
+    def sync(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Sample from these weights (role → policy) from now on. No request may be in flight."""
         ...
 
     def logprobs(

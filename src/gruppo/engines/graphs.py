@@ -97,7 +97,6 @@ class Decoder:
 
     def __init__(self, model: Any, pool: Pool, rows: int, window: int) -> None:
         self.model, self.pool, self.rows = model, pool, rows
-        self.owner: object = None  # whose rows these are
         config, device = model.config, model.device
         dim = pool.kv.shape[-1]
         self.heads = Heads(config.heads, pool.kv.shape[3], dim, config.norm_eps)
@@ -112,7 +111,7 @@ class Decoder:
         self.table = torch.zeros(rows, pages_for(model.context) + 1, dtype=torch.int32, device=device)
         # All in one table, which takes one copy to the host; float64 holds ids and log-probabilities exactly.
         self.out = torch.zeros(rows, 2 * window + 1, dtype=torch.float64, device=device)
-        self.logits_RV: Tensor | None = None
+        self.hidden_RD = torch.zeros(rows, model.dim, dtype=self.embed.dtype, device=device)  # of a step without a draw
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self.memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
@@ -135,7 +134,7 @@ class Decoder:
         self._version = version
 
     def forward(self, n: int) -> Tensor:
-        """Logits after the next token of the first n rows."""
+        """The last hidden states after the next token of the first n rows."""
         x_BD, y_BD = F.embedding(self.state[0, :n], self.embed), None
         for i, layer in enumerate(self.layers):
             x_BD, h_BD = add_norm(x_BD, y_BD, layer.norm_1, self.eps)
@@ -144,28 +143,27 @@ class Decoder:
             y_BD = layer.o(attend(qkv_BX, self.heads, self.rope, layer.qk_norms, *place))
             x_BD, h_BD = add_norm(x_BD, y_BD, layer.norm_2, self.eps)
             y_BD = layer.down(swiglu(layer.gate_up(h_BD)))
-        return scores(add_norm(x_BD, y_BD, self.norm, self.eps)[1], self.head)
+        return add_norm(x_BD, y_BD, self.norm, self.eps)[1]
 
     def drawn(self, n: int) -> None:
         """A step with its draw; the token drawn goes in next."""
         _, pos, key = self.state[:, :n]
-        drawn = draw_token(self.forward(n), self.heat[:n], key, pos + 1)
+        drawn = draw_token(scores(self.forward(n), self.head), self.heat[:n], key, pos + 1)
         advance(*drawn, self.state, self.count, self.out, self.model.context - 1)
 
-    def step(self, live: int, draw: bool) -> Tensor | None:
-        """A step of the live rows, by the graph of the next larger number. Without a draw the logits are returned."""
+    def step(self, live: int, draw: bool) -> Tensor:
+        """A step of the live rows, by the graph of the next larger number. Without a draw: the hidden states."""
         n = bucket(live, self.rows)
         if self.memory is None:
-            return self.drawn(n) if draw else self.forward(n)[:live]
-        if (n, draw) not in self.graphs:
-            self.graphs[n, draw] = self._capture(n, draw)
-        self.graphs[n, draw].replay()
-        return None if draw or self.logits_RV is None else self.logits_RV[:live]
+            self._once(n, draw)
+        else:
+            if (n, draw) not in self.graphs:
+                self.graphs[n, draw] = self._capture(n, draw)
+            self.graphs[n, draw].replay()
+        return self.hidden_RD[:live]
 
     def _capture(self, n: int, draw: bool) -> torch.cuda.CUDAGraph:
         kept = [x.clone() for x in (self.state, self.count, self.out)]
-        if not draw and self.logits_RV is None:
-            self.logits_RV = torch.empty(self.rows, len(self.head), device=self.embed.device)
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # kernels are compiled before, not while, a graph is recorded
@@ -181,8 +179,7 @@ class Decoder:
         if draw:
             self.drawn(n)
         else:
-            assert self.logits_RV is not None
-            self.logits_RV[:n] = self.forward(n)
+            self.hidden_RD[:n] = self.forward(n)
 
 
 def bucket(live: int, rows: int) -> int:

@@ -1,38 +1,43 @@
 """The engine in the trainer's process: it samples from the weights that are being trained."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
-from weakref import WeakKeyDictionary
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
-from torch import nn
 
-from gruppo.engines.base import Completion, Ints, Reals, Request, check, check_ids
-from gruppo.engines.graphs import Decoder
-from gruppo.engines.paged import PagedStream, can_page, decoder_of
-from gruppo.engines.stream import Stream
+from gruppo.engines.base import PROMISES, Completion, Ints, Reals, Request, check, check_ids
+from gruppo.engines.calls import Call, Item, items_of
+from gruppo.engines.paged import PagedStream, can_page
+from gruppo.engines.parked import Parked
+from gruppo.engines.score import evaluating, score, without_gradients
+from gruppo.engines.stream import Limits, Stream
+from gruppo.engines.waves import Waves
 from gruppo.policies.base import Incremental, Policy
-from gruppo.policies.layout import cuts, packed
-from gruppo.policies.lora import Unadapted
+from gruppo.policies.layout import cuts
 from gruppo.policies.memory import free_memory, out_of_memory
 
-GPU_ROWS = 512  # rows at once on a GPU
-HEAD_CELLS = 1 << 24  # logits that `score` holds at once
+T = TypeVar("T")
 
 
 class NativeEngine:
     """Samples from `models` (role → policy). It shares their weights, so they are never stale.
 
-    The trainer increments `version` after each update. Keys and values live as long as one call of `generate`; an
-    update while its stream is open is an error (pitfall 22). `prefilled` and `decoded` count the tokens that went
-    through the model, `sampled` those of completions.
-    """
+    All callers share one running batch for each role: a request joins it at the next token. What `ask` has computed is
+    kept ("parked", `cache_tokens` at most), and a later `ask` that begins alike goes on from there. `generate` keeps
+    nothing unless told to, so one call alone always computes the same, bit for bit.
 
-    can = frozenset({"topk", "score"})
+    Several callers get the same bits in every run only in lockstep (`waves.py`): tasks inside `together`, or each
+    inside `caller()`. Without (free) whoever is ready goes on. Then the random keys are the same, and every request is
+    still answered exactly once, but log-probabilities may differ in their last bits, and with them a draw now and then.
+    Lockstep is the default on a CPU.
+
+    The trainer increments `version` after each update, which drops what is parked. An update while requests are in
+    flight is an error (pitfall 22). `prefilled` and `decoded` count the tokens that went through the model, `sampled`
+    those of completions.
+    """
 
     def __init__(
         self,
@@ -41,6 +46,9 @@ class NativeEngine:
         eos: int | tuple[int, ...] | None = 2,
         prefill_tokens: int = 16384,
         say: Callable[[str], None] = print,
+        cache_tokens: int = 65536,
+        lockstep: bool | None = None,
+        decode: Callable[[Seq[int]], str] | None = None,
     ) -> None:
         for role, model in models.items():
             if not isinstance(model, Incremental):
@@ -52,10 +60,25 @@ class NativeEngine:
             raise ValueError(f"max_rows={max_rows}: nothing could be sampled. Use 1 or more.")
         self.models = dict(models)
         self.eos = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-        self.max_rows, self.prefill_tokens, self.say = max_rows, prefill_tokens, say
-        self.version = 0
-        self.decoders: dict[str, Decoder] = {}  # on a GPU, by role
-        self.prefilled = self.decoded = self.sampled = 0
+        self.limits, self.say = Limits(max_rows, prefill_tokens), say
+        self.parked, self.decode = Parked(cache_tokens), decode
+        on_cpu = all(model.device.type == "cpu" for model in models.values())
+        self.waves = Waves(on_cpu if lockstep is None else lockstep)
+        self.version = self.sampled = 0
+        self._streams: dict[str, Stream] = {}
+        self._drivers: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def max_rows(self) -> int:
+        return self.limits.rows
+
+    @property
+    def prefilled(self) -> int:
+        return sum(s.prefilled for s in self._streams.values())
+
+    @property
+    def decoded(self) -> int:
+        return sum(s.decoded for s in self._streams.values())
 
     def _model(self, role: str) -> Incremental:
         if role not in self.models:
@@ -64,94 +87,172 @@ class NativeEngine:
             )
         return self.models[role]  # type: ignore[return-value]
 
-    def generate(self, requests: Seq[Request]) -> AsyncIterator[tuple[int, Completion]]:
-        """A stream of (index, completion), in the order in which they finish. Bad requests fail at the call."""
+    @property
+    def promises(self) -> frozenset[str]:
+        missing = {"lockstep": not self.waves.lockstep, "stop_text": self.decode is None}
+        return frozenset(name for name in PROMISES if not missing.get(name))
+
+    def forget(self) -> None:
+        """Drop everything that is parked."""
+        self.parked.clear()
+
+    def sync(self, version: int, weights: Mapping[str, Any]) -> None:
+        """The weights are shared, so only the version is new."""
+        self.version = version
+        self.forget()
+
+    @asynccontextmanager
+    async def caller(self) -> AsyncGenerator[None, None]:
+        """`async with engine.caller():` around the work of a task that asks again and again registers it for waves."""
+        with self.waves.caller():
+            yield
+
+    async def together(self, coroutines: Seq[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of coroutines that ask, run at the same time; each is a caller."""
+        return await self.waves.together(coroutines)
+
+    async def ask(self, request: Request) -> Completion:
+        """One completion. A caller that is cancelled frees its row."""
+        async with aclosing(self.generate([request], remember=True)) as stream:
+            async for _, completion in stream:
+                return completion
+        raise AssertionError("a request ends, or fails")
+
+    def generate(self, requests: Seq[Request], remember: bool = False) -> AsyncGenerator[tuple[int, Completion], None]:
+        """A stream of (index, completion), in the order in which they finish. Bad requests fail at the call.
+
+        remember  go on from parked rows, and park these
+        """
         for role in {r.role for r in requests}:
             model = self._model(role)
             check([r for r in requests if r.role == role], model.vocab, model.context)
-        return self._generate(list(requests))
+        if self.decode is None and (texts := next((r.stop_text for r in requests if r.stop_text), None)):
+            raise ValueError(
+                f"stop_text={texts!r}: this engine has no decoder, so it sees ids and no texts. Give it one: "
+                "NativeEngine(…, decode=tokenizer.decode)."
+            )
+        if remember and self.parked.budget > 0:
+            self._refuse_unkept(requests)
+        return self._generate(list(requests), remember and self.parked.budget > 0)
 
-    async def _generate(self, requests: list[Request]) -> AsyncIterator[tuple[int, Completion]]:
-        version = self.version
-        for role in dict.fromkeys(r.role for r in requests):
-            waiting = {i: r for i, r in enumerate(requests) if r.role == role}
-            while waiting:  # more than once only after running out of memory
-                async for i, completion in self._stream(role, dict(waiting), version):
-                    del waiting[i]
-                    yield i, completion
+    def _refuse_unkept(self, requests: Seq[Request]) -> None:
+        for r in requests:
+            total, budget = len(r.prefix) + r.max_tokens, self.parked.budget
+            if total > budget:
+                raise ValueError(
+                    f"cache_tokens={budget}: a request of {len(r.prefix)} + {r.max_tokens} tokens could never be kept, "
+                    f"so nothing would be shared. Use cache_tokens={total} or more, max_tokens of at most "
+                    f"{max(budget - len(r.prefix), 0)}, or cache_tokens=0: keep nothing."
+                )
 
-    async def _stream(
-        self, role: str, requests: dict[int, Request], version: int
-    ) -> AsyncIterator[tuple[int, Completion]]:
-        """Like `generate`, for one role. When memory runs out it ends early, and later streams have fewer rows."""
-        model, index = self._model(role), list(requests)
-        stream = self._opened(role, model, list(requests.values()), version)
+    async def _generate(self, requests: list[Request], remember: bool) -> AsyncGenerator[tuple[int, Completion], None]:
+        call = Call(len(requests))
         try:
-            async for i, completion in self._run(stream, version):
-                yield index[i], completion
-        finally:  # also if the caller goes away
-            stream.close()
+            self.waves.submit(call, lambda: self._start(call, requests, remember))
+            while call.left:
+                yield await call.next()
+        finally:
+            if call.left:
+                self.waves.drop(call)
+                for stream in self._streams.values():
+                    with without_gradients(stream.model):
+                        stream.leave(call)
 
-    async def _run(self, stream: "Stream | PagedStream", version: int) -> AsyncIterator[tuple[int, Completion]]:
-        while stream.busy:
-            # Not around the yield: the consumer must see its own grad mode and training mode. Nor at every token:
-            # switching the mode of many modules takes a twentieth of the time of a token.
-            try:
-                with _evaluating(stream.model):
-                    ended = await self._until_one_ends(stream, version)
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error):
-                    raise
-                ended = None
-            if ended is None:
-                stream.close()
-                self._smaller(len(stream.requests))
-                return
-            for i, completion in ended:
-                self.sampled += len(completion.ids)
-                yield i, completion
+    def _start(self, call: Call, requests: list[Request], remember: bool) -> None:
+        items = items_of(call, requests, remember)
+        for role in dict.fromkeys(r.role for r in requests):
+            stream = self._stream(role)
+            stream.join([item for item in items if item.request.role == role], self.version)
+            if role not in self._drivers:
+                driver = asyncio.get_running_loop().create_task(self._drive(role, stream))
+                self._drivers[role] = driver
 
-    def _opened(self, role: str, model: Incremental, requests: list[Request], version: int) -> "Stream | PagedStream":
-        if not can_page(model):
-            return Stream(model, requests, self.max_rows, self.eos, version, self.prefill_tokens)
-        rows = min(self.max_rows, GPU_ROWS)
-        decoder = self.decoders[role] = decoder_of(model, requests, rows, self.decoders.pop(role, None))
-        return PagedStream(decoder, requests, self.eos, version, self.prefill_tokens)
+    def _stream(self, role: str) -> Stream:
+        """The running batch of a role. One that an event loop left behind when it was closed is cleared."""
+        driver = self._drivers.get(role)
+        if driver is not None and (driver.done() or driver.get_loop() is not asyncio.get_running_loop()):
+            del self._drivers[role]
+            self._streams[role].clear()
+        if role not in self._streams:
+            model = self._model(role)
+            kind = PagedStream if can_page(model) else Stream
+            self._streams[role] = kind(role, model, self.eos, self.limits, self.parked, self.decode)
+        return self._streams[role]
 
-    async def _until_one_ends(self, stream: "Stream | PagedStream", version: int) -> list[tuple[int, Completion]]:
+    async def _drive(self, role: str, stream: Stream) -> None:
+        """Runs while the stream has requests."""
+        try:
+            while stream.busy:
+                # Not around the delivery: consumers must see the model's own training mode. Nor at every token:
+                # switching the mode of many modules takes a twentieth of the time of a token.
+                try:
+                    with evaluating(stream.model):
+                        ended = await self._until_one_ends(stream)
+                except (RuntimeError, MemoryError) as error:
+                    if not out_of_memory(error):
+                        raise
+                    ended = None
+                if ended is None:
+                    self._smaller(stream)
+                    continue
+                self._deliver(ended)
+                await asyncio.sleep(0)
+        except BaseException as error:
+            for call in {id(item.call): item.call for item in stream.clear()}.values():
+                call.fail(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            if self._drivers.get(role) is asyncio.current_task():
+                del self._drivers[role]
+
+    def _deliver(self, ended: list[tuple[Item, Completion]]) -> None:
+        for item, completion in ended:
+            self.sampled += len(completion.ids)
+            if (answered := item.ended(completion)) is not None and answered.done is not None:
+                answered.call.deliver(answered.index, answered.done)
+
+    async def _until_one_ends(self, stream: Stream) -> list[tuple[Item, Completion]]:
         """Sample tokens until some rows finish; returns those."""
         while stream.busy:
-            if self.version != version:
+            if self.version != stream.version:
                 raise RuntimeError(
-                    f"version went from {version} to {self.version} while a stream of generate was open: its keys and "
-                    "values belong to the old weights. Finish or close the stream before the update."
+                    f"version went from {stream.version} to {self.version} while a stream of generate was open: its "
+                    "keys and values belong to the old weights. Finish or close the stream before the update."
                 )
-            prefilled, decoded = stream.prefilled, stream.decoded
-            try:
-                with _without_gradients(stream.model):
-                    ended = stream.step()
-            finally:
-                self.prefilled += stream.prefilled - prefilled
-                self.decoded += stream.decoded - decoded
-            await asyncio.sleep(0)  # lets environments and tools run between two tokens
+            with without_gradients(stream.model):
+                ended = stream.step()
             if ended:
                 return ended
+            await asyncio.sleep(0)  # lets callers, environments and tools run between two tokens
         return []
 
-    def _smaller(self, rows: int) -> None:
+    def _smaller(self, stream: Stream) -> None:
         """Halve the rows and the prompt tokens at once. Samples stay the same: the noise of a row is its own."""
-        rows = min(rows, self.max_rows)
+        left, roots = stream.clear(), list[Item]()
+        self.parked.clear()
+        for item in left:  # a request that has forked begins again, and forks again
+            if item.root not in roots:
+                roots.append(item.root)
+                item.root.restart()
+        rows = min(len(left), self.limits.rows)
         if rows == 1:
-            raise ValueError(
-                "out of memory with a single row in flight: this model does not fit at this length. Lower "
-                "sampling.max_tokens, or use a smaller model or model.dtype=bfloat16 on a GPU."
-            )
-        self.max_rows, self.prefill_tokens = rows // 2, max(self.prefill_tokens // 2, 1)
+            for item in roots:
+                item.call.fail(
+                    ValueError(
+                        "out of memory with a single row in flight: this model does not fit at this length. Lower "
+                        "sampling.max_tokens, or use a smaller model or model.dtype=bfloat16 on a GPU."
+                    )
+                )
+            return
+        self.limits.rows, self.limits.prefill_tokens = rows // 2, max(self.limits.prefill_tokens // 2, 1)
         free_memory()
         self.say(
-            f"out of memory while sampling: from now on {self.max_rows} rows at once instead of {rows}. The samples "
+            f"out of memory while sampling: from now on {self.limits.rows} rows at once instead of {rows}. The samples "
             "stay the same, only slower."
         )
+        for call in {id(item.call): item.call for item in roots}.values():
+            stream.join([item for item in roots if item.call is call], self.version)
 
     def logprobs(
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"
@@ -167,54 +268,12 @@ class NativeEngine:
         while True:
             out: list[Reals] = []
             try:
-                with _without_gradients(model), _evaluating(model):
-                    for a, b in cuts([len(s) for s in sequences], self.prefill_tokens):
-                        out += _score(model, sequences[a:b], [len(t) for t in continuations[a:b]], temperature)
+                with without_gradients(model), evaluating(model):
+                    for a, b in cuts([len(s) for s in sequences], self.limits.prefill_tokens):
+                        out += score(model, sequences[a:b], [len(t) for t in continuations[a:b]], temperature)
                 return out
             except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error) or self.prefill_tokens == 1:
+                if not out_of_memory(error) or self.limits.prefill_tokens == 1:
                     raise
-            self.prefill_tokens = min(self.prefill_tokens, sum(map(len, sequences))) // 2 or 1
+            self.limits.prefill_tokens = min(self.limits.prefill_tokens, sum(map(len, sequences))) // 2 or 1
             free_memory()
-
-
-def _score(model: Policy, sequences: list[Ints], tails: list[int], temperature: float) -> list[Reals]:
-    ends = np.cumsum([len(s) for s in sequences])
-    at = torch.from_numpy(np.concatenate([np.arange(e - t, e) for e, t in zip(ends, tails, strict=True)]))
-    inputs = packed(sequences, model.device)
-    hidden_MD, _ = model(inputs)
-    parts = []
-    for rows in at.to(model.device).split(max(HEAD_CELLS // model.vocab, 1)):
-        logp_XV = torch.log_softmax(model.head(hidden_MD[rows - 1]) / temperature, -1)
-        parts.append(logp_XV.gather(1, inputs.ids_M[rows][:, None])[:, 0])
-    flat = torch.cat(parts).cpu().numpy()
-    return [piece.copy() for piece in np.split(flat, np.cumsum(tails)[:-1])]
-
-
-_MODES: WeakKeyDictionary[nn.Module, list[bool]] = WeakKeyDictionary()  # the training mode that each stream found
-
-
-def _module(model: Any) -> nn.Module:
-    return model.policy if isinstance(model, Unadapted) else model
-
-
-@contextmanager
-def _evaluating(model: Policy) -> Iterator[None]:
-    """Evaluation mode, then the mode from before. Streams of one model interleave: the last to leave restores it."""
-    module = _module(model)
-    modes = _MODES.setdefault(module, [])
-    modes.append(module.training)
-    if module.training:
-        module.train(False)
-    try:
-        yield
-    finally:
-        was = modes[0]
-        modes.pop()
-        if was and not modes:
-            module.train(True)
-
-
-def _without_gradients(model: Policy) -> AbstractContextManager[object]:
-    """Not inference mode for FSDP: what it gathers there could not be used in training."""
-    return torch.no_grad() if hasattr(_module(model), "unshard") else torch.inference_mode()

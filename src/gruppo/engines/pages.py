@@ -20,6 +20,7 @@ class Pool:
         self, layers: int, pages: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.kv = torch.zeros(layers, 2, pages, kv_heads, PAGE, dim, dtype=dtype, device=device)
+        self.full = False  # as large as memory allows
         self.users = np.zeros(pages, np.int64)
         self.users[SCRATCH] = 1
         self._free = list(range(pages - 1, SCRATCH, -1))

@@ -5,6 +5,7 @@
 u = uniform(key, position), so the samples of a row do not depend on other rows.
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,52 @@ from torch import Tensor
 
 from gruppo.data import uniform
 from gruppo.engines.base import Request
+
+# The settings of a request, on the host: rows come and go, and numpy selects them faster than a device would.
+COLUMNS = np.dtype(
+    [
+        ("key", np.int64),
+        ("temperature", np.float64),  # 1 where greedy
+        ("greedy", np.bool_),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("narrow", np.bool_),  # some request of the same call truncates
+        ("length", np.int64),  # of the prefix
+        ("limit", np.int64),  # tokens to sample at most
+        ("texts", np.bool_),  # a text may end it
+        ("steered", np.bool_),
+    ]
+)
+
+
+def columns_of(requests: Seq[Request]) -> np.ndarray:
+    """One row of COLUMNS for each request of a call."""
+    narrow = any(r.truncates for r in requests)
+    rows = [
+        (
+            (r.key + 2**63) % 2**64 - 2**63,  # any integer is a key; tensors hold 64 bits
+            r.temperature or 1.0,
+            r.temperature == 0,
+            r.top_k,
+            r.top_p,
+            narrow,
+            len(r.prefix),
+            r.max_tokens,
+            bool(r.stop_text),
+            r.steer is not None,
+        )
+        for r in requests
+    ]
+    return np.array(rows, COLUMNS)
+
+
+def stops_of(requests: Seq[Request], eos: tuple[int, ...]) -> np.ndarray:
+    """The ids that end each request, padded with -1."""
+    stops = [(*r.stop, *eos) for r in requests]
+    out = np.full((len(requests), max(map(len, stops), default=0)), -1, np.int64)
+    for i, s in enumerate(stops):
+        out[i, : len(s)] = s
+    return out
 
 
 @dataclass(frozen=True)
@@ -24,6 +71,7 @@ class Settings:
     greedy_B: Tensor
     top_k_B: Tensor
     top_p_B: Tensor
+    narrow_B: Tensor
     stop_BS: Tensor
     warm: bool  # some temperature is not 1
     most_k: int
@@ -34,33 +82,28 @@ class Settings:
     def truncates(self) -> bool:
         return bool(self.most_k) or self.any_p or self.any_greedy
 
-    def take(self, rows_B: Tensor) -> "Settings":
-        columns = {k: v[rows_B] for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return Settings(**{**vars(self), **columns})
 
-
-def settings_of(requests: list[Request], eos: tuple[int, ...], device: torch.device) -> Settings:
-    stops = [(*r.stop, *eos) for r in requests]
-    stop = np.full((len(requests), max(map(len, stops), default=0)), -1, np.int64)
-    for i, s in enumerate(stops):
-        stop[i, : len(s)] = s
-    signed = [(r.key + 2**63) % 2**64 - 2**63 for r in requests]  # any integer is a key; tensors hold 64 bits
-
-    def column(values: list[float] | list[int] | list[bool], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+def settings_from(columns: np.ndarray, stops: np.ndarray, device: torch.device) -> Settings:
+    def column(name: str) -> Tensor:
+        return torch.from_numpy(columns[name].copy()).to(device)
 
     return Settings(
-        key_B=column(signed, torch.int64),
-        temperature_B=column([r.temperature or 1.0 for r in requests], torch.float64),
-        greedy_B=column([r.temperature == 0 for r in requests], torch.bool),
-        top_k_B=column([r.top_k for r in requests], torch.int64),
-        top_p_B=column([r.top_p for r in requests], torch.float64),
-        stop_BS=torch.from_numpy(stop).to(device),
-        warm=any(r.temperature not in (0, 1) for r in requests),
-        most_k=max((r.top_k for r in requests), default=0),
-        any_p=any(r.top_p < 1 for r in requests),
-        any_greedy=any(r.temperature == 0 for r in requests),
+        key_B=column("key"),
+        temperature_B=column("temperature"),
+        greedy_B=column("greedy"),
+        top_k_B=column("top_k"),
+        top_p_B=column("top_p"),
+        narrow_B=column("narrow"),
+        stop_BS=torch.from_numpy(stops).to(device),
+        warm=bool((columns["temperature"] != 1).any()),
+        most_k=int(columns["top_k"].max(initial=0)),
+        any_p=bool((columns["top_p"] < 1).any()),
+        any_greedy=bool(columns["greedy"].any()),
     )
+
+
+def settings_of(requests: Seq[Request], eos: tuple[int, ...], device: torch.device) -> Settings:
+    return settings_from(columns_of(requests), stops_of(requests, eos), device)
 
 
 @dataclass(frozen=True)
@@ -81,6 +124,8 @@ def draw(logits_BV: Tensor, settings: Settings, pos_B: Tensor) -> Draw:
     drawn_BV = logp_BV
     if keep_BV is not None:
         drawn_BV = torch.log_softmax(logp_BV.masked_fill(~keep_BV, float("-inf")), -1)
+        # Normalised again, a row without truncation differs in its last bits: those of other callers stay as they are.
+        drawn_BV = torch.where(settings.narrow_B[:, None], drawn_BV, logp_BV)
     u_B = uniform(settings.key_B, pos_B)
     assert isinstance(u_B, Tensor)
     # Sums in float64: u has 53 bits, and float32 sums over a large vocabulary would move the thresholds.

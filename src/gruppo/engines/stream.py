@@ -1,184 +1,320 @@
-"""One call of generate: rows with a KV cache, filled from a queue and retired when they finish."""
+"""The running batch of one role: rows with a KV cache, filled from a queue and retired when they finish."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gruppo.engines.base import Completion, NotFinite, Request
+from gruppo.data import key_hash
+from gruppo.engines.base import Completion, Ints, NotFinite
+from gruppo.engines.calls import Call, Item
+from gruppo.engines.parked import Parked, Shelf
+from gruppo.engines.prefixes import FORKED, Prefixes, Wanted, computed, extended, joined
 from gruppo.engines.record import Record
-from gruppo.engines.sampling import draw, settings_of
+from gruppo.engines.sampling import Draw, draw
+from gruppo.engines.steer import Move, checked, forced, steered
+from gruppo.engines.texts import ends_in
 from gruppo.policies.base import Incremental
 from gruppo.policies.cache import Cache
-from gruppo.policies.layout import cuts, packed
 
-# New requests are admitted when this fraction of the rows is free. 512 requests of 2 to 100 tokens (mean 20) in 128
-# rows, one thread: 1.22 s; at every free row 1.21 s; only when all rows are free 1.48 s. A quarter keeps prefills few.
+# Requests that found no row are admitted when this fraction of the rows is free. 512 requests of 2 to 100 tokens (mean
+# 20) in 128 rows, one thread: 1.22 s; at every free row 1.21 s; only when all rows are free 1.48 s. A quarter keeps
+# prefills few. Requests that have just come are admitted at the next token if there is room.
 ADMIT = 0.25
 AHEAD = 32  # columns that a new cache has in reserve; it grows when needed
-# A shared prefix is computed once if it is at least this fraction of a sequence: forks of one answer, not prompts with
-# a common template, whose mask would cost more than it saves.
-FORKED = 0.5
 
 
-@dataclass(frozen=True)
-class Prefixes:
-    """Prefixes after prefill: packed keys and values, and the logits after each prefix."""
+@dataclass
+class Limits:
+    """Of an engine; halved when memory runs out."""
 
-    ids: list[int]
-    length_U: np.ndarray
-    kv_M: Tensor
-    logits_UV: Tensor
-
-    def last(self) -> "Prefixes":
-        n = int(self.length_U[-1])
-        return Prefixes(self.ids[-1:], self.length_U[-1:], self.kv_M[:, :, -n:].clone(), self.logits_UV[-1:].clone())
+    rows: int
+    prefill_tokens: int
 
 
-def not_finite(lost: int, rows: int) -> NotFinite:
-    return NotFinite(
-        f"the logits of {lost} of {rows} answers are not finite, so no token can be drawn: the weights of the model "
-        "have left the range of numbers. Lower optim.lr, and go on from a checkpoint before this step; if no step was "
-        "taken yet, use another model."
-    )
+def refuse_lost(lost: np.ndarray) -> None:
+    """Rows whose logits give no distribution end the stream."""
+    if lost.any():
+        raise NotFinite(
+            f"the logits of {int(lost.sum())} of {len(lost)} answers are not finite, so no token can be drawn: the "
+            "weights of the model have left the range of numbers. Lower optim.lr, and go on from a checkpoint before "
+            "this step; if no step was taken yet, use another model."
+        )
 
 
 class Stream:
     """Live rows are the first rows of the cache. A row that finishes is replaced at once by the last live row.
 
     So no step computes a finished row, and retiring copies at most one row for each that finishes: 73 retirements took
-    5 % of a call of 512 requests, and saved four of five row steps.
+    5 % of a call of 512 requests, and saved four of five row steps. A stream that runs empty frees all of its tables.
     """
 
     def __init__(
         self,
+        role: str,
         model: Incremental,
-        requests: list[Request],
-        max_rows: int,
         eos: tuple[int, ...],
-        version: int,
-        tokens: int,
+        limits: Limits,
+        parked: Parked,
+        decode: Callable[[Seq[int]], str] | None = None,
     ) -> None:
-        self.model, self.requests, self.version, self.tokens = model, requests, version, tokens
+        self.role, self.model, self.eos, self.limits, self.parked = role, model, eos, limits, parked
+        self.decode = decode
         self.device = model.device
-        self.max_rows = min(max_rows, len(requests))
-        dtype = torch.promote_types(next(iter(model.parameters())).dtype, torch.float32)
-        self.record = Record(requests, dtype, self.device)
-        self.length_n = np.array([len(r.prefix) for r in requests])
-        self.limit_n = np.array([r.max_tokens for r in requests])
-        seen: dict[bytes, int] = {}
-        same = [seen.setdefault(np.asarray(r.prefix, np.int64).tobytes(), len(seen)) for r in requests]
-        self.prefix_n = np.array(same)
-        # Requests with the same prefix are adjacent, so that at most one prefix has requests left in the queue.
-        self.queue = np.argsort(self.prefix_n, kind="stable")
-        self.waiting: Prefixes | None = None
+        self.version = 0
+        self.prefilled = self.decoded = 0
+        self.clear()
+
+    def clear(self) -> list[Item]:
+        """Drop all rows and the queue; returns the requests that were in flight."""
+        record: Record | None = getattr(self, "record", None)
+        left = [] if record is None else [item for item in record.items if item is not None]
+        dtype = torch.promote_types(next(iter(self.model.parameters())).dtype, torch.float32)
+        self.record = Record(self.eos, dtype, self.device)
+        self.queue: list[int] = []
+        self.fresh = False  # requests have come since the last admission
+        self.waiting: Prefixes | None = None  # a prefix of the last admission that the queue begins with
         self.cache: Cache | None = None
-        self.row_req = np.zeros(0, np.int64)  # the request of each live row
+        self.row_slot = np.zeros(0, np.int64)  # the request of each live row
         self.row_pos = np.zeros(0, np.int64)  # the position that each live row samples next
         self.token_B = torch.zeros(0, dtype=torch.int64, device=self.device)  # the last token of each live row
-        self.settings_n = settings_of(requests, eos, self.device)
-        self.settings = self.settings_n
-        self.prefilled = self.decoded = 0
+        self.hidden_BD: Tensor | None = None  # of the last token of each live row
+        return left
 
     @property
     def busy(self) -> bool:
-        return len(self.queue) + len(self.row_req) > 0
+        return len(self.queue) + len(self.row_slot) > 0
 
-    def close(self) -> None:
-        """Free its memory."""
-        self.cache = self.waiting = None
+    @property
+    def room(self) -> int:
+        return max(self.limits.rows - len(self.row_slot), 0)
 
-    def step(self) -> list[tuple[int, Completion]]:
+    @property
+    def admits(self) -> bool:
+        """Whether requests of the queue get rows at this token."""
+        enough = not len(self.row_slot) or (self.fresh and self.room) or self.room >= ADMIT * self.limits.rows
+        return bool(self.queue) and bool(enough)
+
+    def join(self, items: list[Item], version: int) -> None:
+        """Add the requests of one call. They get rows at the next token, if there is room."""
+        if not self.busy:
+            self.clear()
+            self.version = version
+        self.queue += self.record.add(items)
+        self.fresh = True
+
+    def _sort(self) -> None:
+        """Requests that begin alike are adjacent, so that at most one prefix has requests left in the queue."""
+        same = [self.record.item(slot).same for slot in self.queue]
+        place = {name: i for i, name in enumerate(dict.fromkeys(same))}
+        order = sorted(range(len(same)), key=lambda i: place[same[i]])
+        self.queue, self.fresh = [self.queue[i] for i in order], False
+
+    def leave(self, call: Call) -> None:
+        """Free what a call that nobody waits for still has in flight."""
+        gone = {slot for slot, item in enumerate(self.record.items) if item is not None and item.call is call}
+        self.queue = [slot for slot in self.queue if slot not in gone]
+        done = np.isin(self.row_slot, list(gone))
+        self.record.release(sorted(gone))
+        if done.any():
+            self._retire(done)
+        if not self.busy:
+            self.clear()
+
+    def step(self) -> list[tuple[Item, Completion]]:
         """Sample one token for every live row; returns the completions that finish with it."""
-        logits_BV = self._decode() if len(self.row_req) else None
-        room = self.max_rows - len(self.row_req)
-        if len(self.queue) and (room >= ADMIT * self.max_rows or logits_BV is None):
-            new_BV = self._admit(room)
+        logits_BV = self._decode() if len(self.row_slot) else None
+        if self.admits:
+            new_BV = self._admit(self.room)
             logits_BV = new_BV if logits_BV is None else torch.cat([logits_BV, new_BV])
         assert logits_BV is not None
-        drawn = draw(logits_BV, self.settings, self._tensor(self.row_pos))
-        self.record.write(self.row_req, self.row_pos - self.length_n[self.row_req], drawn)
+        moves = self._moves(logits_BV) if self.record.traces else {}
+        drawn = self._draw(steered(logits_BV, moves))
+        drawn = forced(drawn, logits_BV, self.settings, moves)
+        length, limit = (self.record.columns[name][self.row_slot] for name in ("length", "limit"))
+        self.record.write(self.row_slot, self.row_pos - length, drawn, self.hidden_BD)
         self.token_B, self.row_pos = drawn.token_B, self.row_pos + 1
-        count = self.row_pos - self.length_n[self.row_req]
+        count = self.row_pos - length
         stopped_B = (drawn.token_B[:, None] == self.settings.stop_BS).any(1)
         stopped, lost = torch.stack([stopped_B, drawn.lost_B]).cpu().numpy()  # both at once: a GPU is waited for here
-        if lost.any():
-            raise not_finite(int(lost.sum()), len(lost))
-        done = stopped | (count >= self.limit_n[self.row_req])
-        if not done.any():
-            return []
-        ended = self.record.completions(self.row_req[done], count[done], stopped[done], self.version)
+        dropped = np.isin(np.arange(len(count)), [row for row, m in moves.items() if m.drop])
+        lost &= ~dropped
+        refuse_lost(lost)
+        self._end_texts(stopped, count)
+        reason_B = np.where(dropped, "drop", np.where(stopped, "stop", np.where(count >= limit, "length", "")))
+        return self._end(reason_B, count - dropped) if (reason_B != "").any() else []
+
+    def _draw(self, logits_BV: Tensor) -> Draw:
+        return draw(logits_BV, self.settings, self._tensor(self.row_pos))
+
+    def _end_texts(self, stopped: np.ndarray, count: np.ndarray) -> None:
+        """Mark the rows in which a text that ends them has just ended."""
+        rows = np.flatnonzero(self.record.columns["texts"][self.row_slot])
+        if len(rows) == 0 or self.decode is None:
+            return
+        ids = self.record.ids[self._tensor(self.row_slot[rows])].cpu().numpy()
+        for row, mine in zip(rows.tolist(), ids, strict=True):
+            item = self.record.item(int(self.row_slot[row]))
+            stopped[row] |= ends_in(self.decode, np.append(item.said, mine[: count[row]]), item.request.stop_text)
+
+    def _moves(self, logits_BV: Tensor) -> dict[int, Move]:
+        """What the steers of the live rows want at this token. Forks are made here."""
+        moves: dict[int, Move] = {}
+        for row in np.flatnonzero(self.record.columns["steered"][self.row_slot]).tolist():
+            slot, pos = int(self.row_slot[row]), int(self.row_pos[row])
+            item = self.record.item(slot)
+            count = pos - len(item.ids)
+            ids = np.concatenate([item.ids, self.record.ids[slot, :count].cpu().numpy()])
+            assert item.request.steer is not None
+            move = item.request.steer(ids, pos, logits_BV[row].cpu().numpy().copy())
+            if move is None:
+                continue
+            moves[row] = checked(move, self.model.vocab)
+            if not move.drop:
+                self.record.traces[slot].note(count, move, self.model.vocab)
+            if move.fork and not (item.parent is not None and count == 0):  # where it was forked it does not fork again
+                self._fork(row, item, ids, count, move.fork)
+        return moves
+
+    def _fork(self, row: int, item: Item, ids: Ints, count: int, copies: int) -> None:
+        """Park the row as it is, and ask for what follows under other keys: nothing is computed again."""
+        root, rows = item.root, self.limits.rows
+        root.copies += copies
+        if root.copies > rows:
+            raise ValueError(
+                f"steer: one request has forked {root.copies} times, and the engine has {rows} rows, so it might never "
+                "end. Fork at fewer tokens, or raise engine.rows."
+            )
+        assert self.hidden_BD is not None
+        request = item.request
+        self.parked.at(self.version)
+        end = {len(ids): self.hidden_BD[row].clone()}
+        self.parked.put((self.role, request.payload), ids, lambda: self._kv(row, len(ids)), end)
+        more, said = request.max_tokens - count, np.append(item.said, ids[len(item.ids) :])
+        for _ in range(copies):
+            key = int(key_hash(request.key, "fork", len(ids), len(item.forks)))
+            asked = replace(request, prefix=ids, max_tokens=more, key=key)
+            item.forks.append(Item(item.call, item.index, asked, True, parent=item, start=count, said=said))
+            self.queue += self.record.add(item.forks[-1:])
+        self.fresh = True
+
+    def _end(self, reason_B: np.ndarray, count: np.ndarray) -> list[tuple[Item, Completion]]:
+        done = reason_B != ""
+        slots = self.row_slot[done]
+        ended = self.record.completions(slots, count[done], reason_B[done].tolist(), self.version, self.model.vocab)
+        for row, slot, (item, completion) in zip(np.flatnonzero(done).tolist(), slots.tolist(), ended, strict=True):
+            if item.remember:
+                self._park(row, slot, item, completion)
+        self.record.release(slots.tolist())
         self._retire(done)
         return ended
+
+    def _park(self, row: int, slot: int, item: Item, completion: Completion) -> None:
+        """Keep the keys and values of a row that ends. Its last token has none: nothing was sampled after it.
+
+        The hidden states that its tokens were drawn from are kept, too (an eighth of the memory of the built-in policy,
+        a twentieth of SmolLM2's): a fork before any of these tokens computes nothing.
+        """
+        assert self.record.hidden is not None
+        ids = np.concatenate([item.ids, completion.ids[:-1]])
+        first, n = len(item.ids), max(len(completion.ids), 1)
+        ends = {first + t: end_D for t, end_D in enumerate(self.record.hidden[slot, :n].clone())}
+        shelf: Shelf = (self.role, item.request.payload)
+        self.parked.at(self.version)
+        self.parked.put(shelf, ids, lambda: self._kv(row, len(ids)), ends)
+
+    def _kv(self, row: int, length: int) -> Tensor:
+        """A copy of the first keys and values of a row, (layers, 2, length, width)."""
+        assert self.cache is not None
+        return self.cache.kv[:, :, row, :length].clone()
 
     def _tensor(self, x: np.ndarray) -> Tensor:
         return torch.from_numpy(x).to(self.device)
 
     def _decode(self) -> Tensor:
         assert self.cache is not None
-        self.decoded += len(self.row_req)
+        self.decoded += len(self.row_slot)
         span = int(self.row_pos.max())
         hidden_BD = self.model.decode(self.token_B, self._tensor(self.row_pos - 1), self.cache, span)
+        self.hidden_BD = hidden_BD
         return self.model.head(hidden_BD)
 
     def _retire(self, done: np.ndarray) -> None:
         live = int((~done).sum())
         holes, last = np.flatnonzero(done[:live]), live + np.flatnonzero(~done[live:])
+        order = np.arange(live)
+        order[holes] = last
+        self._move(done, holes, last, order)
+        self.row_slot, self.row_pos = self.row_slot[order], self.row_pos[order]
+        self.token_B = self.token_B[self._tensor(order)]
+        self.settings = self.record.settings(self.row_slot)
+
+    def _move(self, done: np.ndarray, holes: np.ndarray, last: np.ndarray, order: np.ndarray) -> None:
+        """Rows `done` are dropped, and rows `last` take the places `holes`: `order` are the rows that stay."""
         if len(holes):
             assert self.cache is not None
             self.cache.move(self._tensor(last), self._tensor(holes), int(self.row_pos[last].max()))
-        order = np.arange(live)
-        order[holes] = last
-        self.row_req, self.row_pos = self.row_req[order], self.row_pos[order]
-        self.token_B = self.token_B[self._tensor(order)]
-        self.settings = self.settings_n.take(self._tensor(self.row_req))
 
     def _admit(self, room: int) -> Tensor:
         """Move requests from the queue into rows; returns the logits of their first tokens."""
-        req, self.queue = self.queue[:room], self.queue[room:]
-        wanted = self.prefix_n[req]
-        prefixes = self._prefill(req)
-        more = len(self.queue) > 0 and self.prefix_n[self.queue[0]] == wanted[-1]
+        total = len(self.row_slot) + len(self.queue)
+        if self.fresh:
+            self._sort()
+        slots, self.queue = self.queue[:room], self.queue[room:]
+        names = [self.record.item(slot).same for slot in slots]
+        prefixes = self._prefill(np.array(slots))
+        more = bool(self.queue) and self.record.item(self.queue[0]).same == names[-1]
         self.waiting = prefixes.last() if more else None
         index = {u: i for i, u in enumerate(prefixes.ids)}
-        at = np.array([index[u] for u in wanted.tolist()])
-        length, live = prefixes.length_U, len(self.row_req)
-        start = np.cumsum(length) - length
-        if self.cache is None:
-            self.cache = self.model.cache(self.max_rows, int(length.max()) + min(AHEAD, self.record.span))
-        start_B, length_B = self._tensor(start[at]), self._tensor(length[at])
-        self.cache.put(live, prefixes.kv_M, start_B, length_B, int(length.max()))
-        self.cache.closed = not len(self.queue)
-        self.row_req = np.concatenate([self.row_req, req])
-        self.row_pos = np.concatenate([self.row_pos, self.length_n[req]])
-        self.settings = self.settings_n.take(self._tensor(self.row_req))
+        at = np.array([index[name] for name in names])
+        length, live = prefixes.length_U, len(self.row_slot)
+        self._put(prefixes, at, np.array(slots), total)
+        if self.record.watched:
+            new_BD = prefixes.hidden_UD[self._tensor(at)]
+            self.hidden_BD = torch.cat([self.hidden_BD, new_BD]) if live and self.hidden_BD is not None else new_BD
+        self.row_slot = np.concatenate([self.row_slot, slots])
+        self.row_pos = np.concatenate([self.row_pos, length[at]])
+        self.settings = self.record.settings(self.row_slot)
         return prefixes.logits_UV[self._tensor(at)]
 
-    def _prefill(self, req: np.ndarray) -> Prefixes:
-        """Compute each distinct prefix of these requests once, and what forks share once. The one that is left from
-        the last call is used again."""
-        owner = {u: i for u, i in zip(self.prefix_n[req].tolist(), req.tolist(), strict=True)}
-        parts = []
+    def _put(self, prefixes: Prefixes, at: np.ndarray, slots: np.ndarray, total: int) -> None:
+        """Rows for these slots, after the live ones, with the keys and values of prefixes `at`."""
+        length, live = prefixes.length_U, len(self.row_slot)
+        start = np.cumsum(length) - length
+        if self.cache is None:
+            rows = min(self.limits.rows, total)
+            self.cache = self.model.cache(rows, int(length.max()) + min(AHEAD, self.record.span))
+        start_B, length_B = self._tensor(start[at]), self._tensor(length[at])
+        self.cache.put(live, prefixes.kv_M, start_B, length_B, int(length.max()))
+        self.cache.closed = not self.queue
+
+    def _prefill(self, slots: np.ndarray) -> Prefixes:
+        """Each distinct prefix of these requests once, and what forks share once; what is parked, or left from the
+        last admission, is not computed again."""
+        wanted: dict[bytes, Wanted] = {}
+        for slot in slots.tolist():
+            item = self.record.item(slot)
+            if item.same not in wanted or (item.remember and wanted[item.same].entry is None):
+                wanted[item.same] = self._wanted(item)
+        parts: list[Prefixes] = []
         if self.waiting is not None:
             parts.append(self.waiting)
-            owner.pop(self.waiting.ids[0])
-        ids = list(owner)
-        prefixes = [np.asarray(self.requests[i].prefix, np.int64) for i in owner.values()]
-        for a, b in cuts([len(p) for p in prefixes], self.tokens):
-            tree, row_M = packed(prefixes[a:b], self.device, FORKED).tree()
-            hidden_MD, kv_M = self.model.prefill(tree)
-            self.prefilled += len(hidden_MD)
-            if row_M is not None:
-                hidden_MD, kv_M = hidden_MD[row_M], kv_M[:, :, row_M]
-            length = np.array([len(p) for p in prefixes[a:b]])
-            logits = self.model.head(hidden_MD[self._tensor(np.cumsum(length) - 1)])
-            parts.append(Prefixes(ids[a:b], length, kv_M, logits))
-        if len(parts) == 1:
-            return parts[0]
-        return Prefixes(
-            [u for p in parts for u in p.ids],
-            np.concatenate([p.length_U for p in parts]),
-            torch.cat([p.kv_M for p in parts], 2),
-            torch.cat([p.logits_UV for p in parts]),
-        )
+            wanted.pop(self.waiting.ids[0])
+        known = [w for w in wanted.values() if w.past]
+        for some, rows in (
+            computed(self.model, [w for w in wanted.values() if not w.past], self.limits.prefill_tokens, FORKED),
+            extended(self.model, known, self.limits.prefill_tokens),
+        ):
+            parts += some
+            self.prefilled += rows
+        return joined(parts)
+
+    def _wanted(self, item: Item) -> Wanted:
+        payload, found = item.request.payload, None
+        if item.remember:
+            self.parked.at(self.version)
+            found = self.parked.find((self.role, payload), item.ids)
+        return Wanted(item.same, item.ids, payload, *(found or (None, 0)))

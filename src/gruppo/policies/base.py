@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gruppo.data import Inputs
 from gruppo.policies.cache import Cache, Kept, Step
+from gruppo.policies.layout import Past
 from gruppo.policies.scores import Head
 
 
@@ -52,6 +53,10 @@ class Incremental(Policy, Protocol):
         """Hidden states (M, dim), and the keys and values (layers, 2, M, width) for a cache."""
         ...
 
+    def extend(self, inputs: Inputs, past: Past) -> tuple[Tensor, Tensor]:
+        """Like `prefill`, for sequences after cached prefixes: hidden states, keys and values of the new tokens."""
+        ...
+
     def decode(self, ids_B: Tensor, pos_B: Tensor, cache: Cache, span: int | None = None) -> Tensor:
         """Hidden states (B, dim) of one new token for each of the first B rows of the cache, which grows by it.
 
@@ -89,6 +94,11 @@ class Transformer(nn.Module):
     def prefill(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         kept = Kept()
         hidden_MD, _ = self(inputs, keep=kept)
+        return hidden_MD, torch.stack(kept.kv).unflatten(0, (-1, 2))
+
+    def extend(self, inputs: Inputs, past: Past) -> tuple[Tensor, Tensor]:
+        kept = Kept()
+        hidden_MD, _ = self(inputs, keep=kept, past=past)
         return hidden_MD, torch.stack(kept.kv).unflatten(0, (-1, 2))
 
     def decode(self, ids_B: Tensor, pos_B: Tensor, cache: Cache, span: int | None = None) -> Tensor:

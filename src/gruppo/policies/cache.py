@@ -19,10 +19,12 @@ class Cache:
 
     kv: Tensor  # (layers, 2, rows, span, width)
     clean: int = 0
-    closed: bool = False  # no more rows will be added, so memory of finished rows may be freed
+    closed: bool = False  # no rows wait to be added, so memory of finished rows may be freed
 
     def put(self, live: int, kv_M: Tensor, start_B: Tensor, length_B: Tensor, longest: int) -> None:
         """After the `live` rows, add B rows that hold slices [start, start + length) of a packed prefill."""
+        self.closed = False
+        self.heighten(live + len(start_B), live)
         self.widen(longest, live)
         column = torch.arange(self.clean, device=start_B.device)
         at = start_B[:, None] + torch.minimum(column, length_B[:, None] - 1)  # beyond it: anything finite
@@ -35,6 +37,14 @@ class Cache:
         """Copy the first `span` columns of rows `source` over rows `target`."""
         kv = self.kv[:, :, :, :span]
         kv.index_copy_(2, target, kv.index_select(2, source))
+
+    def heighten(self, needed: int, live: int) -> None:
+        """Make room for `needed` rows. Twice as many as before, so rows are seldom copied."""
+        layers, two, rows, span, width = self.kv.shape
+        if needed > rows:
+            kv = self.kv.new_empty(layers, two, max(needed, 2 * rows), span, width)
+            kv[:, :, :live, : self.clean] = self.kv[:, :, :live, : self.clean]
+            self.kv = kv
 
     def widen(self, span: int, live: int) -> None:
         """Make the first `span` columns usable. Memory grows by half, so columns are seldom copied."""

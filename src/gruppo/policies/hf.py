@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from gruppo.policies.base import Transformer
 from gruppo.policies.cache import Cache, Kept, Step, new_cache
 from gruppo.policies.dense import dense_of
 from gruppo.policies.folder import first_line, refuse_incomplete
-from gruppo.policies.layout import Layout, packed
+from gruppo.policies.layout import Layout, Past, additive, packed
 from gruppo.policies.lora import merged_state
 from gruppo.policies.scores import Head
 
@@ -50,6 +51,31 @@ class Slots(DynamicCache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.step.span, 0
+
+
+class Known(DynamicCache):
+    """A cache that begins with keys and values that are known: new ones come after them, and are kept as well."""
+
+    def __init__(self, past_LBPW: Tensor) -> None:
+        super().__init__()  # without a config: every layer keeps everything
+        self.past = past_LBPW  # (layers, 2, rows, longest past, width)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *more: Any, **named: Any
+    ) -> tuple[Tensor, Tensor]:
+        super().update(key_states, value_states, layer_idx, *more, **named)
+        out: list[Tensor] = []
+        for known_BPW, new in zip(self.past[layer_idx], (key_states, value_states), strict=True):
+            heads, size = new.shape[1], new.shape[3]
+            mine = known_BPW[..., : heads * size].unflatten(-1, (heads, size)).transpose(1, 2)
+            out.append(torch.cat([mine, new], 2))
+        return out[0], out[1]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.past.shape[3]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.past.shape[3] + query_length, 0
 
 
 class HFHead(Head):
@@ -115,7 +141,11 @@ class HFPolicy(Transformer):
         return self.output.weight.dtype
 
     def forward(
-        self, inputs: Inputs | Step, collect: tuple[int, ...] = (), keep: Kept | None = None
+        self,
+        inputs: Inputs | Step,
+        collect: tuple[int, ...] = (),
+        keep: Kept | None = None,
+        past: Past | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Final hidden states and those of the layers in `collect` (0: the input of block 1)."""
         self._check_layers(collect)
@@ -125,12 +155,13 @@ class HFPolicy(Transformer):
         seen: dict[int, list[Tensor]] = {layer: [] for layer in collect}
         tables: list[list[Tensor]] = [[] for _ in range(2 * self.layers)]
         with self._recording(seen):
-            for lines in self._lines(inputs, layout):
-                past = None if keep is None else DynamicCache()  # without a config: every layer keeps everything
-                out = self.trunk(**lines, past_key_values=past, use_cache=keep is not None)
+            for lines in self._lines(inputs, layout) if past is None else self._after(inputs, layout, past):
+                if keep is not None:  # without a config: every layer keeps everything
+                    lines.setdefault("past_key_values", DynamicCache())
+                out = self.trunk(**lines, use_cache=keep is not None)
                 last.append(out.last_hidden_state)
-                if past is not None:
-                    self._append(tables, past)
+                if keep is not None:
+                    self._append(tables, lines["past_key_values"])
         if keep is not None:
             keep.kv += [self._positions(table, layout, self.width) for table in tables]
         return self._positions(last, layout), {layer: self._positions(x, layout) for layer, x in seen.items()}
@@ -152,11 +183,27 @@ class HFPolicy(Transformer):
         )
         return out.last_hidden_state[:, 0]
 
-    def _lines(self, inputs: Inputs, layout: Layout) -> Iterator[dict[str, Tensor]]:
+    def _lines(self, inputs: Inputs, layout: Layout) -> Iterator[dict[str, Any]]:
         """Inputs of the trunk. Without branches attention is causal and needs neither a mask nor positions."""
         for ids, pos, mask in zip(layout.lines(inputs.ids_M), layout.lines(inputs.pos_M), layout.masks, strict=True):
             lines = {"input_ids": ids}
             yield lines if mask is None else lines | {"position_ids": pos, "attention_mask": mask}
+
+    def _after(self, inputs: Inputs, layout: Layout, past: Past) -> Iterator[dict[str, Any]]:
+        """Inputs of the trunk for sequences after a past, which is padded on the right to the longest of a bucket."""
+        tables = (layout.lines(x) for x in (inputs.ids_M, inputs.pos_M, inputs.seq_M))
+        start_S, length_S = (torch.from_numpy(x).to(self.device) for x in (past.start_S, past.length_S))
+        for ids, pos, seq in zip(*tables, strict=True):
+            length_B, longest = length_S[seq[:, 0]], max(int(length_S[seq[:, 0]].max()), 1)
+            column = torch.arange(longest, device=self.device)
+            # Beyond a past, and for a sequence without one: any row, masked.
+            at_BP = start_S[seq[:, 0], None] + torch.minimum(column, (length_B[:, None] - 1).clamp(min=0))
+            known = past.kv[:, :, at_BP.clamp(max=past.kv.shape[2] - 1)]
+            here = torch.arange(ids.shape[1], device=self.device)
+            new = (here <= here[:, None]).expand(len(ids), -1, -1)
+            old = (column < length_B[:, None])[:, None].expand(-1, len(here), -1)
+            mask = additive(torch.cat([old, new], -1), self.dtype)[:, None]
+            yield {"input_ids": ids, "position_ids": pos, "attention_mask": mask, "past_key_values": Known(known)}
 
     def _positions(self, lines: list[Tensor], layout: Layout, width: int | None = None) -> Tensor:
         """From padded lines back to packed positions."""
@@ -190,7 +237,8 @@ class HFPolicy(Transformer):
     # loading and saving
 
     def _check(self) -> None:
-        """The model's own logits must agree with ours of whole sequences, of a tree, and of one decoding step."""
+        """The model's own logits must agree with ours of whole sequences, of a tree, of one decoding step, and of
+        tokens after a past."""
         ids = (torch.arange(12) * 7 + 3) % self.vocab
         long, short = ids[:8], torch.cat([ids[:3], ids[8:]])  # three tokens in common
         inputs, tree = packed([long.numpy(), short.numpy()], self.device), _tree(long, short[3:], self.device)
@@ -201,17 +249,25 @@ class HFPolicy(Transformer):
                 shared = self.head(self(tree)[0]).float()
                 cache, last = self.cache_of(inputs, [7, 6]), [7, 14]
                 step = self.head(self.decode(inputs.ids_M[last], inputs.pos_M[last], cache)).float()
+                later = self.head(self._later(inputs, long, short)).float()
         except Exception as error:  # whatever an unknown architecture does not support
             self._refuse(f"it fails with {type(error).__name__}: {first_line(error)}")
         found = {
             "its logits are not its head times its last hidden state": whole - own,
             "its attention does not follow a mask": shared - torch.cat([own[:8], own[11:]]),
             "its layers keep something other than one key and one value per token": step - own[[7, 14]],
+            "its attention does not go on after given keys and values": later - torch.cat([own[3:8], own[10:]]),
         }
         limit = AGREE.get(self.dtype, 0.05) * max(float(own.abs().max()), 1e-6)
         for why, difference in found.items():
             if float(difference.abs().max()) > limit:
                 self._refuse(why)
+
+    def _later(self, inputs: Inputs, long: Tensor, short: Tensor) -> Tensor:
+        """Hidden states of two sequences after their first three and two tokens."""
+        past = Past(self.prefill(inputs)[1], np.array([0, 8]), np.array([3, 2]))
+        rest = packed([long[3:].numpy(), short[2:].numpy()], self.device, after=past.length_S)
+        return self.extend(rest, past)[0]
 
     def cache_of(self, inputs: Inputs, length: list[int]) -> Cache:
         """A cache with one row per sequence of `inputs`, each up to its `length`."""

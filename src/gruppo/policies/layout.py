@@ -60,15 +60,25 @@ def _padded(x_C: Tensor, shapes: Seq[tuple[int, int]]) -> list[Tensor]:
     return [x.view(*shape, *x.shape[1:]) for x, shape in zip(parts, shapes, strict=True)]
 
 
-def packed(sequences: Seq[np.ndarray], device: torch.device | str = "cpu", share: float = math.inf) -> Inputs:
-    """Inputs of sequences of ids, without decisions. A prefix is shared if it is at least `share` of a sequence."""
+def packed(
+    sequences: Seq[np.ndarray],
+    device: torch.device | str = "cpu",
+    share: float = math.inf,
+    after: np.ndarray | None = None,
+    payloads: Seq[bytes] = (),
+) -> Inputs:
+    """Inputs of sequences of ids, without decisions. A prefix is shared if it is at least `share` of a sequence.
+
+    after     how many positions come before each sequence, in a cache
+    payloads  what else each sequence holds: those with different payloads share nothing
+    """
     length = np.array([len(s) for s in sequences], np.int64)
     pos = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
     ids = np.concatenate([*sequences, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
-    node = prefix_nodes(ids, length, share) if share <= 1 else None
+    node = prefix_nodes(ids, length, share, payloads) if share <= 1 else None
     return Inputs(
         ids_M=torch.from_numpy(ids),
-        pos_M=torch.from_numpy(pos),
+        pos_M=torch.from_numpy(pos if after is None else pos + np.repeat(after, length)),
         seq_M=torch.from_numpy(np.repeat(np.arange(len(length)), length)),
         parent_M=torch.from_numpy(np.where(pos > 0, np.arange(len(pos)) - 1, -1)),
         at_N=torch.zeros(0, dtype=torch.int64),
@@ -102,6 +112,9 @@ class Lines:
     def reach(self) -> np.ndarray:
         return self.offset + self.length
 
+    def head(self, n: int) -> "Lines":
+        return Lines(self.first[:n], self.length[:n], self.offset[:n], self.above[:n])
+
     def path(self, line: np.ndarray, index: np.ndarray) -> np.ndarray:
         """The row of M at an index of a line's path."""
         line = line.copy()
@@ -110,9 +123,34 @@ class Lines:
         return self.first[line] + index - self.offset[line]
 
 
-def layout_of(inputs: Inputs, context: int, dtype: torch.dtype = torch.float32) -> Layout:
-    """The layout of some inputs, for all layers of a forward. `dtype` is that of the masks."""
+@dataclass(frozen=True)
+class Past:
+    """Keys and values that are known: rows [start, start + length) of `kv` come before a sequence. They may overlap."""
+
+    kv: Tensor  # (layers, 2, P, width)
+    start_S: np.ndarray
+    length_S: np.ndarray
+
+    def before(self, lines: Lines, inputs: Inputs) -> Lines:
+        """The same lines, each with its past on its path. A past is a line without queries, of negative rows."""
+        own, n = inputs.seq_M.cpu().numpy()[lines.first], len(lines.first)
+        none = np.zeros_like(self.start_S)
+        return Lines(
+            first=np.concatenate([lines.first, self.start_S - self.kv.shape[2]]),
+            length=np.concatenate([lines.length, self.length_S]),
+            offset=np.concatenate([lines.offset + self.length_S[own], none]),
+            above=np.concatenate([np.where(lines.above < 0, n + own, lines.above), none - 1]),
+        )
+
+
+def layout_of(inputs: Inputs, context: int, dtype: torch.dtype = torch.float32, past: Past | None = None) -> Layout:
+    """The layout of some inputs, for all layers of a forward. `dtype` is that of the masks.
+
+    The rows of a `past` come before those of M in the table of keys: `key_C` counts from the first of them.
+    """
     lines, device = lines_of(inputs, context), inputs.seq_M.device
+    paths = lines if past is None else past.before(lines, inputs)
+    lines, known = paths.head(len(lines.first)), 0 if past is None else past.kv.shape[2]
     total, length, reach = len(inputs.ids_M), lines.length, lines.reach
     shared = bool((lines.offset > 0).any())
     if total == 0 or (not shared and length.min() == length.max()):
@@ -131,7 +169,8 @@ def layout_of(inputs: Inputs, context: int, dtype: torch.dtype = torch.float32) 
     if not shared:
         return Layout(row_C, cell_M, buckets, even=False, spans=spans, masks=(None,) * len(buckets))
     index = np.minimum(ranges(np.zeros_like(far), far), np.repeat(reach[order] - 1, far))
-    key_C = torch.from_numpy(lines.path(np.repeat(order, far), index)).to(device)
+    path_C = paths.path(np.repeat(order, far), index)
+    key_C = torch.from_numpy(path_C + known).to(device)
     masks = tuple(
         _mask(lines.offset[order[a:b]], size, span, dtype, device)
         for (a, b), (_, size), span in zip(pairwise(cut), buckets, spans, strict=True)

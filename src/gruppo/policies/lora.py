@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gruppo.data import Inputs
 from gruppo.fields import Checked, setting
 from gruppo.policies.cache import Cache
+from gruppo.policies.layout import Past
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,10 @@ class Unadapted:
     def prefill(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         with self._plain() as policy:
             return policy.prefill(inputs)
+
+    def extend(self, inputs: Inputs, past: Past) -> tuple[Tensor, Tensor]:
+        with self._plain() as policy:
+            return policy.extend(inputs, past)
 
     def decode(self, ids_B: Tensor, pos_B: Tensor, cache: Cache, span: int | None = None) -> Tensor:
         with self._plain() as policy:

@@ -28,7 +28,7 @@ from gruppo.kernels.swiglu import silu_times
 from gruppo.policies import folder as hf
 from gruppo.policies.base import Transformer
 from gruppo.policies.cache import Cache, Kept, Step, new_cache
-from gruppo.policies.layout import Layout, layout_of
+from gruppo.policies.layout import Layout, Past, layout_of
 from gruppo.policies.lora import merged_state
 from gruppo.policies.rope import tables
 from gruppo.policies.scores import Head
@@ -54,11 +54,14 @@ class Packed:
 
     layout: Layout
     keep: Kept | None
+    past: Past | None = None
 
     def attend(self, sdpa: Callable[..., Tensor], layer: int, q_MD: Tensor, k_MD: Tensor, v_MD: Tensor) -> Tensor:
         if self.keep is not None:
             self.keep.kv += [k_MD, v_MD]
         layout = self.layout
+        if self.past is not None and layout.key_C is not None:
+            k_MD, v_MD = (torch.cat([known, x]) for known, x in zip(self.past.kv[layer], (k_MD, v_MD), strict=True))
         lines = zip(layout.lines(q_MD), layout.paths(k_MD), layout.paths(v_MD), layout.masks, strict=True)
         y = [sdpa(*line) for line in lines]
         return layout.positions(y) if y else q_MD
@@ -223,25 +226,29 @@ class TinyTransformer(Transformer):
         return Rotary(self.rope_cos[pos_X][:, None], self.rope_sin[pos_X][:, None])  # type: ignore[index]
 
     def forward(
-        self, inputs: Inputs | Step, collect: tuple[int, ...] = (), keep: Kept | None = None
+        self,
+        inputs: Inputs | Step,
+        collect: tuple[int, ...] = (),
+        keep: Kept | None = None,
+        past: Past | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Final hidden states and those of the layers in `collect`, of packed sequences or of a decoding step."""
         self._check_layers(collect)
         x_XD = self.model.embed_tokens(inputs.ids_M)
         if isinstance(inputs, Step):
-            past = Cached(inputs, inputs.mask(x_XD.dtype))
+            seen = Cached(inputs, inputs.mask(x_XD.dtype))
         elif can_flash(x_XD, self.config.head_dim):
-            past = varlen_of(inputs, self.context, keep)
+            seen = varlen_of(inputs, self.context, keep, past)
         else:
-            past = Packed(layout_of(inputs, self.context, x_XD.dtype), keep)
+            seen = Packed(layout_of(inputs, self.context, x_XD.dtype, past), keep, past)
         rotary = self._rotary(inputs.pos_M)
         states = {0: x_XD} if 0 in collect else {}
-        again = self.checkpointing and torch.is_grad_enabled() and isinstance(past, Packed) and keep is None
+        again = self.checkpointing and torch.is_grad_enabled() and keep is None and not isinstance(seen, Cached)
         for layer, block in enumerate(self.model.layers):
             if again:  # nothing in a block is random
-                x_XD = checkpoint(block, x_XD, rotary, past, layer, use_reentrant=False, preserve_rng_state=False)
+                x_XD = checkpoint(block, x_XD, rotary, seen, layer, use_reentrant=False, preserve_rng_state=False)
             else:
-                x_XD = block(x_XD, rotary, past, layer)
+                x_XD = block(x_XD, rotary, seen, layer)
             if layer + 1 in collect:
                 states[layer + 1] = x_XD
         return self.model.norm(x_XD), {layer: states[layer] for layer in collect}

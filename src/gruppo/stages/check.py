@@ -1,6 +1,6 @@
 """Does a combination of occupants make sense? Checked before the run, and on the first batch."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from gruppo.stages.method import Method, kind
 from gruppo.stages.names import nearest
 from gruppo.stages.occupant import Occupant
 from gruppo.stages.readouts import READOUTS
-from gruppo.stages.requires import Samples
+from gruppo.stages.requires import Promised, Samples
 
 
 def problems(method: Method, ctx: Context, *, samples: int) -> list[str]:
@@ -33,6 +33,20 @@ def check(method: Method, ctx: Context, *, samples: int) -> None:
     found = problems(method, ctx, samples=samples)
     if found:
         raise ValueError("\n".join(found))
+
+
+def refuse_weaker(method: Method, engine: str, promises: Collection[str]) -> None:
+    """Refuses an engine that cannot do what an occupant needs."""
+    said = [
+        f"{method.name}: {kind(o)} in {room} needs an engine that promises {r.promise!r}, and engine={engine} does not"
+        f"{f': {r.why}' if r.why else ''}. It promises: {', '.join(sorted(promises)) or 'nothing'}. Use engine=native, "
+        f"or another occupant of {room}."
+        for room, o in method.occupants()
+        for r in o.requires
+        if isinstance(r, Promised) and r.promise not in promises
+    ]
+    if said:
+        raise ValueError("\n".join(said))
 
 
 def _requirements(method: Method, samples: int) -> Iterable[str]:

@@ -44,7 +44,7 @@ RENAMED = {
     "remembers": "requires = (RecurringTasks(),)",
     "stores": "joins = True or False",
     "notes": 'reads = (note("name"),)',
-    "capabilities": "nothing: engines have no list of them yet",
+    "capabilities": 'requires = (Promised("steer"),)',
     "roles": "needs(ctx), which names the role",
     "brings": "nothing: a rollout draws what it draws",
 }

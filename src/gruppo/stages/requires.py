@@ -46,6 +46,14 @@ class Samples(Requirement):
 
 
 @dataclass(frozen=True)
+class Promised(Requirement):
+    """What the engine must promise (gruppo.engines.base.PROMISES)."""
+
+    promise: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class InRoom(Requirement):
     """One of these kinds in another room: the other half of one mechanism. Subclasses count."""
 

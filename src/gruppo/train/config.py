@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gruppo.engines.config import EngineConfig
 from gruppo.fields import Checked, setting
 from gruppo.methods import method
 from gruppo.policies import Lora
@@ -51,6 +52,7 @@ class RunConfig(Checked):
     method: Method = field(default_factory=lambda: method("grpo"))
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
     sampling: Sampling = Sampling(max_tokens=0)  # max_tokens=0: by task and model
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()

@@ -33,6 +33,7 @@ class Check:
 async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
     """Draw a few groups, and check them as the trainer would see them. Changes nothing."""
     ctx = run.context(0)
+    run.engine.forget()
     ctx.prompts = min(prompts, run.config.prompts)
     run.learner.begin(ctx)
     asks = run.method.curriculum(ctx, run.tasks.train)[: ctx.prompts]

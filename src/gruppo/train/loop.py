@@ -17,6 +17,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
     method, walk, learner, start = run.method, run.walk, run.learner, time.perf_counter()
     ctx = run.context(step)  # replay.get
     learner.begin(ctx)
+    run.engine.forget()  # a resumed run has nothing in memory, so no step may depend on it
     before = run.engine.sampled
 
     try:
@@ -49,7 +50,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
         facts |= batch_metrics(batch)
         run.version += 1
         refresh(method, run.models, step)
-    run.engine.version = run.version
+    run.engine.sync(run.version, run.models)
 
     run.replay = walk.remembered(ctx, run.replay, batch, kept)  # replay.put
     facts |= learner.tally.means() | {"lr": learner.lr("policy"), "version": float(run.version)}

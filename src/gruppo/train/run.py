@@ -10,10 +10,10 @@ import torch
 
 from gruppo.data import Batch, Episode, Status, pack
 from gruppo.data.prefix import WORTH
-from gruppo.engines.native import NativeEngine
+from gruppo.engines.config import engine_of
 from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
-from gruppo.stages.check import check, compares, cut_off
+from gruppo.stages.check import check, compares, cut_off, refuse_weaker
 from gruppo.stages.requires import RecurringTasks
 from gruppo.stages.walk import Walk
 from gruppo.tasks import TaskSet
@@ -59,7 +59,8 @@ class Run:
         if self.tasks.notes:
             self.say(f"answers have at most {longest} tokens (sampling.max_tokens)")
         self.models = build_cast(self.method, policy, self.bare_context(0), self.tokenizer)
-        self.engine = NativeEngine(self._writers(), eos=self.tokenizer.stops, say=self.warn)
+        self.engine = engine_of(config.engine, self._writers(), self.tokenizer, self.warn)
+        refuse_weaker(self.method, config.engine.name, self.engine.promises)
         if self.tokenizer.rewrites:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
@@ -230,7 +231,8 @@ class Run:
             restore_optimiser(self.learner.optimisers[role], tensors)
         self.memory = Memory(state.memory)
         self.replay = state.replay
-        self.version = self.engine.version = int(state.facts["version"])
+        self.version = int(state.facts["version"])
+        self.engine.sync(self.version, self.models)
         self.checked, self.learner.bad_steps = state.facts["checked"], state.facts["bad_steps"]
         self.learner.micro_tokens = min(self.learner.micro_tokens, state.facts["micro_tokens"])
 

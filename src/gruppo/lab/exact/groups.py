@@ -1,7 +1,7 @@
 """Every group that can be drawn, with its probability, and an engine that returns the answers of one of them."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement, product
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gruppo.engines.base import Completion, Request
+from gruppo.engines.base import Completion, Request, complete
 from gruppo.lab.exact.world import ExactWorld
 
 MOST = 20_000
@@ -94,7 +94,7 @@ class Script:
     sampled from the policy with `noise`, given the part of the answer that is there.
     """
 
-    can: frozenset[str] = frozenset()
+    promises: frozenset[str] = frozenset({"keyed", "logp"})
     version = 0
 
     def __init__(self, world: ExactWorld, noise: Callable[..., Any], masses: Callable[[float], Masses]) -> None:
@@ -112,6 +112,21 @@ class Script:
     def taken(self, samples: int) -> int:
         """How many answers to a prompt the rollout has taken from the draw."""
         return samples - min(map(len, self.left.values()), default=0)
+
+    async def ask(self, request: Request) -> Completion:
+        [completion] = await complete(self, [request])
+        return completion
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def sync(self, version: int, weights: Mapping[str, Any]) -> None:
+        """The policy is that of the laboratory."""
+
+    def logprobs(
+        self, prefixes: Sequence[Any], continuations: Sequence[Any], temperature: float = 1.0, role: str = "policy"
+    ) -> list[Any]:
+        raise Unlike("its rollout asks the engine for log-probabilities of given tokens")
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Completion]]:
         for i, request in enumerate(requests):

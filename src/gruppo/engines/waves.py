@@ -1,0 +1,115 @@
+"""Lockstep: when the requests of several callers enter the batch, so that the schedule depends on no timer.
+
+Sums in float32 depend on the shape of the batch, so the same bits need the same schedule. In lockstep a wave begins
+when every registered caller waits for the engine or is done. It holds the next requests of all callers, in the order of
+their numbers, and runs to its end; who is served early goes on with its own work meanwhile. So a wave depends only on
+what the callers ask, however long they take in between.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gruppo.engines.calls import Call
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Caller:
+    """A task that asks again and again. `number` is its place in a wave; callers inside it have longer ones."""
+
+    number: tuple[int, ...]
+    waves: "Waves"
+    children: int = 0  # registered so far
+    inside: int = 0  # callers inside it that are not done: they are waited for in its place
+
+
+_CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+class Waves:
+    """Holds calls of registered callers until a wave begins. Other calls are not held.
+
+    A caller must not wait for another one but through the engine: both would wait for ever.
+    """
+
+    def __init__(self, lockstep: bool) -> None:
+        self.lockstep = lockstep
+        self._root = Caller((), self)
+        self._active: list[Caller] = []
+        self._held: list[tuple[Caller, Call, Callable[[], None]]] = []
+
+    def submit(self, call: Call, start: Callable[[], None]) -> None:
+        """Start a call, now or with its wave."""
+        caller = _CALLER.get()
+        if not self.lockstep or caller is None or caller not in self._active:
+            start()
+            return
+        self._held.append((caller, call, start))
+        self._begin()
+
+    def drop(self, call: Call) -> None:
+        """The caller went away."""
+        self._held = [held for held in self._held if held[1] is not call]
+
+    def _begin(self) -> None:
+        waiting = [caller for caller, _, _ in self._held]
+        if not waiting or any(c not in waiting for c in self._active if not c.inside):
+            return
+        wave, self._held = sorted(self._held, key=lambda held: held[0].number), []
+        for _, _, start in wave:
+            start()
+
+    def enter(self) -> Caller:
+        above = _CALLER.get()
+        above = above if above in self._active and above is not None else self._root
+        caller = Caller((*above.number, above.children), self)
+        above.children += 1
+        above.inside += 1
+        self._active.append(caller)
+        return caller
+
+    def leave(self, caller: Caller) -> None:
+        """A caller is done. Calling it twice is no harm."""
+        if caller in self._active:
+            self._active.remove(caller)
+            for above in (self._root, *self._active):
+                above.inside -= above.number == caller.number[:-1]
+            self._begin()
+
+    @contextmanager
+    def caller(self) -> Iterator[None]:
+        caller = self.enter()
+        token = _CALLER.set(caller)
+        try:
+            yield
+        finally:
+            _CALLER.reset(token)
+            self.leave(caller)
+
+    async def together(self, coroutines: Seq[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of all; each is a caller, numbered in this order. If one fails, the others are cancelled."""
+        callers = [self.enter() for _ in coroutines]
+
+        async def run(caller: Caller, work: Coroutine[Any, Any, T]) -> T:
+            _CALLER.set(caller)  # of this task alone
+            try:
+                return await work
+            finally:
+                self.leave(caller)
+
+        tasks = [asyncio.create_task(run(c, work)) for c, work in zip(callers, coroutines, strict=True)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for caller, work in zip(callers, coroutines, strict=True):
+                self.leave(caller)  # of a task that never began
+                work.close()
