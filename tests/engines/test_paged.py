@@ -180,8 +180,8 @@ def test_weights_that_are_lost_end_the_call(model: TinyTransformer, paged: Calla
 
 
 def test_stacked_weights_are_stored_once_and_follow_updates() -> None:
-    layers = [torch.nn.Linear(4, n) for n in (3, 2, 5)]
-    x = torch.randn(6, 4)
+    layers = [torch.nn.Linear(4, n).double() for n in (3, 2, 5)]
+    x = torch.randn(6, 4).double()
     wanted = torch.cat([m(x) for m in layers], -1)
     stack = Stack(layers)
     assert Stack(layers).weight.data_ptr() == stack.weight.data_ptr()
