@@ -3,7 +3,8 @@
     python benchmarks/plain_loop.py [--turns 3] [--prompts 64] [--samples 8] [--tokens 128+128] [--json FILE]
     python benchmarks/plain_loop.py --small     # the same in float32 on a CPU, in seconds: does it run?
 
-A Qwen2 in the shape of its 0.5 B model, random weights in bfloat16, 64 prompts x 8 answers of 128 + 128 tokens. Both
+A Qwen2 in the shape of its 0.5 B (or 1.5 B) model, random weights in bfloat16, 64 prompts x 8 answers of 128 + 128
+tokens. Both
 sides draw every answer in full length, reward it by the share of even ids, and take one step of GRPO without a
 reference. The plain loop is what one would write in an afternoon; see RESULTS.md for what each side's step contains.
 Imports torch, transformers and gruppo only. `python benchmarks/report.py --add FILE` puts the result into RESULTS.md.
@@ -34,6 +35,7 @@ from gruppo.engines import NativeEngine
 from gruppo.engines.base import Request, complete
 from gruppo.methods import method
 from gruppo.policies import load_policy
+from gruppo.policies.lora import Lora
 from gruppo.stages import Context
 from gruppo.train.learner import Learner, OptimConfig
 
@@ -41,6 +43,14 @@ LR, BETAS, CLIP = 1e-6, (0.9, 0.95), 1.0
 MICRO_TOKENS = 16_384
 QWEN2 = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
 QWEN2 |= {"num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True, "rope_theta": 1e6}
+SHAPES = {
+    "0.5b": QWEN2,
+    "1.5b": QWEN2
+    | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+    "7b": QWEN2
+    | {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+    | {"num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": False},
+}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"num_key_value_heads": 2, "vocab_size": 500, "tie_word_embeddings": True}
 
@@ -101,20 +111,20 @@ def plain_step(model: Any, optimiser: torch.optim.Optimizer, work: Work) -> dict
     return parts.seconds
 
 
-def own_policy(model: Any) -> Any:
+def own_policy(model: Any, lora: Lora | None = None) -> Any:
     """The model as a run would load it from its folder."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        policy = load_policy(folder, model.dtype, model.device)
+        policy = load_policy(folder, model.dtype, model.device, lora=lora)
     return policy.train()
 
 
 class Gruppo:
     """The engine, the packing, the credit and the learner of a run, without tokenizer, task and judge."""
 
-    def __init__(self, model: Any, work: Work) -> None:
+    def __init__(self, model: Any, work: Work, lora: Lora | None = None) -> None:
         self.method = method("grpo").but(penalties=())
-        self.policy, self.work, self.done = own_policy(model), work, 0
+        self.policy, self.work, self.done = own_policy(model, lora), work, 0
         self.engine = NativeEngine({"policy": self.policy}, eos=None)
         optim = OptimConfig(lr=LR, beta1=BETAS[0], beta2=BETAS[1], clip_norm=CLIP, micro_tokens=MICRO_TOKENS)
         self.learner = Learner(self.method, {"policy": self.policy}, optim)
@@ -184,7 +194,7 @@ def summary(rows: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     device = torch.device("cpu" if args.small or not torch.cuda.is_available() else "cuda")
     prompt, answer = (int(x) for x in args.tokens.split("+"))
-    shape, dtype = (SMALL, torch.float32) if args.small else (QWEN2, torch.bfloat16)
+    shape, dtype = (SMALL, torch.float32) if args.small else (SHAPES[args.shape], torch.bfloat16)
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**shape)).to(device, dtype)
     model.generation_config.eos_token_id = None
@@ -203,7 +213,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     ratio = [b["seconds"] / a["seconds"] for a, b in zip(rows["gruppo"][1:], rows["plain loop"][1:], strict=True)]
     return {
         "machine": machine(),
-        "model": "small" if args.small else "qwen2-0.5b, random",
+        "model": "small" if args.small else f"qwen2-{args.shape}, random",
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "parameters": params,
         "prompts": args.prompts,
@@ -224,6 +234,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", default="128+128", help="of a prompt and of an answer")
+    parser.add_argument("--shape", choices=SHAPES, default="0.5b")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -44,6 +44,7 @@ class PagedStream(Stream):
     def __init__(self, *given: Any) -> None:
         self.decoder: Decoder | None = None
         self.pages: list[list[int]] = []  # of each live row
+        self.most_pages = 0  # in use at once so far
         super().__init__(*given)
 
     def clear(self) -> list[Item]:
@@ -196,6 +197,7 @@ class PagedStream(Stream):
         rows, pages, cells = (self._tensor(np.concatenate(x)) for x in (source, page, cell))
         pool.write(prefixes.kv_M[:, :, rows], pages, cells)
         self.pages += new
+        self.most_pages = max(self.most_pages, int((pool.users > 0).sum()) - 1)
         self.table_BP = _stacked([self.table_BP, _table(new)])
         self.moved = True
 
