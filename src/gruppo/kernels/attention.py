@@ -73,7 +73,7 @@ def attend(
         return attend_plain(qkv_BX, h, rope, norms, pos_B, table_BP, keys, values)
     rows, group = len(qkv_BX), h.heads // h.kv_heads
     out_BX = qkv_BX.new_empty(rows, h.heads * h.dim)
-    q_size, d_size = max(power_of_two(group), 16), power_of_two(h.dim)
+    q_size, d_size = max(power_of_two(group), 16), max(power_of_two(h.dim), 16)  # the least that tensor cores take
     splits = min(max(SPLITS_FOR // max(rows * h.kv_heads, 1), 1), 8)
     part = torch.empty(rows * h.kv_heads * splits * q_size * (d_size + 2), dtype=torch.float32, device=out_BX.device)
     weights = norms or (out_BX, out_BX)
