@@ -232,6 +232,24 @@ def test_a_caller_that_goes_away_frees_its_rows(make):
     assert not engine._drivers and not engine._streams["policy"].busy
 
 
+def test_those_that_wait_for_the_same_prefix_may_go_away(make):
+    """A prefix is kept for the next in the queue, who leaves."""
+    policy, ids = make(), [np.array([1, 4]), np.array([1, 5])]
+    engine = engine_of(policy, eos=None, max_rows=1)
+
+    async def leave():
+        first = asyncio.create_task(engine.ask(Request(ids[0], 3, key=0)))
+        second = asyncio.create_task(engine.ask(Request(ids[0], 3, key=1)))
+        third = asyncio.create_task(engine.ask(Request(ids[1], 3, key=2)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        second.cancel()
+        return await first, await third
+
+    for n, (found, key) in enumerate(zip(asyncio.run(leave()), (0, 2), strict=True)):
+        same(found, generated(engine_of(policy, eos=None), [Request(ids[n], 3, key=key)])[0])
+
+
 def test_a_stream_that_is_closed_frees_its_rows(make):
     engine = engine_of(make(), eos=None)
 
