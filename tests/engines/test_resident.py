@@ -364,3 +364,14 @@ def test_tokens_after_a_past_are_those_of_the_whole_sequence(make, kv_heads, see
     at = np.concatenate([np.arange(a + n, a + len(s)) for a, n, s in zip(start, known, sequences, strict=True)])
     torch.testing.assert_close(later_MD, hidden_MD[at], rtol=0, atol=1e-12)
     torch.testing.assert_close(kv_new, kv_M[:, :, at], rtol=0, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_callers_on_a_gpu(make):
+    policy, host, requests = make().cuda(), make(), mixed(60)
+    engine = engine_of(policy, max_rows=17)
+    assert not engine.waves.lockstep
+    for _ in range(2):  # the second time from parked rows
+        for request, c in zip(requests, asyncio.run(asked(engine, requests)), strict=True):
+            assert np.abs(c.logp - trainer_logp(host, request, c)).max() <= 1e-10
