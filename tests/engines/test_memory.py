@@ -76,3 +76,28 @@ def test_several_ids_may_end_an_answer(make):
         assert np.array_equal(a.ids[: len(b.ids)], b.ids)
         assert (b.reason == "stop") == (2 <= b.ids[-1] < 12)
         assert not any(2 <= i < 12 for i in b.ids[:-1])
+
+
+def test_what_is_parked_goes_first(make, monkeypatch):
+    """As many rows as before, if there was something to drop."""
+    policy = make()
+    engine, before, _ = drawn(policy, requests())
+    said: list[str] = []
+    engine.say = said.append
+
+    async def asked():
+        return await asyncio.gather(*(engine.ask(r) for r in requests()))
+
+    asyncio.run(asked())
+    whole, failed = policy.decode, []
+
+    def full(*args):
+        if len(engine.parked):
+            failed.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return whole(*args)
+
+    monkeypatch.setattr(policy, "decode", full)
+    for a, b in zip(asyncio.run(asked()), before, strict=True):
+        assert np.array_equal(a.ids, b.ids)
+    assert failed and not said and engine.max_rows == 1024

@@ -232,6 +232,24 @@ def test_a_caller_that_goes_away_frees_its_rows(make):
     assert not engine._drivers and not engine._streams["policy"].busy
 
 
+def test_those_that_wait_for_the_same_prefix_may_go_away(make):
+    """A prefix is kept for the next in the queue, who leaves."""
+    policy, ids = make(), [np.array([1, 4]), np.array([1, 5])]
+    engine = engine_of(policy, eos=None, max_rows=1)
+
+    async def leave():
+        first = asyncio.create_task(engine.ask(Request(ids[0], 3, key=0)))
+        second = asyncio.create_task(engine.ask(Request(ids[0], 3, key=1)))
+        third = asyncio.create_task(engine.ask(Request(ids[1], 3, key=2)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        second.cancel()
+        return await first, await third
+
+    for n, (found, key) in enumerate(zip(asyncio.run(leave()), (0, 2), strict=True)):
+        same(found, generated(engine_of(policy, eos=None), [Request(ids[n], 3, key=key)])[0])
+
+
 def test_a_stream_that_is_closed_frees_its_rows(make):
     engine = engine_of(make(), eos=None)
 
@@ -346,3 +364,14 @@ def test_tokens_after_a_past_are_those_of_the_whole_sequence(make, kv_heads, see
     at = np.concatenate([np.arange(a + n, a + len(s)) for a, n, s in zip(start, known, sequences, strict=True)])
     torch.testing.assert_close(later_MD, hidden_MD[at], rtol=0, atol=1e-12)
     torch.testing.assert_close(kv_new, kv_M[:, :, at], rtol=0, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_callers_on_a_gpu(make):
+    policy, host, requests = make().cuda(), make(), mixed(60)
+    engine = engine_of(policy, max_rows=17)
+    assert not engine.waves.lockstep
+    for _ in range(2):  # the second time from parked rows
+        for request, c in zip(requests, asyncio.run(asked(engine, requests)), strict=True):
+            assert np.abs(c.logp - trainer_logp(host, request, c)).max() <= 1e-10

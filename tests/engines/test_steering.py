@@ -209,6 +209,27 @@ def test_moves_that_make_no_sense(make, move, says):
     assert len(drawn(engine, [Request(np.array([1]), 1, key=0)])[0].ids) == 1  # and it goes on
 
 
+def test_a_steer_that_fails_ends_its_own_call_alone(make):
+    policy = make()
+    engine = engine_of(policy, eos=None)
+
+    def breaks(ids, position, logits):
+        if position == 5:
+            raise KeyError("a bug of the user")
+        return Move(fork=1) if position == 3 else None
+
+    plain = Request(np.array([1, 4]), 12, key=1)
+
+    async def both():
+        bad = Request(np.array([1, 5]), 12, key=2, steer=breaks)
+        return await asyncio.gather(engine.ask(plain), engine.ask(bad), engine.ask(bad), return_exceptions=True)
+
+    good, *bad = asyncio.run(both())
+    same(good, drawn(engine_of(policy, eos=None), [plain])[0])
+    assert [repr(b) for b in bad] == ["KeyError('a bug of the user')"] * 2
+    assert not engine._drivers and not engine._streams["policy"].busy
+
+
 # ---- texts
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 
 import numpy as np
 
@@ -17,6 +18,7 @@ class Call:
     left: int
     ended: deque[tuple[int, Completion]] = field(default_factory=deque[tuple[int, Completion]])
     error: BaseException | None = None
+    _where: TracebackType | None = None
     _woken: "asyncio.Future[None] | None" = None
 
     def deliver(self, index: int, completion: Completion) -> None:
@@ -24,7 +26,7 @@ class Call:
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        self.error = error
+        self.error, self._where = error, error.__traceback__
         self._wake()
 
     def _wake(self) -> None:
@@ -35,7 +37,7 @@ class Call:
         """The completion that ends next. What has ended comes before an error."""
         while not self.ended:
             if self.error is not None:
-                raise self.error
+                raise self.error.with_traceback(self._where)  # others raise the same: theirs is not added to
             self._woken = asyncio.get_running_loop().create_future()
             await self._woken
         self.left -= 1
@@ -68,6 +70,9 @@ class Item:
 
     def ended(self, completion: Completion) -> "Item | None":
         """The request that is answered with this completion, if nothing of it is in flight any more."""
+        if self.parent is None and not self.forks:  # nearly always, and a copy of each takes 4 % of a call of 512
+            self.done = completion
+            return self
         self.own = replace(completion, start=self.start)
         item: Item = self
         while item.own is not None and all(f.done is not None for f in item.forks):

@@ -195,6 +195,7 @@ class NativeEngine:
                 if ended is None:
                     self._smaller(stream)
                     continue
+                self._end_faulty(stream)
                 self._deliver(ended)
                 await asyncio.sleep(0)
         except BaseException as error:
@@ -206,8 +207,18 @@ class NativeEngine:
             if self._drivers.get(role) is asyncio.current_task():
                 del self._drivers[role]
 
+    def _end_faulty(self, stream: Stream) -> None:
+        """Calls whose own steer failed."""
+        faults, stream.faults = stream.faults, []
+        for call, error in faults:
+            call.fail(error)
+            with without_gradients(stream.model):
+                stream.leave(call)
+
     def _deliver(self, ended: list[tuple[Item, Completion]]) -> None:
         for item, completion in ended:
+            if item.call.error is not None:
+                continue
             self.sampled += len(completion.ids)
             if (answered := item.ended(completion)) is not None and answered.done is not None:
                 answered.call.deliver(answered.index, answered.done)
@@ -228,36 +239,41 @@ class NativeEngine:
         return []
 
     def _smaller(self, stream: Stream) -> None:
-        """Halve the rows and the prompt tokens at once. Samples stay the same: the noise of a row is its own."""
-        left, roots = stream.clear(), list[Item]()
+        """Memory ran out: begin again without what is parked or, if nothing is, with half the rows and prompt tokens.
+
+        Samples stay the same: the noise of a row is its own.
+        """
+        left = stream.clear()
+        roots = list({id(item.root): item.root for item in left}.values())
+        rows, parked = min(len(left), self.limits.rows), len(self.parked)
         self.parked.clear()
-        for item in left:  # a request that has forked begins again, and forks again
-            if item.root not in roots:
-                roots.append(item.root)
-                item.root.restart()
-        rows = min(len(left), self.limits.rows)
-        if rows == 1:
+        if not parked and rows == 1:
+            error = ValueError(
+                "out of memory with a single row in flight: this model does not fit at this length. Lower "
+                "sampling.max_tokens, or use a smaller model or model.dtype=bfloat16 on a GPU."
+            )
             for item in roots:
-                item.call.fail(
-                    ValueError(
-                        "out of memory with a single row in flight: this model does not fit at this length. Lower "
-                        "sampling.max_tokens, or use a smaller model or model.dtype=bfloat16 on a GPU."
-                    )
-                )
+                item.call.fail(error)
             return
-        self.limits.rows, self.limits.prefill_tokens = rows // 2, max(self.limits.prefill_tokens // 2, 1)
+        if not parked:
+            self.limits.rows, self.limits.prefill_tokens = rows // 2, max(self.limits.prefill_tokens // 2, 1)
+            self.say(
+                f"out of memory while sampling: from now on {self.limits.rows} rows at once instead of {rows}. The "
+                "samples stay the same, only slower."
+            )
         free_memory()
-        self.say(
-            f"out of memory while sampling: from now on {self.limits.rows} rows at once instead of {rows}. The samples "
-            "stay the same, only slower."
-        )
+        for item in roots:
+            item.restart()  # one that has forked forks again
         for call in {id(item.call): item.call for item in roots}.values():
             stream.join([item for item in roots if item.call is call], self.version)
 
     def logprobs(
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"
     ) -> list[Reals]:
-        """Log-probabilities of given continuations at a temperature, by the trainer's forward."""
+        """Log-probabilities of given continuations at a temperature, by the trainer's forward.
+
+        Nothing that is parked is read: this is what sampling is checked against.
+        """
         model = self._model(role)
         if temperature <= 0:
             raise ValueError(f"temperature={temperature}: logits are divided by it. Use a positive number.")

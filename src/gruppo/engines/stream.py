@@ -65,6 +65,7 @@ class Stream:
         self.decode = decode
         self.device = model.device
         self.version = 0
+        self.faults: list[tuple[Call, Exception]] = []  # calls whose own steer failed
         self.prefilled = self.decoded = 0
         self.clear()
 
@@ -164,20 +165,30 @@ class Stream:
         """What the steers of the live rows want at this token. Forks are made here."""
         moves: dict[int, Move] = {}
         for row in np.flatnonzero(self.record.columns["steered"][self.row_slot]).tolist():
-            slot, pos = int(self.row_slot[row]), int(self.row_pos[row])
-            item = self.record.item(slot)
-            count = pos - len(item.ids)
-            ids = np.concatenate([item.ids, self.record.ids[slot, :count].cpu().numpy()])
-            assert item.request.steer is not None
-            move = item.request.steer(ids, pos, logits_BV[row].cpu().numpy().copy())
-            if move is None:
-                continue
-            moves[row] = checked(move, self.model.vocab)
-            if not move.drop:
-                self.record.traces[slot].note(count, move, self.model.vocab)
-            if move.fork and not (item.parent is not None and count == 0):  # where it was forked it does not fork again
-                self._fork(row, item, ids, count, move.fork)
+            item = self.record.item(int(self.row_slot[row]))
+            try:
+                move = self._move(row, item, logits_BV[row])
+            except Exception as error:  # the user's code: it ends its own call, and nobody else's
+                self.faults.append((item.call, error))
+                move = Move(drop=True)
+            if move is not None:
+                moves[row] = move
         return moves
+
+    def _move(self, row: int, item: Item, logits_V: Tensor) -> Move | None:
+        slot, pos = int(self.row_slot[row]), int(self.row_pos[row])
+        count = pos - len(item.ids)
+        ids = np.concatenate([item.ids, self.record.ids[slot, :count].cpu().numpy()])
+        assert item.request.steer is not None
+        move = item.request.steer(ids, pos, logits_V.cpu().numpy().copy())
+        if move is None:
+            return None
+        checked(move, self.model.vocab)
+        if not move.drop:
+            self.record.traces[slot].note(count, move, self.model.vocab)
+        if move.fork and not (item.parent is not None and count == 0):  # where it was forked it does not fork again
+            self._fork(row, item, ids, count, move.fork)
+        return move
 
     def _fork(self, row: int, item: Item, ids: Ints, count: int, copies: int) -> None:
         """Park the row as it is, and ask for what follows under other keys: nothing is computed again."""
@@ -300,9 +311,8 @@ class Stream:
             if item.same not in wanted or (item.remember and wanted[item.same].entry is None):
                 wanted[item.same] = self._wanted(item)
         parts: list[Prefixes] = []
-        if self.waiting is not None:
+        if self.waiting is not None and wanted.pop(self.waiting.ids[0], None):  # those that it was left for may be gone
             parts.append(self.waiting)
-            wanted.pop(self.waiting.ids[0])
         known = [w for w in wanted.values() if w.past]
         for some, rows in (
             computed(self.model, [w for w in wanted.values() if not w.past], self.limits.prefill_tokens, FORKED),
