@@ -47,6 +47,10 @@ class PagedStream(Stream):
         self.most_pages = 0  # in use at once so far
         super().__init__(*given)
 
+    @property
+    def tables_on(self) -> torch.device:
+        return torch.device("cpu")  # where the tokens of a window arrive
+
     def clear(self) -> list[Item]:
         if self.decoder is not None:
             for pages in self.pages:
@@ -106,7 +110,8 @@ class PagedStream(Stream):
     def _plain(self) -> bool:
         """Whether the graph can draw: whole distributions, and nothing that looks at a token before the next."""
         mine = self.record.columns[self.row_slot]
-        return not (self.settings.truncates or self.record.k or mine["texts"].any() or mine["steered"].any())
+        wanting = mine["greedy"] | (mine["top_k"] > 0) | (mine["top_p"] < 1) | mine["texts"] | mine["steered"]
+        return not self.record.k and not wanting.any()
 
     def _upload(self) -> Decoder:
         """The rows to the GPU, if they have changed. Those beyond them write into the scratch page."""
@@ -201,7 +206,7 @@ class PagedStream(Stream):
         self.table_BP = _stacked([self.table_BP, _table(new)])
         self.moved = True
 
-    def _move(self, done: np.ndarray, holes: np.ndarray, last: np.ndarray, order: np.ndarray) -> None:
+    def _compact(self, done: np.ndarray, holes: np.ndarray, last: np.ndarray, order: np.ndarray) -> None:
         assert self.decoder is not None
         for row in np.flatnonzero(done):
             self.decoder.pool.drop(self.pages[row])

@@ -1,4 +1,4 @@
-"""Requests in flight, one slot each: their settings on the host, and tables of what was sampled on the device."""
+"""Requests in flight, one slot each: their settings on the host, and tables of what was sampled on a device."""
 
 import numpy as np
 import torch
@@ -88,8 +88,8 @@ class Record:
         assert item is not None
         return item
 
-    def settings(self, slots: np.ndarray) -> Settings:
-        return settings_from(self.columns[slots], self.stops[slots], self.device)
+    def settings(self, slots: np.ndarray, device: torch.device) -> Settings:
+        return settings_from(self.columns[slots], self.stops[slots], device)
 
     @property
     def watched(self) -> bool:
@@ -99,16 +99,16 @@ class Record:
     def write(self, slots: np.ndarray, count: np.ndarray, drawn: Draw, hidden_BD: Tensor | None) -> None:
         """Store token number `count` of each slot, and the hidden state that it was drawn from."""
         cell_B = torch.from_numpy(slots * self.span + count).to(self.device)
-        self.ids.view(-1).index_copy_(0, cell_B, drawn.token_B)
-        self.logp.view(-1).index_copy_(0, cell_B, drawn.logp_B)
+        self.ids.view(-1).index_copy_(0, cell_B, drawn.token_B.to(self.device))
+        self.logp.view(-1).index_copy_(0, cell_B, drawn.logp_B.to(self.device))
         if self.keeps and self.states and hidden_BD is not None:
             if self.hidden is None:
                 self.hidden = hidden_BD.new_zeros(*self.ids.shape, hidden_BD.shape[1])
             self.hidden.flatten(0, 1).index_copy_(0, cell_B, hidden_BD)
         if self.k:
             best = drawn.logp_BV.topk(self.k, -1)
-            self.top_ids.flatten(0, 1).index_copy_(0, cell_B, best.indices)
-            self.top_logp.flatten(0, 1).index_copy_(0, cell_B, best.values)
+            self.top_ids.flatten(0, 1).index_copy_(0, cell_B, best.indices.to(self.device))
+            self.top_logp.flatten(0, 1).index_copy_(0, cell_B, best.values.to(self.device))
         if drawn.keep_BV is not None and self.allowed:
             row, ids = np.nonzero(drawn.keep_BV.cpu().numpy())
             starts = np.searchsorted(row, np.arange(1, len(slots)))
@@ -117,12 +117,12 @@ class Record:
                     self.allowed[slot].append(kept)
 
     def write_window(self, slots: np.ndarray, count: np.ndarray, ids: np.ndarray, logp: np.ndarray) -> None:
-        """Store some tokens of each slot, (B, W) from number `count` on; those beyond its limit are left out."""
+        """Store some tokens of each slot, (B, W) from number `count` on; none beyond its limit. Tables on a CPU."""
         at = count[:, None] + np.arange(ids.shape[1])
         inside = at < self.columns["limit"][slots][:, None]
-        cell = torch.from_numpy((slots[:, None] * self.span + at)[inside]).to(self.device)
+        cell = (slots[:, None] * self.span + at)[inside]
         for table, new in ((self.ids, ids), (self.logp, logp)):
-            table.view(-1)[cell] = torch.from_numpy(new[inside]).to(self.device, table.dtype)
+            table.view(-1).numpy()[cell] = new[inside]
 
     def completions(
         self, slots: np.ndarray, count: np.ndarray, reasons: list[Reason], version: int, vocab: int

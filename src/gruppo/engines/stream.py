@@ -14,7 +14,7 @@ from gruppo.engines.calls import Call, Item
 from gruppo.engines.parked import Parked, Shelf
 from gruppo.engines.prefixes import FORKED, Prefixes, Wanted, computed, extended, joined
 from gruppo.engines.record import Record
-from gruppo.engines.sampling import Draw, draw
+from gruppo.engines.sampling import Draw, Settings, draw
 from gruppo.engines.steer import Move, checked, forced, steered
 from gruppo.engines.texts import ends_in
 from gruppo.policies.base import Incremental
@@ -69,12 +69,18 @@ class Stream:
         self.prefilled = self.decoded = 0
         self.clear()
 
+    @property
+    def tables_on(self) -> torch.device:
+        """Where the sampled tokens are kept."""
+        return self.device
+
     def clear(self) -> list[Item]:
         """Drop all rows and the queue; returns the requests that were in flight."""
         record: Record | None = getattr(self, "record", None)
         left = [] if record is None else [item for item in record.items if item is not None]
         dtype = torch.promote_types(next(iter(self.model.parameters())).dtype, torch.float32)
-        self.record = Record(self.eos, dtype, self.device)
+        self.record = Record(self.eos, dtype, self.tables_on)
+        self._settings: Settings | None = None
         self.queue: list[int] = []
         self.fresh = False  # requests have come since the last admission
         self.waiting: Prefixes | None = None  # a prefix of the last admission that the queue begins with
@@ -148,6 +154,13 @@ class Stream:
         reason_B = np.where(dropped, "drop", np.where(stopped, "stop", np.where(count >= limit, "length", "")))
         return self._end(reason_B, count - dropped) if (reason_B != "").any() else []
 
+    @property
+    def settings(self) -> Settings:
+        """Of the live rows; made when they are needed."""
+        if self._settings is None:
+            self._settings = self.record.settings(self.row_slot, self.device)
+        return self._settings
+
     def _draw(self, logits_BV: Tensor) -> Draw:
         return draw(logits_BV, self.settings, self._tensor(self.row_pos))
 
@@ -156,7 +169,7 @@ class Stream:
         rows = np.flatnonzero(self.record.columns["texts"][self.row_slot])
         if len(rows) == 0 or self.decode is None:
             return
-        ids = self.record.ids[self._tensor(self.row_slot[rows])].cpu().numpy()
+        ids = self.record.ids[torch.from_numpy(self.row_slot[rows]).to(self.record.device)].cpu().numpy()
         for row, mine in zip(rows.tolist(), ids, strict=True):
             item = self.record.item(int(self.row_slot[row]))
             stopped[row] |= ends_in(self.decode, np.append(item.said, mine[: count[row]]), item.request.stop_text)
@@ -258,12 +271,12 @@ class Stream:
         holes, last = np.flatnonzero(done[:live]), live + np.flatnonzero(~done[live:])
         order = np.arange(live)
         order[holes] = last
-        self._move(done, holes, last, order)
+        self._compact(done, holes, last, order)
         self.row_slot, self.row_pos = self.row_slot[order], self.row_pos[order]
         self.token_B = self.token_B[self._tensor(order)]
-        self.settings = self.record.settings(self.row_slot)
+        self._settings = None
 
-    def _move(self, done: np.ndarray, holes: np.ndarray, last: np.ndarray, order: np.ndarray) -> None:
+    def _compact(self, done: np.ndarray, holes: np.ndarray, last: np.ndarray, order: np.ndarray) -> None:
         """Rows `done` are dropped, and rows `last` take the places `holes`: `order` are the rows that stay."""
         if len(holes):
             assert self.cache is not None
@@ -288,7 +301,7 @@ class Stream:
             self.hidden_BD = torch.cat([self.hidden_BD, new_BD]) if live and self.hidden_BD is not None else new_BD
         self.row_slot = np.concatenate([self.row_slot, slots])
         self.row_pos = np.concatenate([self.row_pos, length[at]])
-        self.settings = self.record.settings(self.row_slot)
+        self._settings = None
         return prefixes.logits_UV[self._tensor(at)]
 
     def _put(self, prefixes: Prefixes, at: np.ndarray, slots: np.ndarray, total: int) -> None:
