@@ -182,14 +182,15 @@ def test_payloads_are_part_of_a_shared_prefix_of_a_batch():
     assert prefix_nodes(ids, length, payloads=[b"a", b"b", b"c", b""]) is None
 
 
-def test_other_weights_and_forget_drop_what_is_parked(make):
+@pytest.mark.parametrize("version", [1, 0])  # 0: nobody told the engine, as inside an update that samples
+def test_other_weights_and_forget_drop_what_is_parked(make, version):
     policy, request = make(), Request(np.arange(3, 12), 6, key=1)
     engine = engine_of(policy, eos=None)
     asyncio.run(engine.ask(request))
     with torch.no_grad():
         for p in policy.parameters():
             p.mul_(0.5)
-    engine.version += 1
+    engine.version += version
     after = asyncio.run(engine.ask(request))
     same(after, generated(engine_of(policy, eos=None), [request])[0])
     assert (engine.prefilled, len(engine.parked)) == (18, 1)

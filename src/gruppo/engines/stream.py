@@ -55,6 +55,7 @@ class Stream:
         self.decode = decode
         self.device = model.device
         self.version = 0
+        self.weights = (0, 0)  # version and number of changes
         self.faults: list[tuple[Call, Exception]] = []  # calls whose own steer failed
         self.prefilled = self.decoded = 0
         self.clear()
@@ -88,6 +89,9 @@ class Stream:
         if not self.busy:
             self.clear()
             self.version = version
+            # PyTorch counts changes in place: weights that were changed without a new version are noticed, too.
+            changes = sum(0 if p.is_inference() else p._version for p in self.model.parameters())
+            self.weights = (version, changes)
         self.queue += self.record.add(items)
         self.fresh = True
 
@@ -187,7 +191,7 @@ class Stream:
             )
         assert self.cache is not None and self.hidden_BD is not None
         kv, request = self.cache.kv, item.request
-        self.parked.at(self.version)
+        self.parked.at(self.role, self.weights)
         end = {len(ids): self.hidden_BD[row].clone()}
         self.parked.put((self.role, request.payload), ids, lambda: kv[:, :, row, : len(ids)].clone(), end)
         more, said = request.max_tokens - count, np.append(item.said, ids[len(item.ids) :])
@@ -220,7 +224,7 @@ class Stream:
         first, n = len(item.ids), max(len(completion.ids), 1)
         ends = {first + t: end_D for t, end_D in enumerate(self.record.hidden[slot, :n].clone())}
         shelf: Shelf = (self.role, item.request.payload)
-        self.parked.at(self.version)
+        self.parked.at(self.role, self.weights)
         self.parked.put(shelf, ids, lambda: kv[:, :, row, : len(ids)].clone(), ends)
 
     def _tensor(self, x: np.ndarray) -> Tensor:
@@ -297,6 +301,6 @@ class Stream:
     def _wanted(self, item: Item) -> Wanted:
         payload, found = item.request.payload, None
         if item.remember:
-            self.parked.at(self.version)
+            self.parked.at(self.role, self.weights)
             found = self.parked.find((self.role, payload), item.ids)
         return Wanted(item.same, item.ids, payload, *(found or (None, 0)))
