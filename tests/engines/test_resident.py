@@ -200,6 +200,21 @@ def test_other_weights_and_forget_drop_what_is_parked(make, version):
     assert engine.prefilled == 27
 
 
+def test_an_update_that_samples_is_without_memory(make):
+    """Changed as a fused optimiser does it: PyTorch does not count it."""
+    policy, request = make(), Request(np.arange(3, 12), 6, key=1)
+    engine = engine_of(policy, eos=None)
+    asyncio.run(engine.ask(request))
+    optimiser = torch.optim.AdamW(policy.parameters(), lr=0.1, fused=True)
+    with engine.without_memory():
+        for _ in range(2):
+            policy(packed([np.arange(9)]))[0].square().sum().backward()
+            optimiser.step()
+            found = asyncio.run(engine.ask(request))
+            same(found, generated(engine_of(policy, eos=None), [request])[0])
+    assert len(engine.parked) == 0 and engine.parked.budget == 65536
+
+
 # ---- callers that go away, and updates
 
 

@@ -89,7 +89,8 @@ class Stream:
         if not self.busy:
             self.clear()
             self.version = version
-            # PyTorch counts changes in place: weights that were changed without a new version are noticed, too.
+            # PyTorch counts changes in place, so weights that were changed without a new version are noticed, too; but
+            # not those of a fused optimiser, as the trainer's is: see `without_memory`.
             changes = sum(0 if p.is_inference() else p._version for p in self.model.parameters())
             self.weights = (version, changes)
         self.queue += self.record.add(items)
