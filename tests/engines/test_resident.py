@@ -182,14 +182,15 @@ def test_payloads_are_part_of_a_shared_prefix_of_a_batch():
     assert prefix_nodes(ids, length, payloads=[b"a", b"b", b"c", b""]) is None
 
 
-def test_other_weights_and_forget_drop_what_is_parked(make):
+@pytest.mark.parametrize("version", [1, 0])  # 0: nobody told the engine, as inside an update that samples
+def test_other_weights_and_forget_drop_what_is_parked(make, version):
     policy, request = make(), Request(np.arange(3, 12), 6, key=1)
     engine = engine_of(policy, eos=None)
     asyncio.run(engine.ask(request))
     with torch.no_grad():
         for p in policy.parameters():
             p.mul_(0.5)
-    engine.version += 1
+    engine.version += version
     after = asyncio.run(engine.ask(request))
     same(after, generated(engine_of(policy, eos=None), [request])[0])
     assert (engine.prefilled, len(engine.parked)) == (18, 1)
@@ -197,6 +198,21 @@ def test_other_weights_and_forget_drop_what_is_parked(make):
     assert (len(engine.parked), engine.parked.tokens) == (0, 0)
     asyncio.run(engine.ask(request))
     assert engine.prefilled == 27
+
+
+def test_an_update_that_samples_is_without_memory(make):
+    """Changed as a fused optimiser does it: PyTorch does not count it."""
+    policy, request = make(), Request(np.arange(3, 12), 6, key=1)
+    engine = engine_of(policy, eos=None)
+    asyncio.run(engine.ask(request))
+    optimiser = torch.optim.AdamW(policy.parameters(), lr=0.1, fused=True)
+    with engine.without_memory():
+        for _ in range(2):
+            policy(packed([np.arange(9)]))[0].square().sum().backward()
+            optimiser.step()
+            found = asyncio.run(engine.ask(request))
+            same(found, generated(engine_of(policy, eos=None), [request])[0])
+    assert len(engine.parked) == 0 and engine.parked.budget == 65536
 
 
 # ---- callers that go away, and updates

@@ -1,9 +1,9 @@
 """The engine in the trainer's process: it samples from the weights that are being trained."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -100,6 +100,16 @@ class NativeEngine:
         """The weights are shared, so only the version is new."""
         self.version = version
         self.forget()
+
+    @contextmanager
+    def without_memory(self) -> Iterator[None]:
+        """Nothing is kept, and nothing that was kept is used: for an update that samples while weights change."""
+        budget, self.parked.budget = self.parked.budget, 0
+        self.forget()
+        try:
+            yield
+        finally:
+            self.parked.budget = budget
 
     @asynccontextmanager
     async def caller(self) -> AsyncGenerator[None, None]:

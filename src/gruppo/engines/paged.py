@@ -24,13 +24,16 @@ from gruppo.policies.tiny import TinyTransformer
 WINDOW = 8
 ROWS = 512  # answers at once; more are hardly faster, and take more memory
 ADMIT = 0.125  # requests that found no row are admitted when this fraction of the rows is free
+KINDS = (torch.bfloat16, torch.float16, torch.float32)
 SHARE = 0.3  # of the free memory of the GPU that keys and values may take
 
 
 def can_page(model: Any) -> bool:
     """Whether the fast path knows this model: our own transformer, on a GPU with Triton."""
-    ours = isinstance(model, TinyTransformer) and model.config.head_dim <= 256
-    return ours and model.device.type == "cuda" and runs_on(model.output.weight)
+    if not isinstance(model, TinyTransformer) or model.config.head_dim > 256:
+        return False
+    weight = model.output.weight
+    return weight.is_cuda and weight.dtype in KINDS and runs_on(weight)
 
 
 class PagedStream(Stream):
@@ -120,14 +123,17 @@ class PagedStream(Stream):
         d.count.zero_()
         d.out.zero_()
         if self.moved:
-            mine = self.record.columns[self.row_slot]
-            d.state[0, :n] = self.token_B
-            d.state[1:, :n] = self._tensor(np.stack([self.row_pos - 1, mine["key"]]))
-            d.heat[:n] = self._tensor(mine["temperature"].astype(np.float32))
+            mine, slots = self.record.columns[self.row_slot], self.row_slot
+            newest = self.record.ids.numpy()[slots, self.row_pos - mine["length"] - 1]
+            heat = mine["temperature"].astype(np.float32).view(np.int32).astype(np.int64)
+            # In one copy: each waits for the GPU.
             wide = self.table_BP.shape[1]
-            d.table[:n, :wide] = self._tensor(self.table_BP)
-            d.table[:n, wide:].zero_()
-            d.table[n:].zero_()
+            rows = np.concatenate([np.stack([newest, self.row_pos - 1, mine["key"], heat]), self.table_BP.T])
+            sent = self._tensor(rows)
+            d.state[:, :n] = sent[:3]
+            d.heat[:n] = sent[3].int().view(torch.float32)
+            d.table.zero_()
+            d.table[:n, :wide] = sent[4:].T
             d.state[1, n:].zero_()
         return d
 
@@ -145,13 +151,16 @@ class PagedStream(Stream):
         refuse_lost(out[:, -1] > 0)
         ids = out[:, :steps].astype(np.int64)
         self.record.write_window(self.row_slot, count, ids, out[:, WINDOW : WINDOW + steps])
-        self.row_pos, self.token_B = self.row_pos + steps, d.state[0, :n].clone()
+        self.row_pos = self.row_pos + steps
         hit_BW = (ids[:, :, None] == self.record.stops[self.row_slot][:, None]).any(-1)
         hit_BW &= count[:, None] + np.arange(steps) < limit[:, None]
         stopped = hit_BW.any(1)
         ends = np.where(stopped, count + hit_BW.argmax(1) + 1, limit)
         reason_B = np.where(ends > count + steps, "", np.where(stopped, "stop", "length"))
         return self._end(reason_B, ends) if (reason_B != "").any() else []
+
+    def _rows(self, x_B: Tensor, order: np.ndarray) -> Tensor:
+        return x_B  # the newest tokens are read from the record, on the host
 
     def _decode(self) -> Tensor:
         d, n = self._upload(), len(self.row_slot)
@@ -163,7 +172,7 @@ class PagedStream(Stream):
     def _park(self, row: int, slot: int, item: Item, completion: Completion) -> None:
         """Hidden states are not kept: who goes on from here computes the last token again."""
         ids = np.concatenate([item.ids, completion.ids[:-1]])
-        self.parked.at(self.version)
+        self.parked.at(self.role, self.weights)
         self.parked.put((self.role, item.request.payload), ids, lambda: self._kv(row, len(ids)), {})
 
     def _draw(self, logits_BV: Tensor) -> Draw:

@@ -26,14 +26,15 @@ class Entry:
 
 
 class Parked:
-    """The entries that were used last, with at most `budget` ids in all. Another version of the weights drops them.
+    """The entries that were used last, with at most `budget` ids in all. Other weights drop them.
 
     Keys are sorted, so the entry with the longest common prefix is next to where a prefix would be inserted: two
     comparisons, and it is exact to the token, which hashes of blocks are not.
     """
 
     def __init__(self, budget: int) -> None:
-        self.budget, self.version, self.tokens = budget, 0, 0
+        self.budget, self.tokens = budget, 0
+        self._weights: dict[str, object] = {}  # of each role
         self._entries: OrderedDict[tuple[Shelf, bytes], Entry] = OrderedDict()  # least recently used first
         self._keys: dict[Shelf, list[bytes]] = {}
 
@@ -45,11 +46,12 @@ class Parked:
         self._keys.clear()
         self.tokens = 0
 
-    def at(self, version: int) -> None:
-        """Entries of other weights are dropped."""
-        if version != self.version:
-            self.clear()
-            self.version = version
+    def at(self, role: str, weights: object) -> None:
+        """Drop the entries of a role that come from other weights; `weights` is anything that tells them apart."""
+        if self._weights.get(role) != weights:
+            for shelf, key in [k for k in self._entries if k[0][0] == role]:
+                self._remove(shelf, key)
+            self._weights[role] = weights
 
     def find(self, shelf: Shelf, ids: Ints) -> tuple[Entry, int] | None:
         """The entry with the longest common prefix, and its length."""

@@ -42,6 +42,9 @@ def _module(model: Any) -> nn.Module:
 def evaluating(model: Policy) -> Iterator[None]:
     """Evaluation mode, then the mode from before. Streams of one model interleave: the last to leave restores it."""
     module = _module(model)
+    if getattr(module, "modeless", False):
+        yield
+        return
     modes = _MODES.setdefault(module, [])
     modes.append(module.training)
     if module.training:

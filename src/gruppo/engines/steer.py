@@ -29,7 +29,7 @@ class Move:
 class Steer(Protocol):
     """A pure function: the same arguments give the same move."""
 
-    def __call__(self, ids: Ints, position: int, logits: Reals) -> Move | None:
+    def __call__(self, ids: Ints, position: int, logits: Reals, /) -> Move | None:
         """`ids` so far with the prefix; the absolute position of the token to be drawn; its logits, one for each id."""
         ...
 

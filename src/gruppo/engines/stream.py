@@ -65,6 +65,7 @@ class Stream:
         self.decode = decode
         self.device = model.device
         self.version = 0
+        self.weights = (0, 0)  # version and number of changes
         self.faults: list[tuple[Call, Exception]] = []  # calls whose own steer failed
         self.prefilled = self.decoded = 0
         self.clear()
@@ -110,6 +111,10 @@ class Stream:
         if not self.busy:
             self.clear()
             self.version = version
+            # PyTorch counts changes in place, so weights that were changed without a new version are noticed, too; but
+            # not those of a fused optimiser, as the trainer's is: see `without_memory`.
+            changes = sum(0 if p.is_inference() else p._version for p in self.model.parameters())
+            self.weights = (version, changes)
         self.queue += self.record.add(items)
         self.fresh = True
 
@@ -214,7 +219,7 @@ class Stream:
             )
         assert self.hidden_BD is not None
         request = item.request
-        self.parked.at(self.version)
+        self.parked.at(self.role, self.weights)
         end = {len(ids): self.hidden_BD[row].clone()}
         self.parked.put((self.role, request.payload), ids, lambda: self._kv(row, len(ids)), end)
         more, said = request.max_tokens - count, np.append(item.said, ids[len(item.ids) :])
@@ -247,7 +252,7 @@ class Stream:
         first, n = len(item.ids), max(len(completion.ids), 1)
         ends = {first + t: end_D for t, end_D in enumerate(self.record.hidden[slot, :n].clone())}
         shelf: Shelf = (self.role, item.request.payload)
-        self.parked.at(self.version)
+        self.parked.at(self.role, self.weights)
         self.parked.put(shelf, ids, lambda: self._kv(row, len(ids)), ends)
 
     def _kv(self, row: int, length: int) -> Tensor:
@@ -273,8 +278,11 @@ class Stream:
         order[holes] = last
         self._compact(done, holes, last, order)
         self.row_slot, self.row_pos = self.row_slot[order], self.row_pos[order]
-        self.token_B = self.token_B[self._tensor(order)]
+        self.token_B = self._rows(self.token_B, order)
         self._settings = None
+
+    def _rows(self, x_B: Tensor, order: np.ndarray) -> Tensor:
+        return x_B[self._tensor(order)]
 
     def _compact(self, done: np.ndarray, holes: np.ndarray, last: np.ndarray, order: np.ndarray) -> None:
         """Rows `done` are dropped, and rows `last` take the places `holes`: `order` are the rows that stay."""
@@ -338,6 +346,6 @@ class Stream:
     def _wanted(self, item: Item) -> Wanted:
         payload, found = item.request.payload, None
         if item.remember:
-            self.parked.at(self.version)
+            self.parked.at(self.role, self.weights)
             found = self.parked.find((self.role, payload), item.ids)
         return Wanted(item.same, item.ids, payload, *(found or (None, 0)))

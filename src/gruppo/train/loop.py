@@ -43,9 +43,10 @@ async def train_step(run: Run, step: int) -> StepRecord:
             run.checked = True
         ctx.episodes = kept
         run.between_steps = False
-        taken = method.update(ctx, learner, batch)  # objective and penalties, once per optimiser step
-        if isawaitable(taken):
-            await taken
+        with run.engine.without_memory():  # weights change, and the version does not yet
+            taken = method.update(ctx, learner, batch)  # objective and penalties, once per optimiser step
+            if isawaitable(taken):
+                await taken
         learner.refuse_broken()
         facts |= batch_metrics(batch)
         run.version += 1
