@@ -56,8 +56,8 @@ that the GPU had allocated in a step, less what the other side holds.
 GPU = """## Sampling and learning on a GPU
 
 `python benchmarks/gpu.py`, one run, random weights in bfloat16 in the shapes of Qwen2. Beside gruppo stands
-transformers' `generate` (sampling), the plain loop of above (steps), or what the note says. Sampling includes the
-prefill. Seconds of a step are medians, those of sampling the best of three, after a warm-up of each side; the plain
+transformers' `generate` (sampling), the plain loop described above (steps), or what the note says. Sampling includes
+the prefill. Seconds of a step are medians, those of sampling the best of three, after a warm-up of each side; the plain
 loop with answers of 2,048 tokens was not warmed up.
 """
 
@@ -94,14 +94,20 @@ def page(results: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def _short(x: float) -> str:
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+
+
 def gpu_table(found: dict[str, Any]) -> str:
     m = found["machine"]
     packages = ", ".join(f"{p} {m[p]}" for p in PACKAGES if p in m)
-    lines = [f"{m['date']}; {found['device']}; {packages}.", ""]
-    lines += ["| what | gruppo | beside it | ratio | |", "|---|---|---|---|---|"]
+    lines = [f"{m['date']}; {found['device']}; {packages}."]
+    if "second" in found:
+        lines += [f"The rows on sampling, gaps, kernels and ragged work are of a second run, {found['second']}."]
+    lines += ["", "| what | gruppo | beside it | ratio | |", "|---|---|---|---|---|"]
     for row in found["rows"]:
         if "parts" not in row:
-            mine, other = (f"{row[k]:,.4g} {row['unit']}" if k in row else "" for k in ("gruppo", "peer"))
+            mine, other = (f"{_short(row[k])} {row['unit']}" if k in row else "" for k in ("gruppo", "peer"))
             ratio = f"{row['ratio']:.2f} x" if "ratio" in row else ""
             lines.append(f"| {row['what']} | {mine} | {other} | {ratio} | {row.get('note', '')} |")
     for row in found["rows"]:

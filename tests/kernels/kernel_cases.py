@@ -65,5 +65,6 @@ def logits_case(rows: int, vocab: int, device: str, dtype: torch.dtype = torch.f
 
 def close(a: Tensor, b: Tensor, limit: float) -> None:
     """Within `limit` of the largest number."""
-    gap = float((a.double() - b.double()).abs().max()) / max(float(b.double().abs().max()), 1e-30)
+    a, b = a.detach().double(), b.detach().double()
+    gap = float((a - b).abs().max()) / max(float(b.abs().max()), 1e-30)
     assert gap <= limit, f"{gap:.2e} apart, {limit:.0e} allowed"

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+import torch
 from torch import Tensor
 
 try:
@@ -21,8 +22,8 @@ def jit(kernel: Any) -> Any:
 
 
 def runs_on(x: Tensor) -> bool:
-    """Whether kernels can be launched on tensors of this device."""
-    return triton is not None and (x.is_cuda or INTERPRETED)
+    """Whether kernels can be launched on such tensors. They add in float32, so float64 is for the twins."""
+    return triton is not None and x.dtype != torch.float64 and (x.is_cuda or INTERPRETED)
 
 
 def power_of_two(n: int) -> int:
