@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gruppo.data import Batch, Inputs, Key, gather, scan
+from gruppo.kernels.language import runs_on
 from gruppo.kernels.logprob import logprob
 from gruppo.stages.readouts import READOUTS, Chunk, Need
 
@@ -162,7 +163,8 @@ def _read(
 def _fast(model: Any, batch: Batch, needs: Sequence[Need]) -> bool:
     """Whether one kernel gives all of this: log-probabilities and entropies of whole distributions, on a GPU."""
     plain = all(n.readout in ("logp", "entropy") and not n.params and not n.against for n in needs)
-    return plain and batch.device.type == "cuda" and batch.allowed is None and getattr(model, "plain_head", False)
+    ready = getattr(model, "plain_head", False) and model.output.weight.is_cuda and runs_on(model.output.weight)
+    return plain and ready and batch.allowed is None
 
 
 def _pool(batch: Batch, inputs: Inputs, n: Need, states: States, layer: int) -> Tensor:
