@@ -25,6 +25,7 @@ from gruppo.data import Inputs
 from gruppo.kernels.rope import turn
 from gruppo.kernels.scores import scores
 from gruppo.kernels.swiglu import silu_times
+from gruppo.kernels.varlen import can_flash
 from gruppo.policies import folder as hf
 from gruppo.policies.base import Transformer
 from gruppo.policies.cache import Cache, Kept, Step, new_cache
@@ -34,7 +35,7 @@ from gruppo.policies.rope import tables
 from gruppo.policies.scores import Head
 from gruppo.policies.shape import TinyConfig
 from gruppo.policies.tokenizer import CharTokenizer
-from gruppo.policies.varlen import Varlen, can_flash, varlen_of
+from gruppo.policies.varlen import Varlen, varlen_of
 
 
 class Rotary(NamedTuple):

@@ -1,7 +1,7 @@
-"""Attention over packed sequences on a GPU: flash attention with lengths, without padding.
+"""Attention over packed sequences on a GPU: lines and their paths as `kernels.varlen` takes them, without padding.
 
 A line (consecutive positions of M) is a sequence of queries. Its keys are its path: the shared prefix, gathered, and
-itself. Flash attention aligns a causal mask to the last key, which is what a line after a prefix needs.
+itself. The causal mask is aligned to the last key, which is what a line after a prefix needs.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,9 @@ from torch import Tensor
 
 from gruppo.data import Inputs
 from gruppo.data.prefix import ranges
+from gruppo.kernels.varlen import varlen
 from gruppo.policies.cache import Kept
 from gruppo.policies.layout import Past, lines_of
-
-HALF = (torch.bfloat16, torch.float16)
-
-
-def can_flash(x_XD: Tensor, head_dim: int) -> bool:
-    return x_XD.is_cuda and x_XD.dtype in HALF and head_dim % 8 == 0 and head_dim <= 256
 
 
 @dataclass(frozen=True)
@@ -44,10 +39,7 @@ class Varlen:
         if self.key_C is not None:
             k_MD, v_MD = k_MD.index_select(0, self.key_C), v_MD.index_select(0, self.key_C)
         q, k, v = (x.unflatten(-1, (-1, size)) for x in (q_MD, k_MD, v_MD))
-        y = torch.ops.aten._flash_attention_forward(
-            q, k, v, self.starts, self.ends, self.longest, self.farthest, 0.0, True, False
-        )[0]
-        return y.flatten(1)
+        return varlen(q, k, v, self.starts, self.ends, self.longest, self.farthest).flatten(1)
 
 
 def varlen_of(inputs: Inputs, context: int, keep: Kept | None = None, past: Past | None = None) -> Varlen:
