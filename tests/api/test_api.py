@@ -146,7 +146,7 @@ def test_settings_in_every_form() -> None:
 
 
 @pytest.mark.parametrize("settings, said", [
-    ({"step": 3}, "RunConfig has no 'step'"),
+    ({"step": 3}, "a run has no 'step'"),
     ({"optim": {"learning_rate": 1}}, "OptimConfig has no 'learning_rate'"),
     ({"steps": "many"}, "steps=many is not a whole number"),
     ({"steps": 0}, "steps=0"),

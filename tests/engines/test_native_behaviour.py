@@ -130,7 +130,6 @@ def test_new_weights_are_used_at_once(make):
 
 def test_the_consumer_keeps_gradients_and_the_model_its_mode(make):
     policy = make().train()
-    policy.modeless = False  # as a model whose layers depend on it
     engine, modes = engine_of(policy), []
     policy.model.embed_tokens.register_forward_hook(lambda m, a, y: modes.append((m.training, y.requires_grad)))
 
@@ -148,7 +147,6 @@ def test_the_consumer_keeps_gradients_and_the_model_its_mode(make):
 
 def test_streams_that_take_turns_all_draw_in_evaluation_mode(make):
     policy = make().train()
-    policy.modeless = False
     engine, modes = engine_of(policy), []
     policy.model.embed_tokens.register_forward_hook(lambda m, a, y: modes.append(m.training))
     short, long = ([Request(np.array([1, 5]), n, key=n)] for n in (2, 6))

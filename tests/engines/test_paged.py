@@ -210,16 +210,18 @@ def test_an_adapter_is_merged_for_each_version(model: TinyTransformer, paged: Ca
 
 
 def test_a_decoder_is_kept_while_it_fits(model: TinyTransformer) -> None:
-    first = decoder_of(model, 1, 4, None)
-    assert decoder_of(model, 1, 4, first) is first
-    wider = decoder_of(model, 5, 4, first)
+    first = decoder_of(model, 1, 4, [None])
+    assert decoder_of(model, 1, 4, [first]) is first
+    wider = decoder_of(model, 5, 4, [first])
     assert (
-        wider is not first and decoder_of(model, 1, 4, wider) is wider and decoder_of(model, 1, 2, wider) is not wider
+        wider is not first
+        and decoder_of(model, 1, 4, [wider]) is wider
+        and decoder_of(model, 1, 2, [wider]) is not wider
     )
     moved = TinyTransformer(model.config).double()
-    kept = decoder_of(moved, 1, 4, None)
+    kept = decoder_of(moved, 1, 4, [None])
     moved.model.norm.weight.data = moved.model.norm.weight.data.clone()  # the graphs would read the old ones
-    assert decoder_of(moved, 1, 4, kept) is not kept
+    assert decoder_of(moved, 1, 4, [kept]) is not kept
 
 
 def test_buckets_waste_little() -> None:

@@ -256,6 +256,13 @@ def _check(names: list[str], as_json: bool) -> int:
                 why = failure or excused(law, method(name))
                 mark = "FAIL" if failure else "--  " if why else "ok  "
                 print(f"{mark} {name}: {law}{'  ' + why if why else ''}", flush=True)
+        if not as_json:
+            bad = sum(map(bool, laws.values()))
+            idle = sum(bool(excused(law, method(name))) for law, failure in laws.items() if not failure)
+            held = len(laws) - bad - idle
+            print(
+                f"{name}: {held} laws hold, {bad} broken{f', {idle} not tested or broken on purpose' if idle else ''}"
+            )
     if as_json:
         print(json.dumps(results))
     return int(any(failure for laws in results.values() for failure in laws.values()))

@@ -5,7 +5,7 @@ A policy that lies in a run is evaluated as the run did it: on its task, with it
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,9 @@ def as_trained(policies: Iterable[str], args: argparse.Namespace) -> RunConfig |
     found = evaluated_as(runs[0])
     if chosen:  # the run's settings of its task are for that one
         found = replace(found, task=RunConfig().task, sampling=RunConfig().sampling)
-    if settings := _settings_of(found, chosen):
-        _to_stderr(f"taken from {runs[0]}: {settings} (settings given here come first)")
+    given = {s.partition("=")[0] for s in args.settings}
+    if settings := _settings_of(found, chosen, given):
+        _to_stderr(f"taken from {runs[0]}: {settings}")
     return found
 
 
@@ -146,13 +147,13 @@ def _refuse_several_tasks(runs: Sequence[Path]) -> None:
             )
 
 
-def _settings_of(config: RunConfig, other_task: bool) -> str:
-    """task=… and every other setting that is not the default."""
+def _settings_of(config: RunConfig, other_task: bool, given: Collection[str] = ()) -> str:
+    """task=… and every other setting that is not the default, and is not given on the command line."""
     plain = dict(flat(to_table(replace(RunConfig(), method=config.method))))
     own = {k: v for k, v in flat(to_table(config)) if plain.get(k) != v and not k.endswith("kind")}
     own = {k: v for k, v in own.items() if k not in ("task.name", "eval.every")}
     own = own if other_task else {"task": config.task.name} | own
-    return " ".join(f"{k}={v}" for k, v in own.items())
+    return " ".join(f"{k}={v}" for k, v in own.items() if k not in given)
 
 
 # ---- scores

@@ -43,6 +43,10 @@ def apply(config: RunConfig, tokens: Sequence[str]) -> RunConfig:
 # What users of TRL and verl look for first.
 ELSEWHERE = {
     "num_generations": "samples",
+    "group": "samples",
+    "group_size": "samples",
+    "n": "samples",
+    "G": "samples",
     "learning_rate": "optim.lr",
     "max_steps": "steps",
     "total_training_steps": "steps",
@@ -207,10 +211,8 @@ def _unknown(key: str, names: list[str], at: str, node: Any) -> str:
     close = [key] if key in deep else [] if nearest(key, names) else get_close_matches(key, deep, n=1, cutoff=0.7)
     hint = f" (did you mean {deep[close[0]]}?)" if close else nearest(key, names)
     hint = f" (that is {ELSEWHERE[key]} here)" if isinstance(node, RunConfig) and key in ELSEWHERE else hint
-    return (
-        f"{at}: {type(node).__name__} has no {key!r}{hint}, so nothing was started. It has: "
-        f"{', '.join(names) or 'no fields'}."
-    )
+    what = "a run" if isinstance(node, RunConfig) else type(node).__name__
+    return f"{at}: {what} has no {key!r}{hint}, so nothing was started. It has: {', '.join(names) or 'no fields'}."
 
 
 def paths(node: Any, at: str = "") -> Iterator[str]:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -45,6 +46,7 @@ class Request:
     payload: bytes = b""  # what the prefix holds besides its ids, such as a hash of its pictures; part of its identity
 
     def __post_init__(self) -> None:
+        self._take()
         if len(self.prefix) == 0:
             raise ValueError("prefix is empty: there is nothing to continue. Give at least one id, such as bos.")
         for name, good, remedy in (
@@ -60,16 +62,41 @@ class Request:
         ):
             if not good:
                 raise ValueError(f"{name}={getattr(self, name)}: {remedy}")
-        if isinstance(self.stop_text, str) or "" in self.stop_text:
+        if not all(isinstance(text, str) and text for text in self.stop_text) or isinstance(self.stop_text, str):
             raise ValueError(
                 f"stop_text={self.stop_text!r}: no token can end an empty text, and a single text is no tuple of them. "
                 'Use texts with at least one character, such as stop_text=("\\n",).'
             )
 
+    def _take(self) -> None:
+        """Whole numbers as Python's, the prefix as one array of int64; what is neither is refused here, not later."""
+        for name in ("max_tokens", "key", "top_k", "topk_logprobs"):
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        if not isinstance(self.stop, tuple | list) or not isinstance(self.payload, bytes):
+            raise ValueError(
+                f"stop={self.stop!r}, payload={self.payload!r}: stop is a tuple of ids, and payload is bytes, such as "
+                "a hash."
+            )
+        object.__setattr__(self, "stop", tuple(_whole("stop", i) for i in self.stop))
+        prefix = np.asarray(self.prefix)
+        if prefix.ndim != 1 or (len(prefix) and prefix.dtype.kind not in "iu"):
+            raise ValueError(
+                f"prefix is an array of {prefix.dtype} with {prefix.ndim} dimensions: it is one row of ids. Give whole "
+                "numbers, such as tokenizer.encode(text)."
+            )
+        object.__setattr__(self, "prefix", prefix.astype(np.int64, copy=False))
+
     @property
     def truncates(self) -> bool:
         """Whether some ids have probability 0."""
         return self.top_k > 0 or self.top_p < 1 or self.temperature == 0
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise ValueError(f"{name}={value!r}: it must be a whole number.") from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,8 @@ from gruppo.policies.lora import merged_weight
 class Stack:
     """Weights and biases of several linear layers as one matrix.
 
-    It is stored once: the layers become views of it. Only layers with an adapter are merged into a copy, again for each
-    version of the weights.
+    It is stored once: the layers become views of it. Only layers with an adapter are merged into a copy, again whenever
+    sampling begins.
     """
 
     def __init__(self, modules: list[Any]) -> None:
@@ -115,7 +115,7 @@ class Decoder:
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self.memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-        self._weights, self._version = self._where(), -1
+        self._weights = self._where()
 
     def _where(self) -> tuple[int, ...]:
         return tuple(p.data_ptr() for p in self.model.parameters())
@@ -125,13 +125,11 @@ class Decoder:
         """Whether the weights are still where the graphs read them."""
         return self._where() == self._weights
 
-    def refresh(self, version: int) -> None:
-        """Merge adapters again, if the weights have another version."""
-        if version != self._version:
-            for layer in self.layers:
-                for stack in (layer.qkv, layer.o, layer.gate_up, layer.down):
-                    stack.refresh()
-        self._version = version
+    def refresh(self) -> None:
+        """Merge adapters again: their weights may have changed, also within a version."""
+        for layer in self.layers:
+            for stack in (layer.qkv, layer.o, layer.gate_up, layer.down):
+                stack.refresh()
 
     def forward(self, n: int) -> Tensor:
         """The last hidden states after the next token of the first n rows."""

@@ -12,7 +12,7 @@ from gruppo.engines.base import PROMISES, Completion, Ints, Reals, Request, chec
 from gruppo.engines.calls import Call, Item, items_of
 from gruppo.engines.paged import PagedStream, can_page
 from gruppo.engines.parked import Parked
-from gruppo.engines.score import evaluating, score, without_gradients
+from gruppo.engines.score import evaluating, modules_of, score, without_gradients
 from gruppo.engines.stream import Limits, Stream
 from gruppo.engines.waves import Waves
 from gruppo.policies.base import Incremental, Policy
@@ -157,6 +157,8 @@ class NativeEngine:
 
     async def _generate(self, requests: list[Request], remember: bool) -> AsyncGenerator[tuple[int, Completion], None]:
         call = Call(len(requests))
+        if not requests:
+            return
         try:
             self.waves.submit(call, lambda: self._start(call, requests, remember))
             while call.left:
@@ -191,12 +193,13 @@ class NativeEngine:
 
     async def _drive(self, role: str, stream: Stream) -> None:
         """Runs while the stream has requests."""
+        modules = modules_of(stream.model)
         try:
             while stream.busy:
                 # Not around the delivery: consumers must see the model's own training mode. Nor at every token:
                 # switching the mode of many modules takes a twentieth of the time of a token.
                 try:
-                    with evaluating(stream.model):
+                    with evaluating(stream.model, modules):
                         ended = await self._until_one_ends(stream)
                 except (RuntimeError, MemoryError) as error:
                     if not out_of_memory(error):
@@ -275,7 +278,10 @@ class NativeEngine:
         for item in roots:
             item.restart()  # one that has forked forks again
         for call in {id(item.call): item.call for item in roots}.values():
-            stream.join([item for item in roots if item.call is call], self.version)
+            try:
+                stream.join([item for item in roots if item.call is call], self.version)
+            except Exception as error:
+                call.fail(error)
 
     def logprobs(
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"

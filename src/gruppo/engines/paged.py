@@ -67,8 +67,10 @@ class PagedStream(Stream):
     def join(self, items: list[Item], version: int) -> None:
         wanted = max(self._most(item) for item in items)
         if not self.busy:
-            self.decoder = decoder_of(self.model, wanted, min(self.limits.rows, ROWS), self.decoder)
-            self.decoder.refresh(version)
+            held, self.decoder = [self.decoder], None  # given away, so that it can be freed
+            with torch.inference_mode(False), torch.no_grad():  # layers become views of what is made here
+                self.decoder = decoder_of(self.model, wanted, min(self.limits.rows, ROWS), held)
+                self.decoder.refresh()
         assert self.decoder is not None
         if wanted >= len(self.decoder.pool.users):
             self._refuse(items, wanted)
@@ -83,6 +85,9 @@ class PagedStream(Stream):
     @property
     def room(self) -> int:
         """Rows for which there are pages. Those that share a prefix are counted as if they did not."""
+        if fresh := self.fresh:
+            self._sort()  # as they will be admitted
+            self.fresh = fresh
         rows = super().room if self.decoder is None else self.decoder.rows - len(self.row_slot)
         free = 0 if self.decoder is None else self.decoder.pool.free
         for n, slot in enumerate(self.queue[:rows]):
@@ -243,11 +248,12 @@ def _stacked(tables: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.pad(t, ((0, 0), (0, wide - t.shape[1])), constant_values=SCRATCH) for t in tables])
 
 
-def decoder_of(model: Any, longest: int, rows: int, old: Decoder | None) -> Decoder:
-    """The decoder of a model: the old one if `rows` of so many pages fit into it, else one with a larger pool.
+def decoder_of(model: Any, longest: int, rows: int, held: list[Decoder | None]) -> Decoder:
+    """The decoder of a model: the one in `held` if `rows` of so many pages fit into it, else one with a larger pool.
 
     A pool that is as large as memory allows is kept, unless not even one such row fits.
     """
+    old = held.pop()
     size = 0 if old is None or not old.valid or old.rows != rows else len(old.pool.users) - 1
     if old is not None and (size >= rows * longest or (old.pool.full and size >= longest)):
         return old
@@ -256,7 +262,9 @@ def decoder_of(model: Any, longest: int, rows: int, old: Decoder | None) -> Deco
     del old
     free_memory()
     free = torch.cuda.mem_get_info(weight.device)[0] if weight.is_cuda else 1 << 30
-    pages = min(rows * longest, int(SHARE * free) // page)
+    # Any request of later callers fits, too, unless memory forbids.
+    wanted = max(rows * longest, pages_for(model.context))
+    pages = min(wanted, int(SHARE * free) // page)
     pool = Pool(model.layers, pages + 1, config.kv_heads, config.head_dim, weight.dtype, weight.device)
-    pool.full = pages < rows * longest
+    pool.full = pages < wanted
     return Decoder(model, pool, rows, WINDOW)

@@ -62,8 +62,11 @@ class Waves:
         if not waiting or any(c not in waiting for c in self._active if not c.inside):
             return
         wave, self._held = sorted(self._held, key=lambda held: held[0].number), []
-        for _, _, start in wave:
-            start()
+        for _, call, start in wave:
+            try:
+                start()
+            except Exception as error:  # the others begin all the same
+                call.fail(error)
 
     def enter(self) -> Caller:
         above = _CALLER.get()

@@ -129,6 +129,8 @@ def read_shape(given: Mapping[str, Any]) -> TinyConfig:
         raise ValueError(f"model_type={kind!r} is none of {', '.join(ARCHITECTURES)}")
     if given.get("quantization_config"):
         raise ValueError("its weights are quantised")
+    if given.get("is_causal") is False:
+        raise ValueError("is_causal=False, and attention here is causal")
     if (act := given.get("hidden_act") or "silu") != "silu":
         raise ValueError(f"hidden_act={act!r}, and the only activation here is silu")
     needed = {*_SIZES.values()} | {"head_dim"} if kind == "qwen3" else {*_SIZES.values()}

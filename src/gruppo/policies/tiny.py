@@ -182,7 +182,6 @@ class TinyTransformer(Transformer):
     Without a seed they are whatever was in memory, for a caller who loads others.
     """
 
-    modeless = True  # nothing in it depends on the training mode, which takes milliseconds to switch
     plain_head = True  # logits are hidden states times `output.weight`, and nothing else
     checkpointing = False  # blocks are computed again in the backward pass
 

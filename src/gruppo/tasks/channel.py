@@ -34,6 +34,18 @@ class Woken(Exception):
     """`wake` was called."""
 
 
+INSIDE = "GRUPPO_INSIDE_A_JUDGE"  # set in the processes that load a user's scorer
+
+
+def refuse_inside() -> None:
+    """A file that trains when it is imported, and is loaded as a reward, would train without end."""
+    if os.environ.get(INSIDE):
+        raise ValueError(
+            "the file of a reward starts gruppo when it is loaded, and that would load it again, and so on. Put what "
+            "starts it under  if __name__ == '__main__':  or move the reward to a file of its own."
+        )
+
+
 class Channel:
     """Runs `main()` of a module in a process of its own, until `close()`, or until this object or Python ends.
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gruppo.tasks.channel import Channel, Died, Hung
+from gruppo.tasks.channel import INSIDE, Channel, Died, Hung
 from gruppo.tasks.flight import Flight, died, unsent
 from gruppo.tasks.hangs import Hangs
 from gruppo.tasks.jobs import SLOW, Job, Limits, Part, Verdict, closed
@@ -205,7 +205,7 @@ class Lane(threading.Thread):
         if self.channel is not None and not self.channel.alive:
             self.lose()
         if self.channel is None:
-            self.channel = Channel("gruppo.tasks.worker", gather=GATHER)
+            self.channel = Channel("gruppo.tasks.worker", {**os.environ, INSIDE: "1"}, gather=GATHER)
             try:
                 self._load(self.channel)
             except Exception:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Step:
     """A step that is done: how many are, its row of metrics, what it learned from, and the run folder."""
 
@@ -23,6 +23,10 @@ class Step:
     row: dict[str, Any]
     record: StepRecord
     folder: Path = Path()
+
+    def __repr__(self) -> str:
+        reward, episodes = self.row.get("reward", float("nan")), len(self.record.episodes)
+        return f"<step {self.done}: reward {reward:.3g}, {episodes} episodes, {self.folder}>"
 
 
 class Callback:

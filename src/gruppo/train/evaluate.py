@@ -47,7 +47,8 @@ class Evaluation:
         """For the metrics of a run: accuracy and length and, with several answers per prompt, pass@k and maj@k."""
         several = {"pass": self.pass_at, "maj": self.maj_at} if self.samples > 1 else {}
         named = {f"held_out/{name}@{k}": i.mean for name, at in several.items() for k, i in at.items()}
-        return {"held_out": self.accuracy, "held_out/length": self.length, **named}
+        failed = {"held_out/failed": float(self.failed)} if self.failed else {}
+        return {"held_out": self.accuracy, "held_out/length": self.length, **named, **failed}
 
 
 def _plain(x: Any) -> Any:

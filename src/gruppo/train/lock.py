@@ -80,9 +80,14 @@ class Lock:
         with suppress(OSError, ValueError):
             who = json.loads(self.path.read_text(encoding="utf-8"))
         by = f"process {who['pid']} on {who['host']}, since {who['since']}" if len(who) == 3 else "another process"
+        if who.get("pid") == os.getpid() and who.get("host") == socket.gethostname():
+            return (
+                f"{self.path.parent} is in use by this process itself: an iterator of gruppo.steps or resume_steps is "
+                "still open. Close it (`.close()`), or go on with it."
+            )
         return (
             f"{self.path.parent} is in use by {by}: two runs in one folder would write into each other. Wait for it, "
-            "stop it, or choose another save.name."
+            "or stop it; a new run may have another save.name."
         )
 
     def _by_time(self) -> None:

@@ -13,6 +13,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "accuracy": ("share", "rises", "mean score of the task over all judged episodes drawn, before selection"),
     "reward/*": ("", "", "mean of one reward component"),
     "held_out": ("share", "rises", "mean score of the task on the held-out prompts, sampled at eval.temperature"),
+    "held_out/failed": ("answers", "", "answers to held-out prompts that could not be judged; they do not count"),
     "held_out/length": ("tokens", "", "mean length of answers to held-out prompts, including truncated ones"),
     "held_out/*": ("share", "rises", "pass@k and maj@k on the held-out prompts, if eval.samples > 1"),
     "win_rate": (

@@ -20,6 +20,7 @@ from gruppo.tasks import TaskSet
 from gruppo.tasks.fit import most_tokens, refuse_unfit
 from gruppo.tasks.judge import judge_of
 from gruppo.tasks.load import load
+from gruppo.tasks.scorers import SCORERS
 from gruppo.train.allocator import keep_freed_memory
 from gruppo.train.cast import build_cast
 from gruppo.train.checkpoint import State, optimiser_tensors, restore_optimiser
@@ -146,11 +147,15 @@ class Run:
         if near:
             e, answer = near[0]
             said = " ".join(e.text.split())
+            path = self.judge.scorer
+            name = next((n for n, (known, *_) in SCORERS.items() if known == path), path)
+            others = [n for n in ("numeric", "math", "regex") if n != name]
+            where = ", which reads the last number," if name == "numeric" else ""
             self.warn(
                 f"no answer is right, but {len(near)} of {len(judged)} contain the reference, such as {answer!r} in "
-                f"{said[:60] + '…' if len(said) > 60 else said!r}. The scorer ({self.judge.scorer}) wants it in "
+                f"{said[:60] + '…' if len(said) > 60 else said!r}. The scorer ({name}{where}) wants it in "
                 "another form: ask for that form in task.system or task.template, or choose another task.reward, "
-                "such as numeric, math or regex."
+                f"such as {' or '.join(others)}."
             )
 
     def warn_if_empty(self, empty: bool) -> None:

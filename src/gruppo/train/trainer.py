@@ -11,6 +11,7 @@ from typing import Any
 from gruppo.methods import refurnished
 from gruppo.policies import save_policy
 from gruppo.stages import StepRecord
+from gruppo.tasks.channel import refuse_inside
 from gruppo.train.callbacks import Callback, Step, standing
 from gruppo.train.checkpoint import (
     State,
@@ -38,7 +39,8 @@ Steps = Generator[Step, None, dict[str, Any]]
 
 
 def refuse_ranks() -> None:
-    """A learner can be split over ranks, but they cannot share a run folder yet."""
+    """A learner can be split over ranks, but they cannot share a run folder yet. Nor does a judge train."""
+    refuse_inside()
     size = os.environ.get("WORLD_SIZE", "1")
     if size != "1":
         raise ValueError(
@@ -294,6 +296,8 @@ class Trainer:
         r.engine.forget()
         given = (r.engine, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k, r.walk.play)
         self.evaluation = await evaluate(*given)
+        if lost := self.evaluation.failed:
+            self.run.warn(f"{lost} answers to held-out prompts could not be judged, and do not count (held_out/failed)")
         return self.evaluation
 
     def _log(self, row: dict[str, Any]) -> None:

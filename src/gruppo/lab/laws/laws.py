@@ -190,7 +190,11 @@ def alone(method: Method, seed: int) -> str:
         return ""
     episodes = [replace(e, group=f"{e.group}-{e.uid}") for e in random_episodes(seed, dead=False)]
     size = float(World(bare(method), seed).gradient(episodes).norm())
-    return "" if size > 1e-9 else "groups of one teach nothing, and no occupant requires Samples(2)"
+    return (
+        ""
+        if size > 1e-9
+        else "groups of one teach nothing, and no occupant says so. Add to the credit:  requires = (Samples(2),)"
+    )
 
 
 def roles(method: Method, seed: int) -> str:
