@@ -1,6 +1,7 @@
 """What broke the engine when somebody tried: each once."""
 
 import asyncio
+import gc
 from typing import Any
 
 import numpy as np
@@ -149,3 +150,19 @@ def test_a_bad_move_ends_its_own_call_alone(move: Any) -> None:
 
     wrong, right = run(both())
     assert isinstance(wrong, ValueError) and "steer" in str(wrong) and isinstance(right, Completion)
+
+
+def test_an_interrupt_in_the_middle_leaves_no_second_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(self: Any) -> Any:
+        raise KeyboardInterrupt
+
+    engine = NativeEngine({"policy": model()}, eos=None)
+    monkeypatch.setattr("gruppo.engines.stream.Stream.step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(complete(engine, [Request(P, 3, key=1)]))
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    monkeypatch.undo()
+    assert len(run(complete(engine, [Request(P, 3, key=1)]))[0].ids) == 3  # and it can be used again

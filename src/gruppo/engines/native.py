@@ -177,6 +177,8 @@ class NativeEngine:
             stream.join([item for item in items if item.request.role == role], self.version)
             if role not in self._drivers:
                 driver = asyncio.get_running_loop().create_task(self._drive(role, stream))
+                # A Ctrl-C that hits the driver ends the loop, too: nobody else needs to hear of it.
+                driver.add_done_callback(lambda done: done.cancelled() or done.exception())
                 self._drivers[role] = driver
 
     def _stream(self, role: str) -> Stream:

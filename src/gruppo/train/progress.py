@@ -31,6 +31,7 @@ class Display:
         self.live = self.console.is_terminal and not quiet
         self.title, self.steps, self.quiet, self.first = title, steps, quiet, start
         self.row: dict[str, float] = {}
+        self.measured = 0  # the step of its held-out accuracy
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -61,11 +62,16 @@ class Display:
         if not self.quiet:
             self.console.print(text, markup=False, soft_wrap=True)
 
+    def update_accuracy(self, step: int, accuracy: float) -> None:
+        """What was measured before this process began."""
+        self.row["held_out"], self.measured = accuracy, step
+
     def update(self, step: int, row: Mapping[str, float]) -> None:
         self.row |= {k: v for k, v in row.items() if k in SHOWN}
+        self.measured = step if "held_out" in row else self.measured
         self.bar.update(self.task, completed=step)
         if self._live is not None:
-            self._live.update(self._table())
+            self._live.update(self._table(step))
         elif not self.quiet and (time.perf_counter() >= self._next or step == self.steps):
             self._next = time.perf_counter() + 5.0
             self.console.print(self._line(step), markup=False, soft_wrap=True)
@@ -76,16 +82,21 @@ class Display:
         left = spent / max(step - self.first, 1) * (self.steps - step)
         return (
             f"step {step}/{self.steps}  "
-            + "  ".join(f"{k} {self.row[k]:.3g}" for k in SHOWN if k in self.row)
+            + "  ".join(f"{k} {self._shown(k, step)}" for k in SHOWN if k in self.row)
             + f"  left {left:.0f} s"
         )
 
-    def _table(self) -> Table:
+    def _shown(self, name: str, step: int) -> str:
+        """A number; an accuracy that was measured earlier says when."""
+        earlier = name == "held_out" and self.measured != step
+        return f"{self.row[name]:.3g}" + (f" (step {self.measured})" if earlier else "")
+
+    def _table(self, step: int = 0) -> Table:
         grid = Table.grid(padding=(0, 1))
         numbers = Table(show_edge=False, box=None, pad_edge=False)
         for name in SHOWN:
             numbers.add_column(name, justify="right")
-        numbers.add_row(*[f"{self.row[k]:.3g}" if k in self.row else "" for k in SHOWN])
+        numbers.add_row(*[self._shown(k, step) if k in self.row else "" for k in SHOWN])
         grid.add_row(self.bar)
         grid.add_row(numbers)
         return grid

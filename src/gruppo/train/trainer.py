@@ -159,7 +159,9 @@ class Trainer:
         self.stop = stop or Stop()
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
+        self.stop.loading = True
         self.run = Run(config, self.display.say)
+        self.stop.loading = False
         self.wins = Wins(self.run, config.eval.prompts)
         self.before: float | None = None
         self.after: float | None = None
@@ -249,6 +251,9 @@ class Trainer:
         self.folder.reopen(state.step)
         self.folder.set_metrics(state.beside["metrics.jsonl"])
         self.display.first = state.step
+        for row in self.folder.metrics():
+            if "held_out" in row:
+                self.display.update_accuracy(row["step"], row["held_out"])
         self.display.say(f"resumed {self.folder.path} after step {state.step}")
         self._begin_callbacks(self.folder.metrics())
         return state.step
