@@ -17,7 +17,6 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = 0
-        self.loading = False  # there is no step yet that could be finished: the first signal stops at once
         self._before: dict[signal.Signals, Any] = {}
         self._over = False
 
@@ -38,9 +37,6 @@ class Stop:
         if self._over:
             return self._pass_on(number, frame)
         self.asked += 1
-        if self.asked == 1 and self.loading:
-            os.write(2, b"\nstopping: no step has begun\n")
-            raise KeyboardInterrupt
         if self.asked == 1:
             # Not print, which this signal may have interrupted.
             again = b"Ctrl-C again" if number == signal.SIGINT else b"a second signal"

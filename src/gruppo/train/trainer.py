@@ -159,9 +159,7 @@ class Trainer:
         self.stop = stop or Stop()
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
-        self.stop.loading = True
         self.run = Run(config, self.display.say)
-        self.stop.loading = False
         self.wins = Wins(self.run, config.eval.prompts)
         self.before: float | None = None
         self.after: float | None = None
