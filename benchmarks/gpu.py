@@ -49,6 +49,11 @@ class Bench:
         self.rows.append({"what": what, **found})
         print(json.dumps(self.rows[-1]), flush=True)
 
+    def compare(self, what: str, unit: str, gruppo: float, peer: float, note: str) -> None:
+        """Ours and another figure: a ratio above 1 is better for gruppo."""
+        ratio = peer / gruppo if unit == "s" else gruppo / peer
+        self.add(what, unit=unit, gruppo=gruppo, peer=peer, ratio=ratio, note=note)
+
     def model(self, shape: str) -> Any:
         torch.manual_seed(0)
         size = plain_loop.SMALL if self.small else plain_loop.SHAPES[shape]
@@ -122,13 +127,12 @@ def _sampling(b: Bench, shape: str) -> None:
     tokens = count * answer
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     floor = count / ((size + _cache_bytes(policy, count, prompt + answer / 2)) / BANDWIDTH)
-    b.add(
+    b.compare(
         f"sampling, {shape}: {count} x ({prompt} + {answer})",
-        unit="tokens/s",
-        gruppo=tokens / ours,
-        peer=tokens / theirs,
-        ratio=theirs / ours,
-        note=f"warm-up {warm:.1f} s; {tokens / ours / floor:.0%} of what the bandwidth allows",
+        "tokens/s",
+        tokens / ours,
+        tokens / theirs,
+        f"warm-up {warm:.1f} s; {tokens / ours / floor:.0%} of what the bandwidth allows",
     )
     b.add(f"gap of sampler and trainer, {shape}", unit="nats", gruppo=_gap(policy, asked, drawn(engine, asked)))
     if b.device.type == "cuda":
@@ -175,13 +179,12 @@ def ragged(b: Bench) -> None:
     seconds = b.seconds(lambda: drawn(engine, asked), 2)
     equal = b.seconds(lambda: drawn(engine, same), 1)
     rate, level = lengths.sum() / seconds, count * mean / equal
-    b.add(
+    b.compare(
         f"ragged: {count} requests, lengths geometric with mean {mean}, at most {most}, {rows} rows",
-        unit="tokens/s",
-        gruppo=rate,
-        peer=level,
-        ratio=rate / level,
-        note="beside it: equal lengths",
+        "tokens/s",
+        rate,
+        level,
+        "beside it: equal lengths",
     )
     b.fresh()
 
@@ -199,18 +202,22 @@ def groups(b: Bench) -> None:
         b.fresh()
         engine = NativeEngine({"policy": policy}, eos=None, max_rows=prompts * samples)
         seconds = b.seconds(lambda asked=asked, engine=engine: drawn(engine, asked), 2)
-        found[name] = (prompts * samples * answer / seconds, getattr(engine._streams["policy"], "most_pages", 0))
+        found[name] = (prompts * samples * answer / seconds, _pages(engine))
         del engine
     (mine, pages), (other, more) = found["shared"], found["copies"]
-    b.add(
+    b.compare(
         f"groups: {prompts} prompts of {prompt} tokens x {samples} answers of {answer}",
-        unit="tokens/s",
-        gruppo=mine,
-        peer=other,
-        ratio=mine / other,
-        note=f"beside it: copies of the prompt; pages in use at most {pages} and {more}",
+        "tokens/s",
+        mine,
+        other,
+        f"beside it: copies of the prompt; pages in use at most {pages} and {more}",
     )
     b.fresh()
+
+
+def _pages(engine: NativeEngine) -> int:
+    decoder = getattr(engine._streams["policy"], "decoder", None)
+    return decoder.pool.peak if decoder is not None else 0
 
 
 def step(b: Bench) -> None:
@@ -221,13 +228,12 @@ def step(b: Bench) -> None:
         found = plain_loop.compare(args)
         mine, other = found["sides"]["gruppo"], found["sides"]["plain loop"]
         parts = ", ".join(f"{k} {v:.3g}" for k, v in mine["parts"].items())
-        b.add(
+        b.compare(
             f"GRPO step, {shape}: {args.prompts} x {args.samples} answers of {args.tokens} tokens",
-            unit="s",
-            gruppo=mine["seconds"],
-            peer=other["seconds"],
-            ratio=found["ratio"],
-            note=f"{parts}; memory {mine['peak_mib'] / 1024:.1f} and {other['peak_mib'] / 1024:.1f} GiB",
+            "s",
+            mine["seconds"],
+            other["seconds"],
+            f"{parts}; memory {mine['peak_mib'] / 1024:.1f} and {other['peak_mib'] / 1024:.1f} GiB",
         )
         b.fresh()
     _long(b)
@@ -247,13 +253,12 @@ def _long(b: Bench) -> None:
     optimiser = torch.optim.AdamW(model.parameters(), lr=plain_loop.LR, fused=True)
     other = plain_loop.plain_step(model, optimiser, work)
     a, z = sum(mine.values()), sum(other.values())
-    b.add(
+    b.compare(
         f"GRPO step, 0.5b: {prompts} x {samples} answers of 128+{answer} tokens",
-        unit="s",
-        gruppo=a,
-        peer=z,
-        ratio=z / a,
-        note=", ".join(f"{k} {v:.3g}" for k, v in mine.items()),
+        "s",
+        a,
+        z,
+        ", ".join(f"{k} {v:.3g}" for k, v in mine.items()),
     )
     b.fresh()
 

@@ -55,7 +55,7 @@ that the GPU had allocated in a step, less what the other side holds.
 
 GPU = """## Sampling and learning on a GPU
 
-`python benchmarks/gpu.py`, one run, random weights in bfloat16 in the shapes of Qwen2. Beside gruppo stands
+`python benchmarks/gpu.py`, random weights in bfloat16 in the shapes of Qwen2. Beside gruppo stands
 transformers' `generate` (sampling), the plain loop described above (steps), or what the note says. Sampling includes
 the prefill. Seconds of a step are medians, those of sampling the best of three, after a warm-up of each side; the plain
 loop with answers of 2,048 tokens was not warmed up.

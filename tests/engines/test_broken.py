@@ -138,6 +138,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         Move(force=3.7),  # type: ignore[arg-type]
         Move(add=np.full(40, np.nan)),
         Move(add=np.full(40, np.inf)),
+        Move(add=np.full(40, -np.inf)),
         {"allow": [1]},
     ],
 )

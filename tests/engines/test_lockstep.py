@@ -125,16 +125,49 @@ def test_a_caller_that_is_cancelled_holds_up_nobody(make):
 def test_calls_of_nobody_in_particular_are_not_held(make):
     engine = NativeEngine({"policy": make()}, eos=None, lockstep=True)
 
-    async def thinks():
-        await asyncio.sleep(0.3)
-
     async def some():
-        thinking = asyncio.create_task(engine.together([thinks()]))
+        asked = asyncio.Event()
+        thinking = asyncio.create_task(engine.together([asked.wait()]))
         await asyncio.sleep(0)
-        await asyncio.wait_for(engine.ask(Request(np.array([1]), 3, key=0)), 0.25)
+        await engine.ask(Request(np.array([1]), 3, key=0))
+        asked.set()
         await thinking
 
-    asyncio.run(some())
+    asyncio.run(asyncio.wait_for(some(), 20))
+
+
+def test_callers_of_a_loop_that_was_closed_are_gone(make):
+    engine, ask = NativeEngine({"policy": make()}, eos=None, lockstep=True), Request(np.array([1]), 3, key=0)
+    loop = asyncio.new_event_loop()
+
+    async def enters():
+        engine.waves.enter()  # and never leaves
+
+    loop.run_until_complete(enters())
+    loop.close()
+    found = asyncio.run(asyncio.wait_for(engine.together([engine.ask(ask), engine.ask(ask)]), 20))
+    assert [len(c.ids) for c in found] == [3, 3]
+
+
+def test_a_task_may_be_a_caller_of_two_engines(make):
+    one, two = (NativeEngine({"policy": make()}, eos=None, lockstep=True) for _ in range(2))
+
+    async def some(key):
+        async with two.caller():
+            for turn in range(3):
+                await asyncio.sleep(0.001 * key)
+                await one.ask(Request(np.array([1, 5]), 2, key=key + turn))
+                await two.ask(Request(np.array([1, 6]), 2, key=key + turn))
+
+    async def others(key):
+        for turn in range(3):
+            await one.ask(Request(np.array([1, 5]), 2, key=10 + key + turn))
+
+    async def all_of_them():
+        await one.together([some(1), some(2), others(3)])
+
+    asyncio.run(asyncio.wait_for(all_of_them(), 20))
+    assert not one.waves._active and not two.waves._active
 
 
 def test_lockstep_is_the_default_on_a_cpu(make):

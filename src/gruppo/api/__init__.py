@@ -68,9 +68,19 @@ def steps(
     return trainer.train_steps(config, quiet=quiet, callbacks=_checked(callbacks))
 
 
-def resume(run: str | Path | SavedRun, *, quiet: bool = False, **how: Any) -> SavedRun:
-    """Continues a run from its newest checkpoint, bit for bit, as `resume_steps` does."""
-    for _ in resume_steps(run, quiet=quiet, **how):
+def resume(
+    run: str | Path | SavedRun,
+    *,
+    callbacks: Sequence[Callback] = (),
+    allow_changes: bool = False,
+    skip_damaged: bool = False,
+    trust_code: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> SavedRun:
+    """Continues a run from its newest checkpoint to its end, bit for bit; the arguments are those of `resume_steps`."""
+    how = {"allow_changes": allow_changes, "skip_damaged": skip_damaged, "trust_code": trust_code, "quiet": quiet}
+    for _ in resume_steps(run, callbacks=callbacks, **how, **settings):
         pass
     return SavedRun(_folder(run))  # the summary names the folder in which it was written, and a run can be moved
 
@@ -87,7 +97,10 @@ def resume_steps(
 ) -> Iterator[Step]:
     """Continues a run from its newest checkpoint, bit for bit, and hands over each step when it is done.
 
-    Other settings than those of the run need `allow_changes=True`. Of a finished run there is no step.
+    allow_changes  go on though settings, or files that the run depends on, are others
+    skip_damaged   set a damaged checkpoint aside, and go on from the one before it
+    trust_code     run code that was stored with the run, though its origin has changed or is gone
+    settings       as on the command line; of a finished run there is no step, unless steps=… is larger
     """
     return trainer.resume_steps(
         _folder(run),

@@ -72,11 +72,10 @@ class Request:
         """Whole numbers as Python's, the prefix as one array of int64; what is neither is refused here, not later."""
         for name in ("max_tokens", "key", "top_k", "topk_logprobs"):
             object.__setattr__(self, name, _whole(name, getattr(self, name)))
-        if not isinstance(self.stop, tuple | list) or not isinstance(self.payload, bytes):
-            raise ValueError(
-                f"stop={self.stop!r}, payload={self.payload!r}: stop is a tuple of ids, and payload is bytes, such as "
-                "a hash."
-            )
+        if not isinstance(self.stop, tuple | list):
+            raise ValueError(f"stop={self.stop!r}: it is a tuple of ids, such as (2,).")
+        if not isinstance(self.payload, bytes):
+            raise ValueError(f"payload={self.payload!r}: it is bytes, such as a hash of a picture.")
         object.__setattr__(self, "stop", tuple(_whole("stop", i) for i in self.stop))
         prefix = np.asarray(self.prefix)
         if prefix.ndim != 1 or (len(prefix) and prefix.dtype.kind not in "iu"):
@@ -94,9 +93,12 @@ class Request:
 
 def _whole(name: str, value: Any) -> int:
     try:
-        return index(value)
+        found = index(value)
     except TypeError:
         raise ValueError(f"{name}={value!r}: it must be a whole number.") from None
+    if name != "key" and abs(found) >= 1 << 62:  # any integer is a key; the others go into tables of 64 bits
+        raise ValueError(f"{name}={value!r}: it is beyond 64 bits. Use a smaller number.")
+    return found
 
 
 @dataclass(frozen=True, eq=False)

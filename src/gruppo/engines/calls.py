@@ -9,6 +9,7 @@ from types import TracebackType
 import numpy as np
 
 from gruppo.engines.base import Completion, Ints, Request
+from gruppo.engines.parked import Entry
 
 
 @dataclass(eq=False)
@@ -56,6 +57,7 @@ class Item:
     parent: "Item | None" = None  # the row that it is a fork of
     start: int = 0  # of a fork: its first token, counted in the completion of its parent
     said: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # of a fork: sampled before it
+    entry: Entry | None = None  # of a fork: the row up to where it begins
     copies: int = 0  # forks of it and of its forks
     forks: "list[Item]" = field(default_factory=list["Item"])
     done: Completion | None = None  # with its forks, once they are done

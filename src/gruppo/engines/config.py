@@ -14,7 +14,7 @@ class EngineConfig(Checked):
     """What samples. Draws are the same with any of these settings; log-probabilities may differ in their last bits."""
 
     name: Literal["native"] = "native"  # native: in the process of the trainer, with its weights
-    rows: int = setting(1024, low=1)  # answers sampled at once; halved when memory runs out
+    rows: int = setting(1024, low=1)  # answers at once, 512 at most on the fast path; halved when memory runs out
     prefill_tokens: int = setting(16384, low=1)  # prompt tokens computed at once
     cache_tokens: int = setting(65536, low=0)  # tokens whose keys and values `ask` keeps for later; 0: none
     lockstep: Literal["auto", "yes", "no"] = "auto"  # callers enter in waves: same bits. auto: on a CPU

@@ -21,6 +21,7 @@ class Pool:
     ) -> None:
         self.kv = torch.zeros(layers, 2, pages, kv_heads, PAGE, dim, dtype=dtype, device=device)
         self.full = False  # as large as memory allows
+        self.peak = 0  # pages in use at once so far
         self.users = np.zeros(pages, np.int64)
         self.users[SCRATCH] = 1
         self._free = list(range(pages - 1, SCRATCH, -1))
@@ -35,6 +36,7 @@ class Pool:
             raise ValueError(f"{count} pages are wanted, and {self.free} of {len(self.users) - 1} are free.")
         pages = [self._free.pop() for _ in range(count)]
         self.users[pages] += 1
+        self.peak = max(self.peak, len(self.users) - 1 - self.free)
         return pages
 
     def share(self, pages: list[int]) -> None:

@@ -73,7 +73,7 @@ def evaluating(model: Policy, modules: Seq[nn.Module] = ()) -> Iterator[None]:
 
 def _switch(modules: Seq[nn.Module], training: bool) -> None:
     for m in modules:
-        m.__dict__["training"] = training  # setattr of a module looks for parameters first: 5 ms for a large model
+        m.__dict__["training"] = training  # setattr of a module looks for parameters first, and there are hundreds
 
 
 def without_gradients(model: Policy) -> AbstractContextManager[object]:

@@ -41,9 +41,7 @@ def checked(move: Move, vocab: int) -> Move:
     for name, value in (("allow", move.allow), ("force", move.force), ("fork", move.fork)):
         if value is not None and np.asarray(value).dtype.kind not in "iu":
             raise ValueError(f"steer: {name}={value!r} is no whole number. Use ids; of a mask, np.flatnonzero(mask).")
-    if move.add is not None and (
-        np.asarray(move.add).dtype.kind not in "fiu" or not np.all(np.asarray(move.add) < 1e30)
-    ):
+    if move.add is not None and (np.asarray(move.add).dtype.kind not in "fiu" or not np.all(np.abs(move.add) < 1e30)):
         raise ValueError("steer: add has numbers that are not finite. Use finite ones; allow=… restricts the ids.")
     ids = [] if move.allow is None else [int(i) for i in move.allow]
     for i in [*ids, *([] if move.force is None else [move.force])]:

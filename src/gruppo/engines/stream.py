@@ -11,7 +11,7 @@ from torch import Tensor
 from gruppo.data import key_hash
 from gruppo.engines.base import Completion, Ints, NotFinite
 from gruppo.engines.calls import Call, Item
-from gruppo.engines.parked import Parked, Shelf
+from gruppo.engines.parked import Entry, Parked, Shelf
 from gruppo.engines.prefixes import FORKED, Prefixes, Wanted, computed, extended, joined
 from gruppo.engines.record import Record
 from gruppo.engines.sampling import Draw, Settings, draw
@@ -209,7 +209,7 @@ class Stream:
         return move
 
     def _fork(self, row: int, item: Item, ids: Ints, count: int, copies: int) -> None:
-        """Park the row as it is, and ask for what follows under other keys: nothing is computed again."""
+        """Ask for what follows under other keys; they are given the row as it is, so nothing is computed again."""
         root, rows = item.root, self.limits.rows
         root.copies += copies
         if root.copies > rows:
@@ -219,14 +219,13 @@ class Stream:
             )
         assert self.hidden_BD is not None
         request = item.request
-        self.parked.at(self.role, self.weights)
-        end = {len(ids): self.hidden_BD[row].clone()}
-        self.parked.put((self.role, request.payload), ids, lambda: self._kv(row, len(ids)), end)
+        entry = Entry(ids, self._kv(row, len(ids)), {len(ids): self.hidden_BD[row].clone()})
         more, said = request.max_tokens - count, np.append(item.said, ids[len(item.ids) :])
         for _ in range(copies):
             key = int(key_hash(request.key, "fork", len(ids), len(item.forks)))
             asked = replace(request, prefix=ids, max_tokens=more, key=key)
-            item.forks.append(Item(item.call, item.index, asked, True, parent=item, start=count, said=said))
+            fork = Item(item.call, item.index, asked, item.remember, parent=item, start=count, said=said, entry=entry)
+            item.forks.append(fork)
             self.queue += self.record.add(item.forks[-1:])
         self.fresh = True
 
@@ -237,6 +236,7 @@ class Stream:
         for row, slot, (item, completion) in zip(np.flatnonzero(done).tolist(), slots.tolist(), ended, strict=True):
             if item.remember:
                 self._park(row, slot, item, completion)
+            item.entry = None  # keys and values that nobody needs any more
         self.record.release(slots.tolist())
         self._retire(done)
         return ended
@@ -244,13 +244,14 @@ class Stream:
     def _park(self, row: int, slot: int, item: Item, completion: Completion) -> None:
         """Keep the keys and values of a row that ends. Its last token has none: nothing was sampled after it.
 
-        The hidden states that its tokens were drawn from are kept, too (an eighth of the memory of the built-in policy,
-        a twentieth of SmolLM2's): a fork before any of these tokens computes nothing.
+        The hidden states that its tokens were drawn from are kept, too, if the record has them (an eighth of the memory
+        of the built-in policy, a twentieth of SmolLM2's): a fork before any of these tokens computes nothing. Without
+        them, who goes on from here computes one token again.
         """
-        assert self.record.hidden is not None
         ids = np.concatenate([item.ids, completion.ids[:-1]])
-        first, n = len(item.ids), max(len(completion.ids), 1)
-        ends = {first + t: end_D for t, end_D in enumerate(self.record.hidden[slot, :n].clone())}
+        first, n, ends = len(item.ids), max(len(completion.ids), 1), dict[int, Tensor]()
+        if self.record.hidden is not None:
+            ends = {first + t: end_D for t, end_D in enumerate(self.record.hidden[slot, :n].clone())}
         shelf: Shelf = (self.role, item.request.payload)
         self.parked.at(self.role, self.weights)
         self.parked.put(shelf, ids, lambda: self._kv(row, len(ids)), ends)
@@ -329,7 +330,7 @@ class Stream:
         wanted: dict[bytes, Wanted] = {}
         for slot in slots.tolist():
             item = self.record.item(slot)
-            if item.same not in wanted or (item.remember and wanted[item.same].entry is None):
+            if item.same not in wanted or wanted[item.same].entry is None:
                 wanted[item.same] = self._wanted(item)
         parts: list[Prefixes] = []
         if self.waiting is not None and wanted.pop(self.waiting.ids[0], None):  # those that it was left for may be gone
@@ -344,8 +345,8 @@ class Stream:
         return joined(parts)
 
     def _wanted(self, item: Item) -> Wanted:
-        payload, found = item.request.payload, None
-        if item.remember:
+        payload, found = item.request.payload, None if item.entry is None else (item.entry, len(item.ids))
+        if item.remember and found is None:
             self.parked.at(self.role, self.weights)
             found = self.parked.find((self.role, payload), item.ids)
         return Wanted(item.same, item.ids, payload, *(found or (None, 0)))

@@ -24,30 +24,40 @@ class Caller:
     """A task that asks again and again. `number` is its place in a wave; callers inside it have longer ones."""
 
     number: tuple[int, ...]
-    waves: "Waves"
     children: int = 0  # registered so far
     inside: int = 0  # callers inside it that are not done: they are waited for in its place
 
 
-_CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+_CALLERS: ContextVar[tuple[Caller, ...]] = ContextVar("callers", default=())  # of this task, innermost last
 
 
 class Waves:
     """Holds calls of registered callers until a wave begins. Other calls are not held.
 
-    A caller must not wait for another one but through the engine: both would wait for ever.
+    A caller must not wait for another one except through the engine: both would wait for ever.
     """
 
     def __init__(self, lockstep: bool) -> None:
         self.lockstep = lockstep
-        self._root = Caller((), self)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._root = Caller(())
         self._active: list[Caller] = []
         self._held: list[tuple[Caller, Call, Callable[[], None]]] = []
 
+    def _mine(self) -> Caller | None:
+        """The caller that this task is, for this engine. Callers of a loop that was closed are gone."""
+        if (loop := asyncio.get_running_loop()) is not self._loop:
+            self._loop = loop
+            self._begin_anew()
+        return next((c for c in reversed(_CALLERS.get()) if c in self._active), None)
+
     def submit(self, call: Call, start: Callable[[], None]) -> None:
         """Start a call, now or with its wave."""
-        caller = _CALLER.get()
-        if not self.lockstep or caller is None or caller not in self._active:
+        caller = self._mine()
+        if not self.lockstep or caller is None:
             start()
             return
         self._held.append((caller, call, start))
@@ -69,9 +79,8 @@ class Waves:
                 call.fail(error)
 
     def enter(self) -> Caller:
-        above = _CALLER.get()
-        above = above if above in self._active and above is not None else self._root
-        caller = Caller((*above.number, above.children), self)
+        above = self._mine() or self._root
+        caller = Caller((*above.number, above.children))
         above.children += 1
         above.inside += 1
         self._active.append(caller)
@@ -88,11 +97,11 @@ class Waves:
     @contextmanager
     def caller(self) -> Iterator[None]:
         caller = self.enter()
-        token = _CALLER.set(caller)
+        token = _CALLERS.set((*_CALLERS.get(), caller))
         try:
             yield
         finally:
-            _CALLER.reset(token)
+            _CALLERS.reset(token)
             self.leave(caller)
 
     async def together(self, coroutines: Seq[Coroutine[Any, Any, T]]) -> list[T]:
@@ -100,7 +109,7 @@ class Waves:
         callers = [self.enter() for _ in coroutines]
 
         async def run(caller: Caller, work: Coroutine[Any, Any, T]) -> T:
-            _CALLER.set(caller)  # of this task alone
+            _CALLERS.set((*_CALLERS.get(), caller))  # of this task alone
             try:
                 return await work
             finally:

@@ -2,8 +2,8 @@
 
     p = softmax(z / T),   token = min {v : Σ_{w≤v} p_w > u},   u = uniform(key, position)
 
-The same draw as `engines.sampling.draw` without truncation, whose float64 sums over the whole vocabulary would take as
-long as the model on a GPU. Here ids are added in blocks, so a threshold may move by about 1e-7 of the mass.
+The same draw as `engines.sampling.draw` without truncation, which makes several passes over the vocabulary in float64.
+Here ids are added in blocks of float32, so a threshold may move by about 1e-7 of the mass.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        # Not skip_init, which imports torch._dynamo for an embedding: 1.5 s of every start.
+        # Not skip_init, which imports torch._dynamo for an embedding: 1.5 s where nothing is trained.
         self.embed_tokens = nn.Embedding(config.vocab, config.dim, _weight=torch.empty(config.vocab, config.dim))
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)

@@ -12,6 +12,7 @@ from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 from gruppo.tasks.base import Scorer, Task, TaskSet
+from gruppo.tasks.channel import refuse_inside
 from gruppo.tasks.extract import answer_of
 from gruppo.tasks.imports import split_path
 from gruppo.tasks.jobs import Job, Limits, Verdict
@@ -104,6 +105,7 @@ class Judge:
 
     def start(self) -> "Judge":
         """Starts the first worker now, and waits for it; a ValueError says why the scorer cannot be loaded."""
+        refuse_inside()
         job, quiet = self._pool.submit("start", []), Quiet(self)
         while True:
             try:

@@ -38,8 +38,8 @@ from gruppo.train.winrate import Wins
 Steps = Generator[Step, None, dict[str, Any]]
 
 
-def refuse_ranks() -> None:
-    """A learner can be split over ranks, but they cannot share a run folder yet. Nor does a judge train."""
+def refuse_to_start() -> None:
+    """Not inside of a judge; and a learner can be split over ranks, but they cannot share a run folder yet."""
     refuse_inside()
     size = os.environ.get("WORLD_SIZE", "1")
     if size != "1":
@@ -56,7 +56,7 @@ def train(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callbac
 
 def train_steps(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Steps:
     """The same, step by step; the summary is the value of the generator."""
-    refuse_ranks()
+    refuse_to_start()
     return _train_steps(config, quiet, callbacks)
 
 
@@ -95,7 +95,7 @@ def resume_steps(
     What differs from the run as it was started (the configuration, also by `change`, and the files that it depends on)
     is listed and refused unless `allow` is set. A damaged checkpoint is refused, or set aside with `skip_damaged`.
     """
-    refuse_ranks()
+    refuse_to_start()
     folder = RunFolder(path)
     if not folder["config.toml"].is_file() and not checkpoints(folder["checkpoints"]):
         folder.read_config()  # raises
