@@ -23,7 +23,7 @@ def test_a_script_that_trains_is_no_reward(capsys: pytest.CaptureFixture[str]) -
     Path("script.py").write_text(SCRIPT)
     said = refused(capsys, "train", *SMALL, "task.reward=./script.py:digits", "save.name=a")
     assert "starts gruppo when it is loaded" in said and "__main__" in said
-    assert not Path("runs/from_python").exists() and [p.name for p in Path("runs").glob("*")] in ([], ["a"])
+    assert not any(Path("runs").glob("*"))  # nothing was started
 
 
 def test_held_out_answers_that_were_not_judged_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,6 +34,13 @@ def test_held_out_answers_that_were_not_judged_are_counted(capsys: pytest.Captur
     run = trained("a", *settings)
     assert rows(run)[0]["held_out/failed"] > 0
     assert "answers to held-out prompts could not be judged" in capsys.readouterr().out
+
+
+def test_a_reward_that_always_fails_is_not_to_be_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.py").write_text("def score(task, text):\n    return {}['x']\n")
+    said = refused(capsys, "train", *SMALL, "task.reward=./bad.py:score")
+    assert "0% of the answers got a reward" in said and "KeyError" in said and "accept=" not in said
+    assert 'bad.py", line 2' in said and not any(Path("runs").glob("*"))
 
 
 def test_a_step_is_shown_in_a_line() -> None:

@@ -94,6 +94,9 @@ def test_folders_without_runs(capsys: pytest.CaptureFixture[str]) -> None:
     trained("many/a")
     assert "1 run in runs/many: gruppo runs runs/many" in said(capsys, "runs")[0]
     assert list(listed(capsys, "runs/many")) == ["a"]
+    Path("runs/both").mkdir()
+    Path("runs/both/compare.md").touch()
+    assert "a comparison in runs/both: read runs/both/compare.md" in said(capsys, "runs")[0]
     Path("file").touch()
     assert "is a file" in refused(capsys, "runs", "file")
 

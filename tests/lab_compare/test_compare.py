@@ -76,6 +76,14 @@ def test_seeds_are_paired_also_when_runs_are_missing() -> None:
     assert c.interval("a").n == 2 and c.interval("b").n == 3
 
 
+def test_no_interval_of_width_0() -> None:
+    """Scores lie on a grid: three seeds may well agree, and that is no proof of equality."""
+    text = " ".join(comparison({"a": [0.5, 0.5, 0.5], "b": [0.5, 0.5, 0.5], "c": [0.4, 0.4, 0.4]}).markdown().split())
+    assert "[0.500, 0.500]" not in text and "[+0" not in text
+    assert "| a | 0.100 | 0.500 (every seed: no spread) |" in text
+    assert "| a - b | +0.000 (every seed: no spread) |" in text and "| a - c | +0.100 (every seed: no spread) |" in text
+
+
 def test_one_seed_says_nothing_about_differences() -> None:
     c = comparison({"a": [0.5], "b": [0.4]})
     assert "With one seed nothing can be said" in c.markdown() and not c.table()["differences"][0]["beyond_noise"]

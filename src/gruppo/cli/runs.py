@@ -44,6 +44,8 @@ def runs(args: argparse.Namespace) -> int:
     for group in dict.fromkeys(p.parent for p in inside):
         count = sum(p.parent == group for p in inside)
         print(f"{count} run{'s' if count > 1 else ''} in {group}: gruppo runs {group}")
+    for report in sorted(folder.glob("*/compare.md")):
+        print(f"a comparison in {report.parent}: read {report}")
     return 0
 
 

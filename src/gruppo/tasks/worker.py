@@ -239,5 +239,8 @@ def _short(value: Any) -> str:
 def _last_lines(error: BaseException) -> str:
     if isinstance(error, CannotJudge):
         return shown(str(error))
-    lines = shown("".join(traceback.format_exception(error))).rstrip().splitlines()
+    frames = error.__traceback__
+    while frames and frames.tb_next and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next  # what called it is no news to its author
+    lines = shown("".join(traceback.format_exception(type(error), error, frames))).rstrip().splitlines()
     return "The scorer raised, so the answer has no reward:\n" + "\n".join(lines[-6:])

@@ -73,9 +73,8 @@ def refuse(checks: list[Check]) -> None:
             if not (unjudged and c.name in ("mask", "dead_groups"))
         ]
         names = ",".join(c.name for c in bad)
-        raise ValueError(
-            "\n".join([*lines, f"Fix it, or start all the same with accept={names} (recorded with the run)."])
-        )
+        fix = f"Fix it, or start all the same with accept={names} (recorded with the run)."
+        raise ValueError("\n".join([*lines, "Fix it: without a reward nothing is learned." if unjudged else fix]))
 
 
 def _ratio(run: Run, batch: Batch) -> Check:

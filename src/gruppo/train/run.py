@@ -49,6 +49,7 @@ class Run:
         self.version, self.checked = 0, False
         self.between_steps = True  # False: weights have changed, and memory and replay not yet
         self.dead_steps, self.empty_steps = 0, 0
+        self.told_errors: set[str] = set()
         check(self.method, self.bare_context(0), samples=config.samples)
         m = config.model
         self.tokenizer = load_tokenizer(m.name)
@@ -185,13 +186,22 @@ class Run:
             raise ValueError(
                 f"{failed:.0%} of the episodes of this step could not be judged, more than max_failures="
                 f"{self.config.max_failures:.0%}: the step was not learned from. First error: "
-                f"{errors[0] if errors else 'none'}\n"
-                "Fix the reward function or environment, or raise max_failures, and go on with --allow-changes."
+                f"{self._told(errors[0]) if errors else 'none'}\n"
+                "Fix the reward function or environment, or raise max_failures; to resume with such a change, add "
+                "--allow-changes."
             )
         if errors:
             first = next(e for e in drawn if e.error)
             what = "hung" if first.status == Status.TIMEOUT else "failed"
-            self.warn(f"{len(errors)} of {len(drawn)} episodes {what} and were left out. First error: {errors[0]}")
+            self.warn(
+                f"{len(errors)} of {len(drawn)} episodes {what} and were left out. First error: {self._told(errors[0])}"
+            )
+
+    def _told(self, error: str) -> str:
+        """An error, the first time; later only its last line."""
+        known = error in self.told_errors
+        self.told_errors.add(error)
+        return f"{error.rstrip().splitlines()[-1]} (as above)" if known else error
 
     # checkpoints
 

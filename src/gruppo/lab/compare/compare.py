@@ -211,6 +211,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _shown(i: Interval) -> str:
+    if i.n > 1 and i.low == i.high:  # scores lie on a grid: an interval of width 0 would mislead
+        return f"{i.mean:.3f} (every seed: no spread)"
     return "—" if i.n == 0 else str(i)
 
 
@@ -218,7 +220,8 @@ def _signed(p: Pair) -> str:
     d = p.difference
     if d.n < 2:
         return "—"
-    return f"{d.mean:+.3f} " + ("(every seed: no spread)" if math.isnan(d.low) else f"[{d.low:+.3f}, {d.high:+.3f}]")
+    spread = d.high > d.low  # not of NaN, nor of differences that are all 0
+    return f"{d.mean:+.3f} " + (f"[{d.low:+.3f}, {d.high:+.3f}]" if spread else "(every seed: no spread)")
 
 
 def _p(p: float) -> str:
