@@ -243,4 +243,5 @@ def _last_lines(error: BaseException) -> str:
     while frames and frames.tb_next and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next  # what called it is no news to its author
     lines = shown("".join(traceback.format_exception(type(error), error, frames))).rstrip().splitlines()
+    lines = [line for line in lines if not line.startswith("Traceback (most recent call last)")]
     return "The scorer raised, so the answer has no reward:\n" + "\n".join(lines[-6:])
