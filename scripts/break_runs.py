@@ -37,7 +37,7 @@ from typing import Any
 
 METHODS = ("grpo", "ppo", "spo_single", "pipo")  # plain; a critic; a memory of tasks; a replay
 SETTINGS = ("prompts=2", "samples=2", "steps=4", "save.checkpoint_every=2", "eval.prompts=2", "eval.every=2")
-SETTINGS += ("save.episodes_every=2", "save.tensorboard=no", "threads=1", "task.train_size=8")
+SETTINGS += ("save.episodes_every=2", "save.tensorboard=no", "threads=1", "task.train_size=8", "model.device=cpu")
 WAYS = ("missing", "empty", "cut", "flipped", "zeros", "longer", "other type", "other version")
 FINISHED, STOPPED = "finished", "stopped"
 

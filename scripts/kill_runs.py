@@ -2,6 +2,7 @@
 
     python scripts/kill_runs.py                    1,000 stops: kill -9, SIGTERM, SIGINT, or two signals in a row
     python scripts/kill_runs.py --count 100 --jobs 2 --seed 1
+    python scripts/kill_runs.py --count 40 --device cuda   with deterministic=true
 
 Four methods with state: pipo (replay), ppo (critic), grpo with a reference that is an EMA of the policy, and spo_single
 (memory of tasks). A run of twelve steps is started, stopped at a random moment of its life (while it starts, samples,
@@ -33,6 +34,9 @@ FOLLOWING = GRPO.but(name="following", cast={"ref": Role(refresh=Ema(tau=0.3))})
 SETTINGS = ("prompts=4", "samples=4", "steps=12", "save.checkpoint_every=3", "eval.prompts=4", "eval.every=4")
 SETTINGS += ("save.episodes_every=4", "save.tensorboard=no", "threads=1", "task.train_size=8")
 STOPS = ("kill", "term", "int", "term twice", "int then kill")
+
+
+DEVICES = {"cpu": ("model.device=cpu",), "cuda": ("model.device=cuda", "deterministic=true")}
 
 
 def begin(*argv: str) -> int:
@@ -82,11 +86,11 @@ def words() -> str:
     return Path("said.txt").read_text() if Path("said.txt").is_file() else ""
 
 
-def lives(name: str, count: int, draw: random.Random) -> tuple[int, str]:
+def lives(name: str, count: int, settings: tuple[str, ...], draw: random.Random) -> tuple[int, str]:
     """Runs of a method, one after another, stopped `count` times in all: (runs that were compared, what is wrong)."""
     straight, run = Path("runs") / f"{name}-straight", Path("runs") / name
     begun = time.monotonic()
-    os.waitpid(begin("train", *SETTINGS, f"method={METHODS[name]}", f"save.name={straight.name}"), 0)
+    os.waitpid(begin("train", *settings, f"method={METHODS[name]}", f"save.name={straight.name}"), 0)
     life, right = time.monotonic() - begun, result(straight)
     compared = 0
     while count > 0:
@@ -95,7 +99,7 @@ def lives(name: str, count: int, draw: random.Random) -> tuple[int, str]:
         ended: int | None = -1
         while ended is not None:
             resumed = (run / "config.toml").is_file()
-            how_to = ("--resume", str(run)) if resumed else (*SETTINGS, f"method={METHODS[name]}", f"save.name={name}")
+            how_to = ("--resume", str(run)) if resumed else (*settings, f"method={METHODS[name]}", f"save.name={name}")
             # Once the stops are used up, the last run is left alone.
             wait, how = (draw.uniform(0, 0.6 * life) if count > 0 else 1e9), draw.choice(STOPS)
             ended = stopped(begin("train", *how_to), wait, how, draw)
@@ -113,7 +117,7 @@ def lives(name: str, count: int, draw: random.Random) -> tuple[int, str]:
     return compared, ""
 
 
-def share(home: Path, job: int, jobs: int, count: int, seed: int) -> None:
+def share(home: Path, job: int, jobs: int, count: int, seed: int, settings: tuple[str, ...]) -> None:
     here = home / str(job)
     here.mkdir()
     os.chdir(here)
@@ -122,7 +126,7 @@ def share(home: Path, job: int, jobs: int, count: int, seed: int) -> None:
     for i, name in enumerate(METHODS):
         mine = count // len(METHODS) // jobs + (job + i * jobs < count % (len(METHODS) * jobs))
         if mine:
-            compared, said = lives(name, mine, draw)
+            compared, said = lives(name, mine, settings, draw)
             wrong += bool(said)
             print(said or f"{name}: stopped {mine} times in {compared} runs; no bit differs", flush=True)
     os._exit(int(bool(wrong)))
@@ -133,11 +137,14 @@ def main() -> int:
     p.add_argument("--count", type=int, default=1000)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--jobs", type=int, default=1, help="processes at once")
+    p.add_argument("--device", choices=DEVICES, default="cpu")
     args = p.parse_args()
     import_all()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gruppo-kill-") as home:
-        pids = [_started(partial(share, Path(home), j, args.jobs, args.count, args.seed)) for j in range(args.jobs)]
+        work = partial(share, Path(home), jobs=args.jobs, count=args.count, seed=args.seed)
+        settings = (*SETTINGS, *DEVICES[args.device])
+        pids = [_started(partial(work, job=j, settings=settings)) for j in range(args.jobs)]
         wrong = sum(bool(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) for pid in pids)
     print(f"{args.count} stops in {time.monotonic() - begun:.0f} s: {f'{wrong} FAILED' if wrong else 'all runs equal'}")
     return int(bool(wrong))

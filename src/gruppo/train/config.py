@@ -65,4 +65,5 @@ class RunConfig(Checked):
     max_failures: float = setting(0.5, low=0, high=1)  # share of episodes that may fail in a step before the run stops
     accept: tuple[str, ...] = ()  # names of the checks of step zero that may fail; saved with the run
     threads: int = setting(0, low=0, high=4096)  # 0: torch's default
+    deterministic: bool = False  # the same bits again on a GPU, also after a resume; a CPU gives them anyhow
     show: int = setting(30, low=0)  # seconds between two samples on the screen; 0: no samples

@@ -25,6 +25,7 @@ from gruppo.train.allocator import keep_freed_memory
 from gruppo.train.cast import build_cast
 from gruppo.train.checkpoint import State, optimiser_tensors, restore_optimiser
 from gruppo.train.config import RunConfig
+from gruppo.train.exact import be_deterministic
 from gruppo.train.learner import Learner
 from gruppo.train.ranks import ranks
 
@@ -37,6 +38,8 @@ class Run:
             torch.set_num_threads(config.threads)
         together = ranks()  # before a model is put on a GPU
         self.device, self.dtype = place_of(config)
+        if config.deterministic and self.device.type == "cuda":
+            be_deterministic()
         self.share = WORTH if config.optim.share_prefixes else math.inf
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         self.tasks = tasks_of(config)
@@ -61,7 +64,8 @@ class Run:
         if self.tasks.notes:
             self.say(f"answers have at most {longest} tokens (sampling.max_tokens)")
         self.models = build_cast(self.method, policy, self.bare_context(0), self.tokenizer)
-        self.engine = engine_of(config.engine, self._writers(), self.tokenizer, self.warn)
+        engine = replace(config.engine, lockstep="yes") if config.deterministic else config.engine
+        self.engine = engine_of(engine, self._writers(), self.tokenizer, self.warn)
         refuse_weaker(self.method, config.engine.name, self.engine.promises)
         if self.tokenizer.rewrites:
             self.warn(self.tokenizer.rewrites)
