@@ -11,6 +11,7 @@ Random weights in bfloat16 in the shapes of Qwen2 (0.5 B, 1.5 B, 7 B). Parts:
     groups    32 prompts of 1,024 tokens x 16 answers of 256: one prompt for its group, against copies of it
     step      a whole GRPO step of plain_loop.py at 0.5 B and 1.5 B, and one with answers of 2,048 tokens
     large     the 7 B shape: sampling, and a step of an adapter
+    exact     a GRPO step at 0.5 B with deterministic=true, against one without, and whether two runs are equal
 
 `python benchmarks/report.py --gpu FILE` puts the result into RESULTS.md.
 """
@@ -22,6 +23,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from gruppo.engines import Completion, NativeEngine, Request, complete
 from gruppo.policies.layout import packed
 from gruppo.policies.lora import Lora
+from gruppo.train.exact import be_deterministic
 
-PARTS = ("sampling", "ragged", "groups", "step", "large")
+PARTS = ("sampling", "ragged", "groups", "step", "large", "exact")
 BANDWIDTH = 4.8e12  # bytes a second, of an H200
 
 
@@ -170,22 +173,27 @@ def _kernels(engine: NativeEngine) -> dict[str, float]:
 
 
 def ragged(b: Bench) -> None:
+    """Lengths that are limits, which the engine knows; and lengths that nobody knows, since a token ends an answer."""
     model = b.model("0.5b")
+    vocab: int = model.config.vocab_size
     count, prompt, rows, mean, most = (12, 8, 4, 4, 16) if b.small else (1024, 128, 256, 256, 2048)
     lengths = np.minimum(np.random.default_rng(1).geometric(1 / mean, count), most)
     engine = NativeEngine({"policy": plain_loop.own_policy(model)}, eos=None, max_rows=rows)
-    same = requests(count, prompt, [mean] * count, model.config.vocab_size)
-    asked = requests(count, prompt, lengths.tolist(), model.config.vocab_size)
-    seconds = b.seconds(lambda: drawn(engine, asked), 2)
-    equal = b.seconds(lambda: drawn(engine, same), 1)
-    rate, level = lengths.sum() / seconds, count * mean / equal
-    b.compare(
-        f"ragged: {count} requests, lengths geometric with mean {mean}, at most {most}, {rows} rows",
-        "tokens/s",
-        rate,
-        level,
-        "beside it: equal lengths",
-    )
+    ending = tuple(range(0, vocab, mean))  # random weights draw any id about equally often
+    unknown = [replace(r, stop=ending) for r in requests(count, prompt, [most] * count, vocab)]
+    same = requests(count, prompt, [mean] * count, vocab)
+    level = count * mean / b.seconds(lambda: drawn(engine, same), 1)
+    work = {"limits": requests(count, prompt, lengths.tolist(), vocab), "ended by a token": unknown}
+    for name, asked in work.items():
+        length = [len(c.ids) for c in drawn(engine, asked)]
+        seconds = min(b.once(lambda asked=asked: drawn(engine, asked)) for _ in range(2))
+        b.compare(
+            f"ragged, {name}: {count} requests, geometric with mean {mean}, at most {most}, {rows} rows",
+            "tokens/s",
+            sum(length) / seconds,
+            level,
+            f"beside it: equal lengths; drawn: mean {sum(length) / count:.0f}, longest {max(length)}",
+        )
     b.fresh()
 
 
@@ -279,6 +287,36 @@ def large(b: Bench) -> None:
         note=", ".join(f"{k} {v:.3g}" for k, v in parts.items()) + f"; peak {b.peak():.1f} GiB",
     )
     b.fresh()
+
+
+def exact(b: Bench) -> None:
+    """The last part: deterministic algorithms stay on."""
+    model = b.model("0.5b")
+    prompts, samples, answer = (2, 2, 8) if b.small else (64, 8, 128)
+    work = plain_loop.Work(torch.randint(0, model.config.vocab_size, (prompts, 128), device=b.device), samples, answer)
+
+    def steps(count: int) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
+        b.fresh()
+        ours = plain_loop.Gruppo(copy.deepcopy(model), work)
+        parts = [ours.step() for _ in range(count)]
+        return parts, [p.detach().cpu() for p in ours.policy.parameters()]
+
+    def equal(x: list[torch.Tensor], y: list[torch.Tensor]) -> bool:
+        return all(torch.equal(p, q) for p, q in zip(x, y, strict=True))
+
+    (_, free), (plain, again) = steps(3), steps(3)
+    before = equal(free, again)
+    be_deterministic()
+    (_, one), (fixed, two) = steps(3), steps(3)
+    mine, other = fixed[-1], plain[-1]
+    b.compare(
+        f"deterministic=true, 0.5b: {prompts} x {samples} answers of 128+{answer} tokens",
+        "s",
+        sum(mine.values()),
+        sum(other.values()),
+        f"beside it: without; weights of two runs after 3 steps equal: {equal(one, two)}, without: {before}; "
+        + ", ".join(f"{k} {v:.3g}" for k, v in mine.items()),
+    )
 
 
 def main() -> None:

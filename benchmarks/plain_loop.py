@@ -167,10 +167,14 @@ class Gruppo:
 def measured(
     step: Callable[[], dict[str, float]], device: torch.device, other: Any, its_optimiser: torch.optim.Optimizer
 ) -> dict[str, Any]:
-    """One step: its parts, and the most memory that it had (MiB), less what the other side holds."""
+    """One step: its parts, and the most memory that it had (MiB), less what the other side holds.
+
+    On a GPU a step goes before it, since the memory that the other side had was given back: a run asks for it once.
+    """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        step()
         torch.cuda.reset_peak_memory_stats()
     parts = step()
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else float("nan")

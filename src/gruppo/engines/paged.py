@@ -95,6 +95,16 @@ class PagedStream(Stream):
                 return n
         return rows
 
+    def _sort(self) -> None:
+        """What may become longest begins first: a long answer that begins last is decoded alone. Equal limits keep
+        their order."""
+        limit, longest = self.record.columns["limit"], dict[bytes, int]()
+        for slot in self.queue:
+            name = self.record.item(slot).same
+            longest[name] = max(longest.get(name, 0), int(limit[slot]))
+        self.queue.sort(key=lambda slot: (-longest[self.record.item(slot).same], -limit[slot]))
+        super()._sort()
+
     def _most(self, item: Item) -> int:
         return pages_for(len(item.ids) + item.request.max_tokens)
 
@@ -156,7 +166,7 @@ class PagedStream(Stream):
         ids = out[:, :steps].astype(np.int64)
         self.record.write_window(self.row_slot, count, ids, out[:, WINDOW : WINDOW + steps])
         self.row_pos = self.row_pos + steps
-        hit_BW = (ids[:, :, None] == self.record.stops[self.row_slot][:, None]).any(-1)
+        hit_BW = _any_of(ids, self.record.stops[self.row_slot])
         hit_BW &= count[:, None] + np.arange(steps) < limit[:, None]
         stopped = hit_BW.any(1)
         ends = np.where(stopped, count + hit_BW.argmax(1) + 1, limit)
@@ -225,6 +235,13 @@ class PagedStream(Stream):
         pages = self._tensor(np.array(self.pages[row][: pages_for(length)], np.int64))
         by_cell = self.decoder.pool.kv[:, :, pages].transpose(3, 4)  # (layers, 2, pages, PAGE, kv_heads, dim)
         return by_cell.flatten(2, 3)[:, :, :length].flatten(3)
+
+
+def _any_of(ids_BW: np.ndarray, stops_BS: np.ndarray) -> np.ndarray:
+    """Whether each id is one of those of its row."""
+    if len(stops_BS) and (stops_BS == stops_BS[0]).all():
+        return np.isin(ids_BW, stops_BS[0])
+    return (ids_BW[:, :, None] == stops_BS[:, None]).any(-1)
 
 
 def _table(pages: list[list[int]]) -> np.ndarray:
