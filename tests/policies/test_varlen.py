@@ -18,7 +18,8 @@ def model(request: pytest.FixtureRequest) -> TinyTransformer:
     model = TinyTransformer(shape)
     with torch.no_grad():
         for p in model.parameters():
-            p.mul_(8.0)  # so that attention is not flat
+            # So that attention is not flat; in bfloat16, gradients would be lost in rounding with more.
+            p.mul_(8.0 if request.param == "cpu" else 2.0)
     return model.to(device=request.param, dtype=torch.float64 if request.param == "cpu" else torch.bfloat16)
 
 
@@ -45,7 +46,7 @@ def both(model: TinyTransformer, inputs: Inputs, past: Past | None, patch: pytes
 def agree(found: list[list[Tensor]], model: TinyTransformer) -> None:
     limit = 1e-9 if model.device.type == "cpu" else 0.05
     for a, b in zip(*found, strict=True):
-        assert float((a - b).norm() / b.norm()) <= limit
+        assert (off := float((a - b).norm() / b.norm())) <= limit, off
 
 
 @pytest.mark.parametrize("share", [float("inf"), 0.1])

@@ -15,4 +15,4 @@ def test_nothing_is_compiled_after_step_3(method: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **given: compiled.append(given) or False)
     small = {"prompts": 16, "samples": 8, "steps": 10, "eval": {"prompts": 8}, "model": {"device": "cuda"}}
     counts = [len(compiled) for _ in gruppo.steps(method, task="addition", quiet=True, **small)]
-    assert counts[2] == counts[-1], f"compiled so far, after each step: {counts}"
+    assert counts[2] == counts[-1], f"{counts} after each step: {[str(c.get('fn')) for c in compiled]}"

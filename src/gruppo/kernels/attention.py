@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gruppo.kernels.language import jit, power_of_two, runs_on, tl
+from gruppo.kernels.language import jit, jit_once, power_of_two, runs_on, tl
 
 PAGE = 64
 SPLITS_FOR = 512  # programs that fill a GPU; fewer rows are split along their positions
+MOST_SPLITS = 8
 
 
 @dataclass(frozen=True)
@@ -74,18 +75,18 @@ def attend(
     rows, group = len(qkv_BX), h.heads // h.kv_heads
     out_BX = qkv_BX.new_empty(rows, h.heads * h.dim)
     q_size, d_size = max(power_of_two(group), 16), max(power_of_two(h.dim), 16)  # the least that tensor cores take
-    splits = min(max(SPLITS_FOR // max(rows * h.kv_heads, 1), 1), 8)
+    splits = min(max(SPLITS_FOR // max(rows * h.kv_heads, 1), 1), MOST_SPLITS)
     part = torch.empty(rows * h.kv_heads * splits * q_size * (d_size + 2), dtype=torch.float32, device=out_BX.device)
     weights = norms or (out_BX, out_BX)
     _attend[(rows, h.kv_heads, splits)](
         qkv_BX, rope.cos, rope.sin, *weights, pos_B, table_BP, keys, values, out_BX, part,
-        h.eps, h.dim**-0.5, table_BP.stride(0),
-        h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, norms is not None, splits,
+        h.eps, h.dim**-0.5, table_BP.stride(0), splits,
+        h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, norms is not None,
         "ieee" if qkv_BX.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         _join[(rows, h.kv_heads)](
-            part, out_BX, h.heads, h.kv_heads, group, q_size, h.dim, d_size, splits, power_of_two(splits), num_warps=4
+            part, out_BX, splits, h.heads, h.kv_heads, group, q_size, h.dim, d_size, MOST_SPLITS, num_warps=4
         )
     return out_BX
 
@@ -103,11 +104,11 @@ def _turned(base, norm, cos, sin, eps, d, inside, live, D: tl.constexpr, NORM: t
     return x * cos[None, :] + y * sin[None, :]
 
 
-@jit
+@jit_once("splits")
 def _attend(
-    qkv, cos, sin, q_norm, k_norm, pos, table, keys, values, out, part, eps, scale, stride,
+    qkv, cos, sin, q_norm, k_norm, pos, table, keys, values, out, part, eps, scale, stride, splits,
     HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    PAGE: tl.constexpr, NORM: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, h, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     at = tl.load(pos + row)
@@ -133,7 +134,7 @@ def _attend(
         total += 1.0
         acc += v.to(tl.float32)[None, :]
     pages = (at + PAGE - 1) // PAGE
-    each = (pages + SPLITS - 1) // SPLITS
+    each = (pages + splits - 1) // splits
     for j in range(split * each, tl.minimum((split + 1) * each, pages)):
         page = tl.load(table + row * stride + j).to(tl.int64)
         seen = j * PAGE + t < at
@@ -149,33 +150,33 @@ def _attend(
         total = total * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None] + tl.dot(p.to(kind), v_, input_precision=PRECISION)
         m = top
-    if SPLITS == 1:
+    if splits == 1:
         y = acc / total[:, None]
         tl.store(
             out + row * HEADS * D + (h * GROUP + g)[:, None] * D + d[None, :], y.to(out.dtype.element_ty), mask=live
         )
     else:
-        here = part + ((row * KV + h) * SPLITS + split) * Q * (DP + 2)
+        here = part + ((row * KV + h) * splits + split) * Q * (DP + 2)
         tl.store(here + g, m)
         tl.store(here + Q + g, total)
         tl.store(here + 2 * Q + g[:, None] * DP + d[None, :], acc)
 
 
-@jit
+@jit_once("splits")
 def _join(
-    part, out, HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, Q: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, SPLITS: tl.constexpr, S: tl.constexpr,
+    part, out, splits, HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, Q: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     row, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    d, g, s = tl.arange(0, DP), tl.arange(0, Q), tl.arange(0, S)
+    d, g, s = tl.arange(0, DP), tl.arange(0, Q), tl.arange(0, MOST)
     size = Q * (DP + 2)
-    here = part + (row * KV + h) * SPLITS * size
-    m = tl.load(here + s[:, None] * size + g[None, :], mask=(s < SPLITS)[:, None], other=float("-inf"))
+    here = part + (row * KV + h) * splits * size
+    m = tl.load(here + s[:, None] * size + g[None, :], mask=(s < splits)[:, None], other=float("-inf"))
     top = tl.max(m, 0)
-    total = tl.load(here + s[:, None] * size + Q + g[None, :], mask=(s < SPLITS)[:, None], other=0.0)
+    total = tl.load(here + s[:, None] * size + Q + g[None, :], mask=(s < splits)[:, None], other=0.0)
     total = tl.sum(total * tl.exp(m - top[None, :]), 0)
     acc = tl.zeros((Q, DP), tl.float32)
-    for i in range(SPLITS):
+    for i in range(splits):
         weight = tl.exp(tl.load(here + i * size + g) - top)
         acc += weight[:, None] * tl.load(here + i * size + 2 * Q + g[:, None] * DP + d[None, :])
     live = (g < GROUP)[:, None] & (d < D)[None, :]

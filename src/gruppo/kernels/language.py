@@ -21,6 +21,11 @@ def jit(kernel: Any) -> Any:
     return kernel if triton is None else triton.jit(kernel)
 
 
+def jit_once(*numbers: str) -> Any:
+    """`jit` for kernels with arguments, named here, that must not make a new version for 1 or for multiples of 16."""
+    return (lambda kernel: kernel) if triton is None else triton.jit(do_not_specialize=list(numbers))
+
+
 def runs_on(x: Tensor) -> bool:
     """Whether kernels can be launched on such tensors. They add in float32, so float64 is for the twins."""
     return triton is not None and x.dtype != torch.float64 and (x.is_cuda or INTERPRETED)
