@@ -9,18 +9,19 @@ from gruppo.data import Inputs
 from gruppo.policies import TinyConfig, TinyTransformer
 from gruppo.policies.layout import Past, packed
 
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+MARKS = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+KINDS = {("cpu", torch.float64): 1e-9, ("cuda", torch.float32): 1e-4, ("cuda", torch.bfloat16): 0.05}
 
 
-@pytest.fixture(params=["cpu", GPU])
+@pytest.fixture(params=[pytest.param(k, marks=MARKS if k[0] == "cuda" else []) for k in KINDS])
 def model(request: pytest.FixtureRequest) -> TinyTransformer:
     shape = TinyConfig(vocab=50, dim=64, layers=2, heads=4, kv_heads=2, ffn=64, context=512)
     model = TinyTransformer(shape)
     with torch.no_grad():
         for p in model.parameters():
             # So that attention is not flat; in bfloat16, gradients would be lost in rounding with more.
-            p.mul_(8.0 if request.param == "cpu" else 2.0)
-    return model.to(device=request.param, dtype=torch.float64 if request.param == "cpu" else torch.bfloat16)
+            p.mul_(2.0 if request.param[1] == torch.bfloat16 else 8.0)
+    return model.to(*request.param)
 
 
 def sequences() -> list[np.ndarray]:
@@ -34,7 +35,7 @@ def both(model: TinyTransformer, inputs: Inputs, past: Past | None, patch: pytes
     """Hidden states, and the gradient of a function of them, with lengths and with padded lines."""
     found = []
     for lengths in (True, False):
-        patch.setattr("gruppo.policies.tiny.can_flash", lambda x, d, yes=lengths: yes)
+        patch.setattr("gruppo.policies.tiny.can_varlen", lambda x, d, yes=lengths: yes)
         model.zero_grad()
         hidden, _ = model(inputs, past=past)
         (hidden * torch.linspace(-1, 1, hidden.shape[1], device=hidden.device)).sum().backward()
@@ -44,7 +45,7 @@ def both(model: TinyTransformer, inputs: Inputs, past: Past | None, patch: pytes
 
 
 def agree(found: list[list[Tensor]], model: TinyTransformer) -> None:
-    limit = 1e-9 if model.device.type == "cpu" else 0.05
+    limit = KINDS[model.device.type, model.output.weight.dtype]
     for a, b in zip(*found, strict=True):
         assert (off := float((a - b).norm() / b.norm())) <= limit, off
 
@@ -65,11 +66,11 @@ def test_after_a_past(model: TinyTransformer, monkeypatch: pytest.MonkeyPatch) -
     found = both(model, new, Past(kv, start, known), monkeypatch)
     agree(found, model)
     at = np.concatenate([np.arange(a + n, a + len(s)) for a, n, s in zip(start, known, whole, strict=True)])
-    limit = 1e-9 if model.device.type == "cpu" else 0.05
+    limit = KINDS[model.device.type, model.output.weight.dtype]
     again = hidden[torch.from_numpy(at).to(model.device)].double()
     assert float((found[0][0] - again).norm() / again.norm()) <= limit
 
 
 def test_nothing(model: TinyTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gruppo.policies.tiny.can_flash", lambda x, d: True)
+    monkeypatch.setattr("gruppo.policies.tiny.can_varlen", lambda x, d: True)
     assert model(packed([], "cpu").to(model.device))[0].shape == (0, 64)

@@ -1,4 +1,5 @@
-"""Causal attention over sequences of different lengths, without padding: PyTorch's flash attention.
+"""Causal attention over sequences of different lengths, without padding: PyTorch's flash attention, or in float32 its
+memory-efficient attention.
 
 Queries and keys of all sequences stand one after another. A sequence may have more keys than queries: its queries are
 then the last positions, and the causal mask is aligned to the last key.
@@ -11,11 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 HALF = (torch.bfloat16, torch.float16)
+FROM_THE_LAST_KEY = 2  # the causal mask of memory-efficient attention that is aligned to it
 
 
-def can_flash(x: Tensor, dim: int) -> bool:
-    """Whether flash attention takes such tensors, with heads of this size."""
-    return x.is_cuda and x.dtype in HALF and dim % 8 == 0 and dim <= 256
+def can_varlen(x: Tensor, dim: int) -> bool:
+    """Whether one of them takes such tensors, with heads of this size."""
+    fits = dim % 8 == 0 and dim <= 256 if x.dtype in HALF else x.dtype == torch.float32 and dim % 4 == 0
+    return x.is_cuda and fits
 
 
 def varlen_plain(
@@ -38,7 +41,15 @@ def varlen(
 ) -> Tensor:
     """(M, heads, d). `starts` and `ends` are where the queries and the keys of each sequence begin, int32, with the end
     of the last one; `longest` and `farthest` are the most queries and the most keys of a sequence."""
-    if not can_flash(q_MHd, q_MHd.shape[-1]) or not len(q_MHd):
+    if not can_varlen(q_MHd, q_MHd.shape[-1]) or not len(q_MHd):
         return varlen_plain(q_MHd, k_CKd, v_CKd, starts, ends, longest, farthest)
+    if q_MHd.dtype == torch.float32:
+        group = q_MHd.shape[1] // k_CKd.shape[1]
+        k_CHd, v_CHd = (x.repeat_interleave(group, 1) if group > 1 else x for x in (k_CKd, v_CKd))
+        lengths = (starts, ends, longest, farthest)
+        one = (x[None] for x in (q_MHd, k_CHd, v_CHd))
+        return torch.ops.aten._efficient_attention_forward(
+            *one, None, *lengths, 0.0, FROM_THE_LAST_KEY, compute_log_sumexp=torch.is_grad_enabled()
+        )[0][0]
     given = (q_MHd, k_CKd, v_CKd, starts, ends, longest, farthest)
     return torch.ops.aten._flash_attention_forward(*given, 0.0, True, False)[0]

@@ -25,7 +25,7 @@ from gruppo.data import Inputs
 from gruppo.kernels.rope import turn
 from gruppo.kernels.scores import scores
 from gruppo.kernels.swiglu import silu_times
-from gruppo.kernels.varlen import can_flash
+from gruppo.kernels.varlen import can_varlen
 from gruppo.policies import folder as hf
 from gruppo.policies.base import Transformer
 from gruppo.policies.cache import Cache, Kept, Step, new_cache
@@ -238,7 +238,7 @@ class TinyTransformer(Transformer):
         x_XD = self.model.embed_tokens(inputs.ids_M)
         if isinstance(inputs, Step):
             seen = Cached(inputs, inputs.mask(x_XD.dtype))
-        elif can_flash(x_XD, self.config.head_dim):
+        elif can_varlen(x_XD, self.config.head_dim):
             seen = varlen_of(inputs, self.context, keep, past)
         else:
             seen = Packed(layout_of(inputs, self.context, x_XD.dtype, past), keep, past)
