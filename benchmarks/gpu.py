@@ -173,7 +173,7 @@ def _kernels(engine: NativeEngine) -> dict[str, float]:
 
 
 def ragged(b: Bench) -> None:
-    """Lengths that are limits, which the engine knows; and lengths that nobody knows, since a token ends an answer."""
+    """Lengths that are limits, and lengths that nobody knows, since a token ends an answer."""
     model = b.model("0.5b")
     vocab: int = model.config.vocab_size
     count, prompt, rows, mean, most = (12, 8, 4, 4, 16) if b.small else (1024, 128, 256, 256, 2048)

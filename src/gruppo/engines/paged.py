@@ -95,16 +95,6 @@ class PagedStream(Stream):
                 return n
         return rows
 
-    def _sort(self) -> None:
-        """What may become longest begins first: a long answer that begins last is decoded alone. Equal limits keep
-        their order."""
-        limit, longest = self.record.columns["limit"], dict[bytes, int]()
-        for slot in self.queue:
-            name = self.record.item(slot).same
-            longest[name] = max(longest.get(name, 0), int(limit[slot]))
-        self.queue.sort(key=lambda slot: (-longest[self.record.item(slot).same], -limit[slot]))
-        super()._sort()
-
     def _most(self, item: Item) -> int:
         return pages_for(len(item.ids) + item.request.max_tokens)
 
