@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gruppo.data.files import write_tensors
 from gruppo.policies.base import Transformer
-from gruppo.policies.folder import first_line, read_json
+from gruppo.policies.described import read_config
+from gruppo.policies.files import first_line, read_json
 
 CONFIG = "adapter_config.json"
 
@@ -57,7 +58,7 @@ def load_adapter(
 
     from gruppo.policies.hf import load_hf
 
-    policy = load_hf(base, str(base), read_json(base / "config.json"), dtype, device, checkpointing)
+    policy = load_hf(base, str(base), read_config(base), dtype, device, checkpointing)
     try:
         adapted: Any = peft.PeftModel.from_pretrained(policy.model, str(folder))
         policy.model = adapted.merge_and_unload()
