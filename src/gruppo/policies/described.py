@@ -1,13 +1,14 @@
 """A config.json, read and checked. What is odd is said with its file, key, value and remedy, before anything is built.
 
-Only the keys that our transformer computes with are looked at, and only of the model types that it knows. The others are
-left to transformers.
+Only the keys that our transformer computes with are looked at, and only of the model types that it knows. The others
+are left to transformers.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
+
+import torch
 
 from gruppo.policies.files import read_json
 from gruppo.policies.shape import ARCHITECTURES, SIZES
@@ -56,7 +57,11 @@ def is_whole(value: Any, least: int, most: int = (1 << 31) - 1) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # so not NaN either
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 60  # NaN is not
+
+
+def is_dtype(name: str) -> bool:
+    return name == "auto" or isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
 
 
 class Checked:
@@ -95,8 +100,12 @@ class Checked:
             return
         if pairs is not None and heads % pairs:
             refuse(self.path, "num_key_value_heads", pairs, f"a divisor of num_attention_heads={heads}")
-        if dim is not None and dim % heads and self.given["model_type"] == "llama":
+        if dim is not None and dim % heads and (size is None or self.given["model_type"] == "llama"):
             refuse(self.path, "num_attention_heads", heads, f"a divisor of hidden_size={dim}")
+        if dim is not None and size is None and dim // heads % 2:
+            refuse(
+                self.path, "num_attention_heads", heads, f"such that each head has an even part of hidden_size={dim}"
+            )
 
     def _kinds(self) -> None:
         given = self.given
@@ -108,8 +117,13 @@ class Checked:
         eps = given.get("rms_norm_eps", 1e-6)
         if not is_number(eps) or eps < 0:
             refuse(self.path, "rms_norm_eps", eps, "a small number, such as 1e-06")
-        if not isinstance(given.get("quantization_config"), dict | None):
-            refuse(self.path, "quantization_config", given["quantization_config"], "an object, or null")
+        for key in ("dtype", "torch_dtype"):
+            name = given.get(key)
+            if name is not None and not (isinstance(name, str) and is_dtype(name)):
+                refuse(self.path, key, name, "the name of a kind of numbers, such as 'bfloat16', or null")
+        packing = given.get("quantization_config")
+        if packing is not None and not (isinstance(packing, dict) and packing):
+            refuse(self.path, "quantization_config", packing, "an object with a quant_method, or null")
         for key in IDS:
             value = given.get(key)
             ids = value if isinstance(value, list) and key == "eos_token_id" else [] if value is None else [value]
@@ -131,7 +145,9 @@ class Checked:
     def _rope_numbers(self, where: str, table: Mapping[str, Any]) -> None:
         for name in ("rope_theta", "factor", "partial_rotary_factor"):
             value = table.get(name)
-            if value is not None and not (is_number(value) and value > 0 and math.isfinite(value)):
+            if name not in table or (value is None and name != "rope_theta"):
+                continue
+            if not (is_number(value) and value > 0):
                 refuse(self.path, where + name, value, "a number above 0")
         before = table.get("original_max_position_embeddings")
         if before is not None and not is_whole(before, 1):

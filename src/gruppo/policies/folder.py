@@ -69,10 +69,8 @@ def unfit(folder: Path, given: Mapping[str, Any]) -> str:
         return "its weights are not in model.safetensors"
     if missing := [path.name for path in parts if not path.is_file()]:
         return f"{missing[0]} is missing"
-    if (folder / SINGLE).is_file():
-        names = _names(folder / SINGLE)
-    else:
-        names = set(read_json(folder / INDEX)["weight_map"])
+    single = folder / SINGLE
+    names = _names(single) if single.is_file() else set(read_json(folder / INDEX)["weight_map"])
     return "" if "model.embed_tokens.weight" in names else "its weights have other names than model.embed_tokens.weight"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 import numpy as np
 from numpy.typing import NDArray
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from gruppo.policies.described import ends_of
 from gruppo.policies.files import first_line, read_json
@@ -223,11 +223,23 @@ def _other_tools(message: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, An
             yield f"the {what} of the tool {f['name']!r}", {**message, "tool_calls": other}
 
 
+def _refuse_config(folder: Path) -> None:
+    """A tokenizer is not loaded either if transformers does not like the config.json."""
+    try:
+        AutoConfig.from_pretrained(str(folder))
+    except Exception as error:  # each model type raises its own
+        raise ValueError(
+            f"{folder}/config.json cannot be read by transformers ({first_line(error)}), so neither can the tokenizer. "
+            "Correct it, or copy the file of the original model into the folder."
+        ) from None
+
+
 def load_hf_tokenizer(folder: Path, name: str) -> HFTokenizer:
     """The tokenizer of a folder, with the stop ids of its configuration. It must fit the model's vocabulary."""
     try:
         tok = AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:  # each tokenizer class raises its own
+        _refuse_config(folder)
         raise ValueError(
             f"model {name!r}: the tokenizer in {folder} could not be loaded ({first_line(error)}). Copy the tokenizer "
             "files of the base model into it."

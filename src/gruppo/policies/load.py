@@ -14,6 +14,7 @@ from gruppo.policies.described import ends_of, read_config
 from gruppo.policies.files import first_line
 from gruppo.policies.folder import TinyConfig, unfit
 from gruppo.policies.lora import Lora, add_lora
+from gruppo.policies.shape import ARCHITECTURES
 from gruppo.policies.smollm2 import NAME as SMOLLM2
 from gruppo.policies.smollm2 import smollm2_folder
 from gruppo.policies.tiny import TinyTransformer
@@ -82,7 +83,12 @@ def _from_folder(
     need_hf(f"model={name}")
     from gruppo.policies.hf import load_hf
 
-    general = load_hf(folder, str(name), config, dtype, device, checkpointing)
+    try:
+        general = load_hf(folder, str(name), config, dtype, device, checkpointing)
+    except ValueError as error:
+        if config.get("model_type") not in ARCHITECTURES:
+            raise
+        raise ValueError(f"{error} {folder}/config.json may be at fault: {why}.") from None
     general.fallback = f"model {name} runs on the modules of transformers: {why}."
     return general
 
