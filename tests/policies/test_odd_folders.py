@@ -89,7 +89,8 @@ def outcome(folder: Path, key: str, text: str) -> tuple[str, Any]:
         except ValueError as error:
             assert str(folder) in str(error) and "config.json" in str(error), error
             return "refused by transformers", policy
-        theirs, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        given: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        theirs, info = given
         assert not info["missing_keys"] and not info["mismatched_keys"]
         assert far(logits_of(policy, SEQUENCES), own_logits(theirs.eval(), SEQUENCES)) < 1e-4
         return "equal", policy

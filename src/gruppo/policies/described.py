@@ -144,7 +144,7 @@ class Checked:
 
     def _rope_numbers(self, where: str, table: Mapping[str, Any]) -> None:
         for name in ("rope_theta", "factor", "partial_rotary_factor"):
-            value = table.get(name)
+            value: Any = table.get(name)
             if name not in table or (value is None and name != "rope_theta"):
                 continue
             if not (is_number(value) and value > 0):

@@ -302,8 +302,8 @@ def load_hf(
         )
     if config.get("quantization_config"):
         raise ValueError(
-            f"model {name!r} has quantised weights (quantization_config in its config.json), which cannot be trained. Use "
-            "the model it was quantised from."
+            f"model {name!r} has quantised weights (quantization_config in its config.json), which cannot be trained. "
+            "Use the model it was quantised from."
         )
     before = logging.get_verbosity()
     logging.set_verbosity_error()
