@@ -256,6 +256,17 @@ def _stacked(tables: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.pad(t, ((0, 0), (0, wide - t.shape[1])), constant_values=SCRATCH) for t in tables])
 
 
+def page_bytes(model: Any) -> int:
+    """The keys and values of one page."""
+    config = model.config
+    return 2 * model.layers * config.kv_heads * config.head_dim * PAGE * model.output.weight.element_size()
+
+
+def pool_pages(wanted: int, page: int, free: int) -> int:
+    """The pages of a pool: those that are wanted, or as many as their share of the free memory has room for."""
+    return min(wanted, int(SHARE * free) // page)
+
+
 def decoder_of(model: Any, longest: int, rows: int, held: list[Decoder | None]) -> Decoder:
     """The decoder of a model: the one in `held` if `rows` of so many pages fit into it, else one with a larger pool.
 
@@ -266,13 +277,12 @@ def decoder_of(model: Any, longest: int, rows: int, held: list[Decoder | None]) 
     if old is not None and (size >= rows * longest or (old.pool.full and size >= longest)):
         return old
     config, weight = model.config, model.output.weight
-    page = 2 * model.layers * config.kv_heads * config.head_dim * PAGE * weight.element_size()
     del old
     free_memory()
     free = torch.cuda.mem_get_info(weight.device)[0] if weight.is_cuda else 1 << 30
     # Any request of later callers fits, too, unless memory forbids.
     wanted = max(rows * longest, pages_for(model.context))
-    pages = min(wanted, int(SHARE * free) // page)
+    pages = pool_pages(wanted, page_bytes(model), free)
     pool = Pool(model.layers, pages + 1, config.kv_heads, config.head_dim, weight.dtype, weight.device)
     pool.full = pages < wanted
     return Decoder(model, pool, rows, WINDOW)

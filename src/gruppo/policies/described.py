@@ -147,7 +147,7 @@ class Checked:
             value: Any = table.get(name)
             if name not in table or (value is None and name != "rope_theta"):
                 continue
-            if not (is_number(value) and value > 0):
+            if value is None or not (is_number(value) and value > 0):
                 refuse(self.path, where + name, value, "a number above 0")
         before = table.get("original_max_position_embeddings")
         if before is not None and not is_whole(before, 1):
