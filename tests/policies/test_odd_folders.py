@@ -170,6 +170,13 @@ def test_parts_that_are_odd(saved) -> None:
         load_policy(folder)
 
 
+def test_an_adapter_on_something_odd(tmp_path: Path) -> None:
+    for base, said in ((5, "base_model_name_or_path=5, and it must be the folder"), (None, "names no base model")):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+        with pytest.raises(ValueError, match=said):
+            load_policy(tmp_path)
+
+
 def q(name: str) -> str:
     return f"model.layers.0.self_attn.{name}"
 

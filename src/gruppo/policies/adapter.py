@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gruppo.data.files import write_tensors
 from gruppo.policies.base import Transformer
-from gruppo.policies.described import read_config
+from gruppo.policies.described import read_config, refuse
 from gruppo.policies.files import first_line, read_json
 
 CONFIG = "adapter_config.json"
@@ -38,6 +38,8 @@ def is_adapter(folder: Path) -> bool:
 def base_of(folder: Path) -> str:
     """The model that an adapter belongs on."""
     base = read_json(folder / CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str | None):
+        refuse(folder / CONFIG, "base_model_name_or_path", base, "the folder or the name of the base model")
     merged = folder.with_name("policy")
     if not base or (Path(base).is_absolute() and not (Path(base) / "config.json").is_file()):
         raise ValueError(
