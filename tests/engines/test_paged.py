@@ -179,6 +179,27 @@ def test_weights_that_are_lost_end_the_call(model: TinyTransformer, paged: Calla
         asyncio.run(complete(paged(bad), [Request(np.array([1]), 5, key=0)]))
 
 
+@pytest.mark.parametrize(("where", "call"), [("take", 0), ("take", 1), ("take", 3), ("share", 1), ("write", 0)])
+def test_a_failure_while_rows_get_pages_keeps_none_of_them(
+    paged: Callable[..., NativeEngine], monkeypatch: pytest.MonkeyPatch, where: str, call: int
+) -> None:
+    requests = [Request(np.arange(2 * PAGE + 5) % 37 + 3, 2, key=i) for i in range(4)]
+    engine, left, real = paged(max_rows=8), [call], getattr(Pool, where)
+
+    def broken(self: Pool, *given: Any) -> Any:
+        left[0] -= 1
+        if left[0] == -1:
+            raise RuntimeError("a fault")
+        return real(self, *given)
+
+    monkeypatch.setattr(Pool, where, broken)
+    with pytest.raises(RuntimeError, match="a fault"):
+        asyncio.run(complete(engine, requests))
+    pool = pool_of(engine)
+    assert pool.free == len(pool.users) - 1 and pool.users.sum() == 1
+    assert len(asyncio.run(complete(engine, requests))) == 4  # and it goes on
+
+
 def test_stacked_weights_are_stored_once_and_follow_updates() -> None:
     layers = [torch.nn.Linear(4, n).double() for n in (3, 2, 5)]
     x = torch.randn(6, 4).double()

@@ -109,15 +109,18 @@ ROPE = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, 
         ({"head_dim": 5}, "the size of a head must be an even integer"),
         ({"model_type": "qwen3", "head_dim": ...}, "leaves out head_dim"),
         ({"model_type": "mistral", "num_key_value_heads": ...}, "leaves out num_key_value_heads"),
-        ({"model_type": "qwen2", "layer_types": ["chunked_attention"]}, "layer_types=['chunked_attention']"),
-        ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "use_sliding_window or sliding_window is off"),
+        ({"model_type": "qwen2", "layer_types": ["chunked_attention"] * 2}, "layer_types=['chunked_attention']"),
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2},
+            "use_sliding_window or sliding_window is off",
+        ),
     ],
 )
 def test_what_is_not_known_is_said(saved, changed, said):
     _, folder = saved("llama")
     given = edit(folder, **changed)
     assert said in differs(given)
-    with pytest.raises(ValueError, match=r"so the logits would differ\. Load it with load_policy"):
+    with pytest.raises(ValueError, match=r"so the logits would differ\. Load it with load_policy|, and it must be "):
         TinyTransformer.load(folder)
 
 

@@ -168,6 +168,9 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
     # All are loaded before the first is evaluated, so that one that cannot be loaded costs no time.
     folders = {name: policy_folder(name) for name in policies}
     loaded = {n: (load_policy(p, dtype, device, config.seed), load_tokenizer(p)) for n, p in folders.items()}
+    for policy, _ in loaded.values():
+        if policy.fallback:
+            _to_stderr(policy.fallback)
     judge = judge_of(tasks, config.task, _to_stderr).start()
     out: dict[str, Evaluation] = {}
     try:

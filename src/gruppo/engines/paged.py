@@ -185,7 +185,22 @@ class PagedStream(Stream):
     def _put(self, prefixes: Prefixes, at: np.ndarray, slots: np.ndarray, total: int) -> None:
         """Pages for new rows. Full pages of a prefix are written once, the rest of it once for each row."""
         assert self.decoder is not None
-        pool, length = self.decoder.pool, prefixes.length_U
+        pool, held = self.decoder.pool, list[list[int]]()
+        try:
+            new = self._fill(pool, held, prefixes, at, slots)
+            table_BP = _stacked([self.table_BP, _table(new)])
+        except BaseException:  # such as no memory: no row has these pages yet, so nobody else would give them back
+            for pages in held:
+                pool.drop(pages)
+            raise
+        self.pages += new
+        self.table_BP, self.moved = table_BP, True
+
+    def _fill(
+        self, pool: Pool, held: list[list[int]], prefixes: Prefixes, at: np.ndarray, slots: np.ndarray
+    ) -> list[list[int]]:
+        """The pages of each new row, with the prefix written into them. `held` collects what is taken."""
+        length = prefixes.length_U
         full, first = length // PAGE, np.cumsum(length) - length
         shared: dict[int, list[int]] = {}
         source, page, cell = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
@@ -200,17 +215,18 @@ class PagedStream(Stream):
         for u, slot in zip(at.tolist(), slots.tolist(), strict=True):
             if u in shared:
                 pool.share(shared[u])
+                held.append(shared[u])
             else:
                 shared[u] = pool.take(int(full[u]))
+                held.append(shared[u])
                 write(u, 0, int(full[u]) * PAGE, shared[u])
             own = pool.take(self._most(self.record.item(slot)) - int(full[u]))
+            held.append(own)
             write(u, int(full[u]) * PAGE, int(length[u]), own)
             new.append(shared[u] + own)
         rows, pages, cells = (self._tensor(np.concatenate(x)) for x in (source, page, cell))
         pool.write(prefixes.kv_M[:, :, rows], pages, cells)
-        self.pages += new
-        self.table_BP = _stacked([self.table_BP, _table(new)])
-        self.moved = True
+        return new
 
     def _compact(self, done: np.ndarray, holes: np.ndarray, last: np.ndarray, order: np.ndarray) -> None:
         assert self.decoder is not None
@@ -247,6 +263,17 @@ def _stacked(tables: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.pad(t, ((0, 0), (0, wide - t.shape[1])), constant_values=SCRATCH) for t in tables])
 
 
+def page_bytes(model: Any) -> int:
+    """The keys and values of one page."""
+    config = model.config
+    return 2 * model.layers * config.kv_heads * config.head_dim * PAGE * model.output.weight.element_size()
+
+
+def pool_pages(wanted: int, page: int, free: int) -> int:
+    """The pages of a pool: those that are wanted, or as many as their share of the free memory has room for."""
+    return min(wanted, int(SHARE * free) // page)
+
+
 def decoder_of(model: Any, longest: int, rows: int, held: list[Decoder | None]) -> Decoder:
     """The decoder of a model: the one in `held` if `rows` of so many pages fit into it, else one with a larger pool.
 
@@ -257,13 +284,12 @@ def decoder_of(model: Any, longest: int, rows: int, held: list[Decoder | None]) 
     if old is not None and (size >= rows * longest or (old.pool.full and size >= longest)):
         return old
     config, weight = model.config, model.output.weight
-    page = 2 * model.layers * config.kv_heads * config.head_dim * PAGE * weight.element_size()
     del old
     free_memory()
     free = torch.cuda.mem_get_info(weight.device)[0] if weight.is_cuda else 1 << 30
     # Any request of later callers fits, too, unless memory forbids.
     wanted = max(rows * longest, pages_for(model.context))
-    pages = min(wanted, int(SHARE * free) // page)
+    pages = pool_pages(wanted, page_bytes(model), free)
     pool = Pool(model.layers, pages + 1, config.kv_heads, config.head_dim, weight.dtype, weight.device)
     pool.full = pages < wanted
     return Decoder(model, pool, rows, WINDOW)

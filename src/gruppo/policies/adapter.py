@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gruppo.data.files import write_tensors
 from gruppo.policies.base import Transformer
-from gruppo.policies.folder import first_line, read_json
+from gruppo.policies.described import read_config, refuse
+from gruppo.policies.files import first_line, read_json
 
 CONFIG = "adapter_config.json"
 
@@ -37,6 +38,8 @@ def is_adapter(folder: Path) -> bool:
 def base_of(folder: Path) -> str:
     """The model that an adapter belongs on."""
     base = read_json(folder / CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str | None):
+        refuse(folder / CONFIG, "base_model_name_or_path", base, "the folder or the name of the base model")
     merged = folder.with_name("policy")
     if not base or (Path(base).is_absolute() and not (Path(base) / "config.json").is_file()):
         raise ValueError(
@@ -57,7 +60,7 @@ def load_adapter(
 
     from gruppo.policies.hf import load_hf
 
-    policy = load_hf(base, str(base), read_json(base / "config.json"), dtype, device, checkpointing)
+    policy = load_hf(base, str(base), read_config(base), dtype, device, checkpointing)
     try:
         adapted: Any = peft.PeftModel.from_pretrained(policy.model, str(folder))
         policy.model = adapted.merge_and_unload()

@@ -1,34 +1,22 @@
 """The Hugging Face folder of our transformer: config.json, generation_config.json, and safetensors in one or more."""
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from gruppo.data.files import write_tensors
+from gruppo.policies.described import read_config
+from gruppo.policies.files import first_line, read_json, write_json
 from gruppo.policies.shape import TinyConfig, differs, read_shape, write_shape
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The content of a file; empty if there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def first_line(error: Exception) -> str:
-    """The message of a foreign exception, short enough to be quoted."""
-    return next((line.rstrip(".") for line in str(error).strip().splitlines()), type(error).__name__)
 
 
 def write(
@@ -57,13 +45,13 @@ def write(
 def read(folder: str | Path) -> tuple[TinyConfig, dict[str, Tensor], dict[str, dict[str, Any]]]:
     """Configuration, weights in the precision of the file, and the JSON files themselves."""
     folder = Path(folder)
-    paths = [folder / name for name in ("config.json", "generation_config.json")]
-    files = {path.name: read_json(path) for path in paths if path.is_file()}
-    given = files.get("config.json", {})
+    given, others = read_config(folder), folder / "generation_config.json"
+    files = {"config.json": given} | ({others.name: read_json(others)} if others.is_file() else {})
     if odd := differs(given):
         raise ValueError(f"{folder}/config.json: {odd}, so the logits would differ. Load it with load_policy.")
     config = read_shape(given)
-    weights = {name: w for path in _parts(folder) for name, w in load_file(path).items()}
+    weights = {name: w for path in _parts(folder) for name, w in _tensors(path).items()}
+    _refuse_other_weights(folder, config, weights)
     head, embedding = weights.get("lm_head.weight"), weights.get("model.embed_tokens.weight")
     # Some writers store tied weights twice. Where the two differ transformers does not tie them either.
     if config.tied and head is not None and embedding is not None and not torch.equal(head, embedding):
@@ -81,11 +69,8 @@ def unfit(folder: Path, given: Mapping[str, Any]) -> str:
         return "its weights are not in model.safetensors"
     if missing := [path.name for path in parts if not path.is_file()]:
         return f"{missing[0]} is missing"
-    if (folder / SINGLE).is_file():
-        with safe_open(folder / SINGLE, "pt") as file:
-            names = set(file.keys())
-    else:
-        names = set(read_json(folder / INDEX)["weight_map"])
+    single = folder / SINGLE
+    names = _names(single) if single.is_file() else set(read_json(folder / INDEX)["weight_map"])
     return "" if "model.embed_tokens.weight" in names else "its weights have other names than model.embed_tokens.weight"
 
 
@@ -93,7 +78,72 @@ def _parts(folder: Path) -> list[Path]:
     """The files with the weights: one, or those that the index names."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
-    return [folder / name for name in sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))]
+    places = read_json(folder / INDEX).get("weight_map", {})
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError(f"{folder / INDEX}: weight_map is no table of weights and their files. Download it again.")
+    return [folder / name for name in sorted(set(places.values()))]
+
+
+def _names(path: Path) -> set[str]:
+    try:
+        with safe_open(path, "pt") as file:
+            return set(file.keys())
+    except (SafetensorError, OSError) as error:
+        _refuse_damaged(path, error)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        _refuse_damaged(path, error)
+
+
+def _refuse_damaged(path: Path, error: Exception) -> NoReturn:
+    size = path.stat().st_size if path.is_file() else 0
+    raise ValueError(
+        f"{path} ({size:,} bytes) is no whole file of safetensors ({first_line(error)}), so there are no weights to "
+        "load. Download it again."
+    ) from None
+
+
+def _refuse_other_weights(folder: Path, config: TinyConfig, weights: Mapping[str, Tensor]) -> None:
+    """Weights of other sizes than config.json says, or more of them: before a model of these sizes is made."""
+    embedding, first = "model.embed_tokens.weight", "model.layers.0."
+    kv_heads = "num_key_value_heads × head_dim"
+    for key, told, name, side in (
+        ("vocab_size", config.vocab, embedding, 0),
+        ("hidden_size", config.dim, embedding, 1),
+        ("intermediate_size", config.ffn, f"{first}mlp.gate_proj.weight", 0),
+        ("num_attention_heads × head_dim", config.heads * config.head_dim, f"{first}self_attn.q_proj.weight", 0),
+        (kv_heads, config.kv_heads * config.head_dim, f"{first}self_attn.k_proj.weight", 0),
+    ):
+        shape = tuple(weights[name].shape) if name in weights else ()
+        if len(shape) == 2 and shape[side] != told:
+            _refuse_told(folder, f"{key}={told}", f"{name} has the shape {shape[0]} × {shape[1]}")
+    layers = {int(found[1]) for name in weights if (found := re.match(r"model\.layers\.(\d+)\.", name))}
+    if layers and len(layers) != config.layers:
+        _refuse_told(folder, f"num_hidden_layers={config.layers}", f"they are of {len(layers)} layers")
+    unused = {"self_attn.q_proj.bias": config.qkv_bias, "self_attn.o_proj.bias": config.o_bias}
+    unused |= {"mlp.gate_proj.bias": config.mlp_bias, "self_attn.q_norm.weight": config.qk_norm}
+    for part, used in unused.items():
+        if first + part in weights and not used:
+            told = f"model_type={config.model_type!r}, and its biases,"
+            _refuse_told(folder, f"{told} have no {part}", f"{first}{part} would be left out")
+    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    for name, w in weights.items():
+        if w.dtype not in kinds and name.endswith((".weight", ".bias")):
+            raise ValueError(
+                f"{folder}: {name} is {str(w.dtype).removeprefix('torch.')}, so it is quantised, or damaged, and "
+                "cannot be trained. Use the model in bfloat16, float16 or float32."
+            )
+
+
+def _refuse_told(folder: Path, told: str, found: str) -> NoReturn:
+    raise ValueError(
+        f"{folder}/config.json: {told}, but of the weights in the folder {found}. They do not belong together. Correct "
+        "config.json, or download the complete model."
+    )
 
 
 def refuse_incomplete(name: str, odd: list[str]) -> NoReturn:

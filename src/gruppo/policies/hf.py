@@ -22,7 +22,8 @@ from gruppo.data.files import follow_umask
 from gruppo.policies.base import Transformer
 from gruppo.policies.cache import Cache, Kept, Step, new_cache
 from gruppo.policies.dense import dense_of
-from gruppo.policies.folder import first_line, refuse_incomplete
+from gruppo.policies.files import first_line
+from gruppo.policies.folder import refuse_incomplete
 from gruppo.policies.layout import Layout, Past, additive, packed
 from gruppo.policies.lora import merged_state
 from gruppo.policies.scores import Head
@@ -301,7 +302,8 @@ def load_hf(
         )
     if config.get("quantization_config"):
         raise ValueError(
-            f"model {name!r} has quantised weights, which cannot be trained. Use the model it was quantised from."
+            f"model {name!r} has quantised weights (quantization_config in its config.json), which cannot be trained. "
+            "Use the model it was quantised from."
         )
     before = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -310,15 +312,24 @@ def load_hf(
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
         model, info = loaded
     except Exception as error:  # each architecture raises its own
+        said = first_line(error)
+        if "ignore_mismatched_sizes" in said:
+            said = "its weights have other shapes than its config.json says"
         raise ValueError(
-            f"model {name!r} could not be loaded as a causal language model ({first_line(error)}). Use a decoder-only "
+            f"model {name!r} could not be loaded as a causal language model ({said}). Use a decoder-only "
             "model whose weights are safetensors and whose code is in transformers."
         ) from None
     finally:
         logging.set_verbosity(before)
     if info["missing_keys"] or info["mismatched_keys"]:
         refuse_incomplete(name, sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])))
-    return HFPolicy(model.to(device), name, checkpointing)
+    try:
+        return HFPolicy(model.to(device), name, checkpointing)
+    except (TypeError, AttributeError, LookupError) as error:  # a value of another kind than transformers checks
+        raise ValueError(
+            f"model {name!r} ({type(model).__name__}) cannot be used with its config.json ({first_line(error)}). Copy "
+            f"the one of the original model into {folder}."
+        ) from None
 
 
 def context_of(config: Any) -> int:

@@ -10,9 +10,10 @@ from typing import Any
 import jinja2
 import numpy as np
 from numpy.typing import NDArray
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
-from gruppo.policies.folder import first_line, read_json
+from gruppo.policies.described import ends_of
+from gruppo.policies.files import first_line, read_json
 from gruppo.policies.tokenizer import refuse_tools
 
 Ints = NDArray[np.int64]
@@ -222,22 +223,34 @@ def _other_tools(message: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, An
             yield f"the {what} of the tool {f['name']!r}", {**message, "tool_calls": other}
 
 
+def _refuse_config(folder: Path) -> None:
+    """A tokenizer is not loaded either if transformers does not like the config.json."""
+    try:
+        AutoConfig.from_pretrained(str(folder))
+    except Exception as error:  # each model type raises its own
+        raise ValueError(
+            f"{folder}/config.json cannot be read by transformers ({first_line(error)}), so neither can the tokenizer. "
+            "Correct it, or copy the file of the original model into the folder."
+        ) from None
+
+
 def load_hf_tokenizer(folder: Path, name: str) -> HFTokenizer:
     """The tokenizer of a folder, with the stop ids of its configuration. It must fit the model's vocabulary."""
     try:
         tok = AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:  # each tokenizer class raises its own
+        _refuse_config(folder)
         raise ValueError(
             f"model {name!r}: the tokenizer in {folder} could not be loaded ({first_line(error)}). Copy the tokenizer "
             "files of the base model into it."
         ) from None
-    config, stops = read_json(folder / "config.json"), list[int]()
-    for table in (read_json(folder / "generation_config.json"), config):
-        eos = table.get("eos_token_id")
-        stops += eos if isinstance(eos, list) else [] if eos is None else [eos]
-    tokenizer = HFTokenizer(tok, stops, name)
-    rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    if rows and not rows / 2 < tokenizer.vocab <= rows:  # models often have some spare rows
+    config = read_json(folder / "config.json")
+    tokenizer = HFTokenizer(tok, ends_of(folder), name)
+    text = config.get("text_config")
+    rows = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+    if (
+        isinstance(rows, int) and rows > 0 and not rows / 2 < tokenizer.vocab <= rows
+    ):  # models often have some spare rows
         raise ValueError(
             f"model {name!r}: its tokenizer has {tokenizer.vocab} ids, the model {rows}. They do not belong together, "
             "and ids would mean other tokens. Copy the tokenizer files of the base model into the folder."

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 
 from gruppo.policies.adapter import base_of, is_adapter, load_adapter
-from gruppo.policies.folder import TinyConfig, first_line, read_json, unfit
+from gruppo.policies.described import ends_of, read_config
+from gruppo.policies.files import first_line
+from gruppo.policies.folder import TinyConfig, unfit
 from gruppo.policies.lora import Lora, add_lora
+from gruppo.policies.shape import ARCHITECTURES
 from gruppo.policies.smollm2 import NAME as SMOLLM2
 from gruppo.policies.smollm2 import smollm2_folder
 from gruppo.policies.tiny import TinyTransformer
@@ -70,7 +73,7 @@ def _load(name: str | Path, dtype: torch.dtype, device: torch.device | str, seed
 def _from_folder(
     name: str | Path, folder: Path, dtype: torch.dtype, device: torch.device | str, checkpointing: bool
 ) -> Any:
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     # Our own transformer where it computes the same. 16 rows x 16 tokens of SmolLM2 after two prompts of 44, one
     # thread: 2.7 s of CPU time, 3.4 s with the modules of transformers (best of 4).
     if not (why := unfit(folder, config)):
@@ -80,7 +83,12 @@ def _from_folder(
     need_hf(f"model={name}")
     from gruppo.policies.hf import load_hf
 
-    general = load_hf(folder, str(name), config, dtype, device, checkpointing)
+    try:
+        general = load_hf(folder, str(name), config, dtype, device, checkpointing)
+    except ValueError as error:
+        if config.get("model_type") not in ARCHITECTURES:
+            raise
+        raise ValueError(f"{error} {folder}/config.json may be at fault: {why}.") from None
     general.fallback = f"model {name} runs on the modules of transformers: {why}."
     return general
 
@@ -92,6 +100,8 @@ def load_tokenizer(name: str | Path) -> Any:
     folder = folder_of(name)
     if is_adapter(folder):
         folder = folder_of(base_of(folder))
+    read_config(folder)  # transformers reads it for the tokenizer, too, and would blame that
+    ends_of(folder)
     if CharTokenizer.fits(folder):
         return CharTokenizer.load(folder)
     if not any((folder / f).is_file() for f in TOKENIZER_FILES):

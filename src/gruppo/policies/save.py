@@ -5,7 +5,7 @@ from typing import Any
 
 from gruppo.data.files import whole_folder
 from gruppo.policies.adapter import CONFIG, write_adapter
-from gruppo.policies.folder import read_json, write_json
+from gruppo.policies.files import read_json, write_json
 from gruppo.policies.lora import has_adapter
 
 

@@ -13,7 +13,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 # Sizes of TinyConfig, with their names in a config.json.
-_SIZES = {
+SIZES = {
     "vocab": "vocab_size",
     "dim": "hidden_size",
     "layers": "num_hidden_layers",
@@ -114,7 +114,7 @@ def write_shape(config: TinyConfig) -> dict[str, Any]:
         told["sliding_window"] = None  # left out it would be 4,096
     return {
         **told,
-        **{key: getattr(config, name) for name, key in _SIZES.items()},
+        **{key: getattr(config, name) for name, key in SIZES.items()},
         **write_rope(config.rope_base, config.rope),
         "rms_norm_eps": config.norm_eps,
         "head_dim": config.head_dim,
@@ -125,7 +125,7 @@ def write_shape(config: TinyConfig) -> dict[str, Any]:
 def read_shape(given: Mapping[str, Any]) -> TinyConfig:
     """The shape that a config.json describes. A ValueError says what our transformer does not compute."""
     kind = given.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"model_type={kind!r} is none of {', '.join(ARCHITECTURES)}")
     if given.get("quantization_config"):
         raise ValueError("its weights are quantised")
@@ -133,18 +133,18 @@ def read_shape(given: Mapping[str, Any]) -> TinyConfig:
         raise ValueError("is_causal=False, and attention here is causal")
     if (act := given.get("hidden_act") or "silu") != "silu":
         raise ValueError(f"hidden_act={act!r}, and the only activation here is silu")
-    needed = {*_SIZES.values()} | {"head_dim"} if kind == "qwen3" else {*_SIZES.values()}
+    needed = {*SIZES.values()} | {"head_dim"} if kind == "qwen3" else {*SIZES.values()}
     # A Llama alone derives it from the others; the other types have numbers of their own for what is left out.
     if left_out := sorted(needed - set(given) - ({"num_key_value_heads"} if kind == "llama" else set())):
         raise ValueError(f"its config.json leaves out {', '.join(left_out)}")
-    sizes = {name: _whole(given, key, 0 if name == "kv_heads" else None) for name, key in _SIZES.items()}
+    sizes = {name: _whole(given, key, 0 if name == "kv_heads" else None) for name, key in SIZES.items()}
     base, scaling = read_rope(given)
     return TinyConfig(
         **sizes | {"context": min(sizes["context"], _window(kind, given) or sizes["context"])},
         head_dim=_whole(given, "head_dim", 0),
         rope_base=base,
         rope=scaling,
-        norm_eps=given.get("rms_norm_eps") or _EPS,
+        norm_eps=given.get("rms_norm_eps", _EPS),
         tied=bool(given.get("tie_word_embeddings", False)),
         model_type=kind,
         **_extras(kind, bool(given.get("attention_bias")), bool(given.get("mlp_bias"))),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gruppo.policies.folder import read_json, write_json
+from gruppo.policies.files import read_json, write_json
 
 SPECIALS = ("<pad>", "<bos>", "<eos>")
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
@@ -110,7 +110,8 @@ class CharTokenizer:
     @classmethod
     def fits(cls, folder: str | Path) -> bool:
         """Whether the tokenizer of a folder is this one."""
-        return read_json(Path(folder) / "tokenizer.json").get("model", {}).get("vocab") == cls()._id
+        model = read_json(Path(folder) / "tokenizer.json").get("model")
+        return isinstance(model, dict) and model.get("vocab") == cls()._id
 
     @classmethod
     def load(cls, folder: str | Path) -> "CharTokenizer":

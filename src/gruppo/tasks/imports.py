@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gruppo.tasks.beside import mistaken
+
 
 def load_object(path: str) -> Any:
     """The object at an import path; a ValueError says what is wrong with the path or the file."""
@@ -104,7 +106,10 @@ def _from_file(path: str, file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        raise ValueError(_raised(path, error)) from error
+        raise ValueError(f"{path}: {why}" if (why := mistaken(file)) else _raised(path, error)) from error
+    if why := mistaken(file):
+        del sys.modules[name]
+        raise ValueError(f"{path}: {why}")
     return module
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 import gruppo
+from gruppo.tasks.beside import class_constants, imported_beside
 from gruppo.tasks.imports import is_file, is_path, split_path
 from gruppo.tasks.scorers import SCORERS
 from gruppo.train.config import RunConfig
 from gruppo.train.manifest import sha256
-from gruppo.train.sources import class_constants, imported_beside
 
 WHOLE = 1 << 30  # bytes; of larger files blocks are hashed
 BLOCK, BLOCKS = 1 << 16, 1024

@@ -23,11 +23,11 @@ import gruppo
 from gruppo.data import Episode
 from gruppo.stages import Method
 from gruppo.stages.record import from_table, to_table
+from gruppo.tasks.beside import imported_beside
 from gruppo.train.config import RunConfig
 from gruppo.train.depends import depends, differences
 from gruppo.train.lock import NAME as LOCK
 from gruppo.train.manifest import add_to_manifest, damage, matches_manifest, sha256, write_manifest, write_text
-from gruppo.train.sources import imported_beside
 
 HERE = "@run/"  # in config.toml: code that is stored with the run
 REMEDY = "Fix it, or remove it: the newest checkpoint has a copy, which is put back."

@@ -27,6 +27,7 @@ from gruppo.train.checkpoint import State, optimiser_tensors, restore_optimiser
 from gruppo.train.config import RunConfig
 from gruppo.train.exact import be_deterministic
 from gruppo.train.learner import Learner
+from gruppo.train.memory_plan import planned
 from gruppo.train.ranks import ranks
 
 
@@ -72,6 +73,8 @@ class Run:
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
         self.judge = judge_of(self.tasks, config.task, self.warn).start()
         self.learner = Learner(self.method, self.models, config.optim, self.warn, together)
+        if said := planned(self):
+            self.say(said)
         self.clock = self.learner.clock
         self.walk = Walk(
             self.method,

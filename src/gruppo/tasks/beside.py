@@ -21,6 +21,36 @@ def imported_beside(file: Path) -> dict[str, Path]:
     return found
 
 
+def mistaken(file: Path) -> str:
+    """Why a file would get another module than the one beside it under the same name; empty if it would not.
+
+    A module of the same content is as good: the copy of a file in a run folder, and the file itself.
+    """
+    for at, beside in imported_beside(file).items():
+        name = at.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
+        other = _loaded(name)
+        if other is not None and other != beside.resolve() and not _same(other, beside):
+            return (
+                f"it imports {name}, which is {beside} beside it, but under this name Python has {other}, and would "
+                "use that one. Rename one of the two files; if the other one is no longer used, start a new process."
+            )
+    return ""
+
+
+def _loaded(name: str) -> Path | None:
+    """The file of a module that was imported, or would be."""
+    if name in sys.modules:
+        found = getattr(sys.modules[name], "__file__", None)
+    else:
+        spec = None if "." in name else PathFinder.find_spec(name)
+        found = None if spec is None else spec.origin
+    return None if found is None else Path(found).resolve()
+
+
+def _same(a: Path, b: Path) -> bool:
+    return a.is_file() and a.read_bytes() == b.read_bytes()
+
+
 def class_constants(file: Path, name: str, attribute: str) -> tuple[str, ...]:
     """The texts in `attribute = ("a", "b")` of a class."""
     found = (c.body for c in _parsed(file).body if isinstance(c, ast.ClassDef) and c.name == name)
