@@ -58,7 +58,11 @@ def _built_in(settings: TaskConfig, held_out_size: int) -> TaskSet:
     from gruppo.tasks import family
 
     found = family(settings.name)
-    refuse_unused(settings, GENERATED)
+    if found.scorer:
+        refuse_unused(settings, GENERATED)
+    else:  # a world
+        refuse_unused(settings, (*GENERATED, "options"))
+        found = import_module("gruppo.envs.family").family(settings.name).with_options(plain(settings.options))
     return found.task_set(settings.level or None, settings.seed, settings.train_size or 20_000, held_out_size)
 
 
@@ -94,6 +98,11 @@ def _judged(made: TaskSet, settings: TaskConfig) -> TaskSet:
         return replace(made, scorer=scorer_of(settings.reward, settings))
     if not settings.args:
         return made
+    if not str(made.scorer):
+        raise ValueError(
+            f"{settings.name} is judged by its environment, so task.args would have no effect. Leave it out, or name a "
+            "task.reward."
+        )
     before = made.scorer.args if isinstance(made.scorer, Scorer) else {}
     return replace(made, scorer=Scorer(str(made.scorer), {**before, **plain(settings.args)}))
 

@@ -1,0 +1,43 @@
+"""Environments by name: built in, or `package.module:Class`, or `./file.py:Class`."""
+
+import inspect
+from typing import Any
+
+from gruppo.tasks.imports import is_path, load_object, nearest, split_path
+
+BUILT_IN = {
+    "calculator": "gruppo.envs.calculator:Calculator",
+    "guess": "gruppo.envs.guess:Guess",
+    "household": "gruppo.envs.household:Household",
+    "kuhn": "gruppo.envs.kuhn:Kuhn",
+    "lake": "gruppo.envs.lake:Lake",
+    "negotiation": "gruppo.envs.negotiation:Negotiation",
+    "search": "gruppo.envs.search:Search",
+    "shop": "gruppo.envs.shop:Shop",
+    "sokoban": "gruppo.envs.sokoban:Sokoban",
+    "tictactoe": "gruppo.envs.tictactoe:TicTacToe",
+    "twenty": "gruppo.envs.twenty:Twenty",
+    "verify": "gruppo.envs.verify:Verify",
+}
+
+
+def env_class(name: str) -> Any:
+    """The class of an environment, or whatever makes one when it is called without arguments."""
+    if not is_path(name) and name not in BUILT_IN:
+        raise ValueError(
+            f"env={name!r}: no such environment.{nearest(name, BUILT_IN)} Built in: {', '.join(BUILT_IN)}. Your own: "
+            "package.module:Class or ./file.py:Class."
+        )
+    if is_path(name):
+        split_path(name)
+    found = load_object(BUILT_IN.get(name, name))
+    missing = [call for call in ("reset", "step") if inspect.isclass(found) and not callable(getattr(found, call, None))]
+    if not callable(found) or missing:
+        lacks = f"has no {' and no '.join(missing)}" if missing else f"is {type(found).__name__} and makes nothing"
+        raise ValueError(f"env={name!r} {lacks}, so it is no environment. Name a class with reset(task) and step(action).")
+    return found
+
+
+def make_env(name: str) -> Any:
+    """A new environment by name or import path."""
+    return env_class(name)()
