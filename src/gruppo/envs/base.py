@@ -25,7 +25,7 @@ class Seen:
 
     text: str
     agent: str = POLICY  # who acts next
-    state: str = ""  # key of the state, as far as this agent knows it; equal texts are equal states
+    state: str = ""  # key of the state; in a game, of what this agent may know of it
     valid: bool = True  # whether the last action was understood and allowed
     rewards: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     outcomes: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
