@@ -28,7 +28,7 @@ class Calculator(World[State]):
 
     @classmethod
     def suits(cls, facts: Facts) -> bool:
-        return all(0 <= n <= LARGEST for n in results(facts["terms"]))
+        return all(0 <= n <= LARGEST for n in results(facts["terms"])) and super().suits(facts)
 
     @classmethod
     def asked(cls, facts: Facts) -> str:

@@ -29,12 +29,15 @@ class Law:
     name: str
     says: str
     check: Callable[[Make, Sequence[Task]], Iterator[str]]
+    needs: str = ""  # what the environment must offer for it
 
 
-def holds(law: Law, make: Make, tasks: Sequence[Task]) -> list[str]:
-    """What is wrong with an environment under one law; each sentence once."""
+def holds(law: Law, make: Make, tasks: Sequence[Task]) -> list[str] | None:
+    """What is wrong with an environment under one law, each sentence once; None if the law is not about it."""
     found: dict[str, None] = {}
     try:
+        if law.needs and not offers(make(), law.needs):
+            return None
         for sentence in law.check(make, tasks):
             found[sentence] = None
             if len(found) >= 3:
@@ -159,7 +162,7 @@ def _looks(env: Any) -> None:
             getattr(env, what)()
 
 
-def copies(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
+def can_do(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
     env = make()
     strange = set(getattr(env, "can", ())) - set(WORDS)
     if strange:
@@ -168,9 +171,12 @@ def copies(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
         for call in calls:
             if offers(env, what) and not callable(getattr(env, call, None)):
                 yield f"`can` has {what!r}, but there is no method {call}. Write it, or leave {what!r} out of `can`."
-                return
-    if not offers(env, "snapshot"):
-        return  # its actions are replayed instead
+    players = getattr(env, "players", None)
+    if offers(env, "players") and not (isinstance(players, Mapping) and players):
+        yield "`can` has 'players', but there are none. Give a mapping from names to players, or leave it out of `can`."
+
+
+def copies(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
     for task, key in each(tasks):
         yield from _copied(make, task, key)
 
@@ -229,8 +235,6 @@ def _numbers(seen: Seen) -> Iterator[str]:
 
 
 def wins(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
-    if not offers(make(), "gold"):
-        return
     for task in tasks:
         env = make()
         seen, earned, turns = sound(env.reset(task)), 0.0, 0
@@ -296,9 +300,10 @@ LAWS = (
     Law("text", "everything seen is a Seen with text, and its agents have seats", says_text),
     Law("determinism", "the same task and actions give the same", deterministic),
     Law("stable", "looking changes nothing", stable),
-    Law("snapshot", "a snapshot equals a replay", copies),
+    Law("can", "what `can` names is there", can_do),
+    Law("snapshot", "a snapshot equals a replay", copies, "snapshot"),
     Law("rewards", "rewards are finite, and the end is judged", pays),
-    Law("gold", "the gold path wins", wins),
+    Law("gold", "the gold path wins", wins, "gold"),
     Law("hostile", "no action raises", endures),
     Law("seats", "every seat acts, and nothing is paid after the end", takes_turns),
 )

@@ -40,8 +40,8 @@ def tasks_for(name: str, source: str = "", n: int = 6) -> list[Task]:
     return [Task("check/0", "", "", 1, "check"), Task("check/1", "", "", 1, "check")]
 
 
-def checked(name: str, tasks: Sequence[Task], seconds: float = SECONDS) -> Iterator[tuple[str, list[str]]]:
-    """(law, what is wrong) for each law as it is checked; the first that hangs is the last."""
+def checked(name: str, tasks: Sequence[Task], seconds: float = SECONDS) -> Iterator[tuple[str, list[str] | None]]:
+    """(law, what is wrong) for each law as it is checked; None: not about it. The first that hangs is the last."""
     channel = Channel("gruppo.envs.check_worker", {**os.environ, INSIDE: "1"})
     law, wait = "", START
     try:
@@ -55,7 +55,7 @@ def checked(name: str, tasks: Sequence[Task], seconds: float = SECONDS) -> Itera
             if kind == "begun":
                 law, wait = content, seconds
             else:
-                yield content[0], list(content[1])
+                yield content[0], content[1]
     except Hung:
         yield (
             law or LAWS[0].name,

@@ -1,7 +1,7 @@
 """Frozen lake: walk over the ice to the goal; a step into a hole loses. On slippery ice some steps go astray.
 
-Where a step slips is a function of the task's key and the number of the turn, not of a generator, so the same actions
-always lead to the same place.
+Where a step slips is a function of the lake and the number of the turn, not of a generator, so the same actions always
+lead to the same place.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,6 @@ class Lake(World[State]):
             "goal": goal,
             "holes": holes,
             "slippery": slippery,
-            "key": luck.below(1 << 32) if slippery else 0,
             "turns": turns,
         }
 
@@ -62,7 +61,8 @@ class Lake(World[State]):
             if wanted(facts, name, int, "lake") not in cells:
                 raise ValueError(f"lake: {name}={facts[name]} is no cell of {size} x {size}. Use 0 to {len(cells) - 1}.")
         self.size, self.goal_cell, self.holes = size, facts["goal"], frozenset(wanted(facts, "holes", list, "lake"))
-        self.slips, self.luck = bool(facts.get("slippery")), int(facts.get("key", 0))
+        self.slips = bool(facts.get("slippery"))
+        self.luck = hash64(size, facts["start"], facts["goal"], *sorted(self.holes))
         self.texts: dict[int, str] = {}
         return facts["start"], 0
 

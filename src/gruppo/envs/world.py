@@ -118,8 +118,15 @@ class World(Generic[S]):
 
     @classmethod
     def suits(cls, facts: Facts) -> bool:
-        """Whether drawn facts are a task: its turns are enough to win, and it is not won at once."""
-        return True
+        """Whether drawn facts are a task: the winning player wins, and its turns are enough."""
+        world = cls()
+        state = world.begin(facts)
+        for _ in range(int(facts["turns"])):
+            moved = world.move(state, read(world.best(state)) or [""])
+            if moved.over or not moved.valid:
+                return moved.won > 0
+            state = moved.state
+        return False
 
     @classmethod
     def asked(cls, facts: Facts) -> str:
