@@ -30,7 +30,8 @@ class Wrapper:
         return getattr(self.env, name)
 
     def reset(self, task: Task) -> Seen:
-        self.task, self.seen = task, self.begun(self.env.reset(task))
+        self.task = task
+        self.seen = self.begun(self.env.reset(task))
         return self.seen
 
     def step(self, action: str) -> Seen:
@@ -203,6 +204,7 @@ class Against(Wrapper):
             raise ValueError(f"player={player!r}: no such player.{nearest(player, env.players)} Players: {known}.")
         self.player: Player = env.players[player] if isinstance(player, str) else player
         self.seats, self.luck, self.moves = (POLICY,), key, 0
+        self.can -= {"players"}
 
     def begun(self, seen: Seen) -> Seen:
         self.moves = 0
@@ -210,8 +212,7 @@ class Against(Wrapper):
 
     def stepped(self, action: str) -> Seen:
         seen = self.env.step(action)
-        valid = seen.valid
-        return replace(self._mine(seen), valid=valid)
+        return replace(self._mine(seen), valid=seen.valid)  # ours, not the other one's
 
     def _mine(self, seen: Seen) -> Seen:
         """Lets the others act until it is our turn."""
