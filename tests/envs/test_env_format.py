@@ -22,7 +22,11 @@ from gruppo.envs.hostile import HOSTILE
         ("tags", "<action>go hall", Said(invalid=True)),
         ("tags", "<action></action>", Said(invalid=True)),
         ("tags", "<action>up</action><action>down</action>", Said(invalid=True)),
-        ("rlvmr", "<reflection>b</reflection><planning>a</planning><action>up</action>", Said("up", "a\nb", "planning")),
+        (
+            "rlvmr",
+            "<reflection>b</reflection><planning>a</planning><action>up</action>",
+            Said("up", "a\nb", "planning"),
+        ),
         ("rlvmr", "<monitor>m</monitor><action>up</action>", Said("up", "m", "monitor")),
         ("tags:plan,look:do", "<look>l</look><do>up</do>", Said("up", "l", "look")),
         ("json", 'Well. {"action": "go hall"}', Said("go hall", "Well.")),

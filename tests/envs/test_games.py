@@ -1,6 +1,6 @@
 """Games: exact Kuhn poker, perfect tic-tac-toe, outcomes by seat, and rules that cannot be broken for gain."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -8,7 +8,8 @@ from gruppo.envs import make_env
 from gruppo.envs.kuhn import DEALS, strategy_player
 from gruppo.envs.kuhn_exact import ALL, VALUE, best_response, equilibrium, exploitability, observed, value
 from gruppo.envs.players import episode
-from gruppo.envs.tictactoe import openings, value as board_value
+from gruppo.envs.tictactoe import openings
+from gruppo.envs.tictactoe import value as board_value
 from gruppo.tasks import Task, load_task
 
 GAMES = ("tictactoe", "kuhn", "negotiation", "verify")
@@ -36,7 +37,9 @@ def test_the_known_equilibria_have_the_known_value_and_cannot_be_exploited(bluff
     strategy = equilibrium(bluff)
     assert value(strategy, equilibrium(0.0)) == pytest.approx(-1 / 18, abs=1e-12) and pytest.approx(-1 / 18) == VALUE
     assert exploitability(strategy) == pytest.approx(0, abs=1e-12)
-    assert best_response(strategy, 0)[0] == pytest.approx(-1 / 18) and best_response(strategy, 1)[0] == pytest.approx(1 / 18)
+    assert best_response(strategy, 0)[0] == pytest.approx(-1 / 18) and best_response(strategy, 1)[0] == pytest.approx(
+        1 / 18
+    )
 
 
 def test_exploitability_worked_by_hand() -> None:
@@ -94,7 +97,7 @@ def test_the_strategy_of_played_games_is_found_again() -> None:
     player, pairs = strategy_player(bold), []
     for i in range(3_000):
         steps = episode(env, hand(*DEALS[i % 6]), player, i)
-        pairs += [(before.state, action) for (_, _, before), (_, action, _) in zip(steps, steps[1:], strict=False)]
+        pairs += [(before.state, action) for (_, _, before), (_, action, _) in pairwise(steps)]
     found = observed(pairs)
     assert all(abs(found[key] - bold[key]) < 0.1 for key in ALL)
     assert exploitability(found) < 0.05

@@ -10,7 +10,9 @@ from gruppo.envs.memory import Memory
 from gruppo.envs.wrappers import AGAIN, Against, Retry, TurnLimit, Window, Wrapper
 from gruppo.tasks import Task, load_task
 
-GUESS = Task("g", "guess number from 1 to 9", "5", 1, "g", meta={"facts": {"low": 1, "high": 9, "secret": 5, "turns": 9}})
+GUESS = Task(
+    "g", "guess number from 1 to 9", "5", 1, "g", meta={"facts": {"low": 1, "high": 9, "secret": 5, "turns": 9}}
+)
 SUM = Task("s", "2+3=", "5", 1, "addition")
 
 
@@ -35,7 +37,9 @@ WRAPPED = {
 @pytest.mark.parametrize("law", [law for law in LAWS if law.name != "gold"], ids=lambda law: law.name)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_wrapped_world_is_a_world(name: str, law) -> None:
-    world = {"limit": "household", "window": "household", "memory": "household", "against": "tictactoe"}.get(name, "lake")
+    world = {"limit": "household", "window": "household", "memory": "household", "against": "tictactoe"}.get(
+        name, "lake"
+    )
     tasks = load_task(world).train
     assert not holds(law, WRAPPED[name], [tasks[i] for i in range(3)])
 

@@ -1,4 +1,4 @@
-"""The command line: `gruppo train | eval | runs | episodes | compare | claims | lab | methods | env | doctor | push`."""
+"""The command line: gruppo train | eval | runs | episodes | compare | claims | lab | methods | env | doctor | push."""
 
 import argparse
 import re

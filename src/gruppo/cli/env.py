@@ -22,7 +22,9 @@ SHOWN = 12  # actions of a hint
 
 def env(args: argparse.Namespace) -> int:
     if args.what not in DO:
-        raise ValueError(f"gruppo env {args.what}: there is no such thing to do.{nearest(args.what, DO)} Use {', '.join(DO)}.")
+        raise ValueError(
+            f"gruppo env {args.what}: there is no such thing to do.{nearest(args.what, DO)} Use {', '.join(DO)}."
+        )
     if args.what == "list":
         return listed(args.json)
     if len(args.names) != 1:
@@ -44,7 +46,9 @@ def listed(as_json: bool) -> int:
     for r in rows:
         seats = f"{len(r['seats'])} seat{'s' if len(r['seats']) > 1 else ' '}"
         print(f"{r['name']:<{wide}}  {seats:<7}  levels 1-{r['levels'][-1]}  {r['about']}")
-    print("\nPlay one: gruppo env play lake.  Your own: gruppo env check ./mine.py:World.  As a task: task=lake task.level=2")
+    print(
+        "\nPlay one: gruppo env play lake.  Your own: gruppo env check ./mine.py:World.  As tasks: docs/environments.md"
+    )
     return 0
 
 
@@ -96,7 +100,9 @@ def chosen(name: str, args: argparse.Namespace) -> Task:
     if args.tasks or name in BUILT_IN:
         tasks = load_task(args.tasks or name, **({"level": args.level} if args.level else {}))
         if not 0 <= args.number < len(tasks.train):
-            raise ValueError(f"--number {args.number}: there are {len(tasks.train)} tasks. Use 0 to {len(tasks.train) - 1}.")
+            raise ValueError(
+                f"--number {args.number}: there are {len(tasks.train)} tasks. Use 0 to {len(tasks.train) - 1}."
+            )
         return tasks.train[args.number]
     return tasks_for(name)[0]
 

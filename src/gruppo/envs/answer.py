@@ -35,7 +35,9 @@ class Answer:
             return Seen(self.seen.text, state=self.seen.state, valid=False)
         given = self._score(self.task, action, **self._args)
         rewards = {k: float(v) for k, v in given.items()} if isinstance(given, dict) else {"task": float(given)}
-        self.seen = Seen("right" if rewards["task"] >= 1 else "wrong", state=self.seen.state, rewards=rewards, done=True)
+        self.seen = Seen(
+            "right" if rewards["task"] >= 1 else "wrong", state=self.seen.state, rewards=rewards, done=True
+        )
         return self.seen
 
     def look(self) -> Seen:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gruppo.envs.world import LOST, WON, Facts, Luck, Moved, World, nothing, number, wanted
+from gruppo.envs.world import LOST, WON, Facts, Luck, Moved, World, nothing, number, spoken, wanted
 
 SIGNS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 LARGEST = 99
@@ -15,7 +15,7 @@ class Calculator(World[State]):
     name = "calculator"
     about = "a sum of several operations, with a tool for one at a time"
     rules = "Work out the sum. The calculator does one operation a turn, such as: 3 + 4. Then say: answer NUMBER."
-    words = frozenset("what is ( ) + - * = answer ready too large small you win lose nothing happens".split())
+    words = spoken("what is ( ) + - * = answer ready too large small you win lose nothing happens")
     levels = {1: (1, 4), 2: (2, 5), 3: (3, 6), 4: (5, 9)}  # operations, turns
 
     @classmethod

@@ -1,7 +1,7 @@
 """The laws of environments, for any class: `gruppo env check NAME`.
 
-Each law plays some tasks and yields a sentence for everything that is wrong, with the remedy. `checking.py` runs them in
-a process that can be killed, so that an environment that hangs is a sentence too.
+Each law plays some tasks and yields a sentence for everything that is wrong, with the remedy. `checking.py` runs them
+in a process that can be killed, so that an environment that hangs is a sentence too.
 """
 
 import math
@@ -54,7 +54,8 @@ def raised(error: Exception) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     said = "".join(traceback.format_exception_only(error)).strip()
-    return f"it raised {said}{at}. An action that means nothing is Seen(valid=False); a failure is Seen(error=…, done=True)."
+    remedy = "An action that means nothing is Seen(valid=False); a failure is Seen(error=…, done=True)."
+    return f"it raised {said}{at}. {remedy}"
 
 
 def sound(seen: Any) -> Seen:
@@ -94,8 +95,8 @@ def again(env: Any, task: Task, actions: Sequence[str]) -> list[Seen]:
 
 def unlike(one: Seen, two: Seen) -> str:
     """The fields in which two differ, as `text ('a', then 'b')`; empty if they are the same."""
-    names = [f.name for f in fields(Seen) if getattr(one, f.name) != getattr(two, f.name)]
-    return ", ".join(f"{n} ({getattr(one, n)!r}, then {getattr(two, n)!r})" for n in names[:2])
+    pairs = [(f.name, repr(getattr(one, f.name)), repr(getattr(two, f.name))) for f in fields(Seen)]  # NaN is itself
+    return ", ".join([f"{name} ({a}, then {b})" for name, a, b in pairs if a != b][:2])
 
 
 def each(tasks: Sequence[Task]) -> Iterator[tuple[Task, int]]:
@@ -113,8 +114,8 @@ def says_text(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
         for s in seen:
             if s.agent not in seats_of(make()) and not s.done:
                 yield (
-                    f"Seen.agent is {s.agent!r}, and the seats are {', '.join(seats_of(make()))}. Name it in `seats`, or "
-                    "leave agent out in a world with one seat."
+                    f"Seen.agent is {s.agent!r}, and the seats are {', '.join(seats_of(make()))}. Name it in `seats`, "
+                    "or leave agent out in a world with one seat."
                 )
             if s.truncated and not s.done:
                 yield "Seen.truncated without done: the episode would go on. Set both when its turns run out."
@@ -145,8 +146,8 @@ def stable(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
             now = sound(env.look()) if callable(getattr(env, "look", None)) else seen
             if (now.state, now.text) != before or (seen.state, seen.text) != before:
                 yield (
-                    f"its state or text changed between two looks, from {before!r} to {(now.state, now.text)!r}, although "
-                    "no action was taken. Compute it from the state alone, without a clock or a counter."
+                    f"its state or text changed between two looks, from {before!r} to {(now.state, now.text)!r}, "
+                    "although no action was taken. Compute it from the state alone, without a clock or a counter."
                 )
                 return
             if seen.done:
@@ -215,10 +216,8 @@ def pays(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
         if not last.done or last.error:
             continue
         if len(seats) > 1 and set(last.outcomes) != set(seats):
-            yield (
-                f"the end has outcomes for {', '.join(last.outcomes) or 'nobody'}, and the seats are {', '.join(seats)}. "
-                "Give one for every seat."
-            )
+            has = ", ".join(last.outcomes) or "nobody"
+            yield f"the end has outcomes for {has}, and the seats are {', '.join(seats)}. Give one for every seat."
         if len(seats) == 1 and not any("task" in s.rewards for s in seen):
             yield "the episode ended without a reward named 'task', so it cannot be judged. Pay 0 for a failure."
 
@@ -266,7 +265,7 @@ def endures(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
                 yield f"for the action {_short(action)} {raised(error)}"
                 return
             if seen.error:
-                yield f"the action {_short(action)} gave error={seen.error!r}: an action is never a failure of the world."
+                yield f"the action {_short(action)} gave error={seen.error!r}. Say valid=False; errors are of the world."
             if seen.done:
                 env.reset(task)
 
@@ -291,18 +290,18 @@ def takes_turns(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
     idle = [seat for seat in seats if seat not in acted]
     if idle:
         yield (
-            f"the seat {idle[0]!r} never acts; {', '.join(sorted(acted))} did. Set Seen.agent to the seat that acts next, "
-            "or leave it out of `seats`."
+            f"the seat {idle[0]!r} never acts; {', '.join(sorted(acted))} did. Set Seen.agent to the seat that acts "
+            "next, or leave it out of `seats`."
         )
 
 
 LAWS = (
     Law("text", "everything seen is a Seen with text, and its agents have seats", says_text),
+    Law("can", "what `can` names is there", can_do),
+    Law("rewards", "rewards are finite, and the end is judged", pays),
     Law("determinism", "the same task and actions give the same", deterministic),
     Law("stable", "looking changes nothing", stable),
-    Law("can", "what `can` names is there", can_do),
     Law("snapshot", "a snapshot equals a replay", copies, "snapshot"),
-    Law("rewards", "rewards are finite, and the end is judged", pays),
     Law("gold", "the gold path wins", wins, "gold"),
     Law("hostile", "no action raises", endures),
     Law("seats", "every seat acts, and nothing is paid after the end", takes_turns),

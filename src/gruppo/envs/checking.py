@@ -60,8 +60,8 @@ def checked(name: str, tasks: Sequence[Task], seconds: float = SECONDS) -> Itera
         yield (
             law or LAWS[0].name,
             [
-                f"it hangs: no answer in {wait:g} s, so its process was killed. Give every wait inside a limit; if it is "
-                "only slow, allow more with --seconds."
+                f"it hangs: no answer in {wait:g} s, so its process was killed. Give every wait inside a limit; if it "
+                "is only slow, allow more with --seconds."
             ],
         )
     except Died as died:

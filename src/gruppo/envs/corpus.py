@@ -1,7 +1,7 @@
 """The bundled corpora of the world `search`: small encyclopedias of one sentence each, made by a key.
 
 Every sentence says one thing: `the city of acme is rome`. A person has a boss, a friend, a firm and a pet, a firm has a
-city, a city has a country, and a country has a river. Ranking is BM25 (Robertson and Zaragoza 2009, k1 = 1.2, b = 0.75).
+city, a city has a country, a country has a river. Ranking is BM25 (Robertson and Zaragoza 2009), k1 = 1.2 and b = 0.75.
 """
 
 from collections import Counter

@@ -46,7 +46,9 @@ class WorldFamily(Family):
                 )
             wanted = bool if name == "slippery" else int
             if type(value) is not wanted or (wanted is int and value < 1):
-                raise ValueError(f"task.options.{name}={value!r} is not {'true or false' if wanted is bool else '1 or more'}.")
+                raise ValueError(
+                    f"task.options.{name}={value!r} is not {'true or false' if wanted is bool else '1 or more'}."
+                )
         own = dict(options)
         return replace(self, options=own, make=lambda level, rank, pick: _made(self, level, rank, own))
 
@@ -55,7 +57,9 @@ def family(name: str) -> WorldFamily:
     """The tasks of a built-in world."""
     if name not in BUILT_IN:
         env_class(name)  # says which names there are
-        raise ValueError(f"task={name!r}: a world of your own has no numbered tasks. Give a TaskSet, or a file of levels.")
+        raise ValueError(
+            f"task={name!r}: a world of your own has no numbered tasks. Give a TaskSet, or a file of levels."
+        )
     return _family(name)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gruppo.envs.world import WON, Facts, Moved, World, nothing, number, wanted
+from gruppo.envs.world import WON, Facts, Moved, World, nothing, number, spoken, wanted
 
 State = tuple[int, int]  # the numbers that are still possible, both ends included
 LARGEST = 99
@@ -13,7 +13,7 @@ class Guess(World[State]):
     name = "guess"
     about = "guess a number, told higher or lower"
     rules = "Guess the number. After each guess you are told whether it is higher or lower. An action is a number."
-    words = frozenset("number from to guess higher lower than you win nothing happens".split())
+    words = spoken("number from to guess higher lower than you win nothing happens")
     levels = {1: (8, 5), 2: (16, 6), 3: (32, 7), 4: (64, 8)}  # how many numbers, turns
 
     @classmethod

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gruppo.envs.household_make import CONTAINERS, KEY, ROOMS, THINGS, drawn_house
-from gruppo.envs.world import WON, Facts, Luck, Moved, World, nothing, wanted
+from gruppo.envs.world import WON, Facts, Luck, Moved, World, nothing, spoken, wanted
 
 
 class State(NamedTuple):
@@ -66,9 +66,12 @@ class Household(World[State]):
         "into your pocket and opens what is locked. Actions: go ROOM, open CONTAINER, close CONTAINER, take THING, put "
         "THING in CONTAINER, look."
     )
-    words = frozenset(
-        "in with open to has is empty closed locked go close take put look you and win nothing happens".split()
-    ) | {*ROOMS, *CONTAINERS, *THINGS, KEY}
+    words = spoken("in with open to has is empty closed locked go close take put look you and win nothing happens") | {
+        *ROOMS,
+        *CONTAINERS,
+        *THINGS,
+        KEY,
+    }
     # rooms, containers, things, goals, locked, turns
     levels = {1: (2, 3, 1, 1, 0, 8), 2: (3, 4, 2, 1, 0, 16), 3: (4, 6, 3, 1, 1, 30), 4: (6, 8, 4, 2, 1, 50)}
 

@@ -1,5 +1,6 @@
-"""Houses for the world `household`: rooms in a ring, at most two containers and three doors each, every task winnable."""
+"""Houses for the world `household`: rooms in a ring, with at most two containers and three doors each."""
 
+from itertools import pairwise
 from typing import Any
 
 from gruppo.envs.world import Luck
@@ -14,8 +15,8 @@ def drawn_house(
     luck: Luck, rooms: int, containers: int, things: int, goals: int, locked: int, turns: int
 ) -> dict[str, Any]:
     """Facts of a house. A locked container holds a goal's thing, or is its target; the key lies elsewhere."""
-    names = luck.some(ROOMS, rooms)
-    places = _placed(luck, names, luck.some(CONTAINERS, containers))
+    names: list[str] = [*luck.some(ROOMS, rooms)]
+    places = _placed(luck, names, [*luck.some(CONTAINERS, containers)])
     mine = luck.some(THINGS, things)
     shut = luck.some(list(places), locked)
     free = [c for c in places if c not in shut]
@@ -41,7 +42,7 @@ def _placed(luck: Luck, rooms: list[str], containers: list[str]) -> dict[str, st
 
 def _doors(luck: Luck, rooms: list[str]) -> list[list[str]]:
     """A ring, and from five rooms on a door across it."""
-    ring = [[a, b] for a, b in zip(rooms, rooms[1:], strict=False)]
+    ring = [[a, b] for a, b in pairwise(rooms)]
     if len(rooms) > 2:
         ring.append([rooms[-1], rooms[0]])
     if len(rooms) > 4:

@@ -1,7 +1,7 @@
 """Kuhn poker (Kuhn 1950): three cards, one each, an ante of one, and at most one bet of one.
 
-The first seat checks or bets. A check may be followed by a bet, a bet is called or folded. `kuhn_exact.py` has the exact
-best response to any way of playing.
+The first seat checks or bets. A check may be followed by a bet, a bet is called or folded. `kuhn_exact.py` has the
+exact best response to any way of playing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from gruppo.envs.base import Player, Seen
 from gruppo.envs.players import chance, from_words, mixed
-from gruppo.envs.world import Facts, Game, Moved, nothing, wanted
+from gruppo.envs.world import Facts, Game, Moved, nothing, spoken, wanted
 
 CARDS = ("jack", "queen", "king")
 DEALS = tuple((a, b) for a in range(3) for b in range(3) if a != b)
@@ -75,11 +75,11 @@ class Kuhn(Game[State]):
     name = "kuhn"
     about = "Kuhn poker for two seats; exploitability is exact"
     rules = (
-        "Kuhn poker: jack, queen, king, one card each, ante one. Check or bet one; a bet is called or folded. The higher "
-        "card wins. Actions: check, bet, call, fold."
+        "Kuhn poker: jack, queen, king, one card each, ante one. Check or bet one; a bet is called or folded. The "
+        "higher card wins. Actions: check, bet, call, fold."
     )
     seats = SEATS
-    words = frozenset("play poker you hold they check bet call fold lose win jack queen king nothing happens".split())
+    words = spoken("play poker you hold they check bet call fold lose win jack queen king nothing happens")
     levels = {1: None}
     players = {
         "equilibrium": _equilibrium,
@@ -126,8 +126,8 @@ class Kuhn(Game[State]):
         return SEATS[len(state[2]) % 2]
 
     def view(self, state: State) -> str:
-        card = CARDS[state[len(state[2]) % 2]]  # pyright: ignore[reportArgumentType]
         mine = len(state[2]) % 2
+        card = CARDS[state[:2][mine]]
         said = [f"{'you' if i % 2 == mine else 'they'} {word}" for i, word in enumerate(state[2])]
         return " ".join([f"you hold {card}", *said])
 

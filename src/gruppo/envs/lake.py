@@ -7,7 +7,7 @@ lead to the same place.
 from collections.abc import Sequence
 from typing import Any
 
-from gruppo.envs.world import LOST, WON, Facts, Luck, Moved, World, nothing, wanted
+from gruppo.envs.world import LOST, WON, Facts, Luck, Moved, World, nothing, spoken, wanted
 from gruppo.tasks.numbering import hash64
 
 WAYS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -24,7 +24,7 @@ class Lake(World[State]):
         "You stand on a frozen lake, at a row and a column. Walk to the goal. Falling into a hole ends it. You see the "
         "holes next to you. Actions: up, down, left, right."
     )
-    words = frozenset("at goal hole walk to up down left right you win lose nothing happens".split())
+    words = spoken("at goal hole walk to up down left right you win lose nothing happens")
     options = ("turns", "slippery")
     # size, turns, share of holes in percent, slippery
     levels = {1: (3, 8, 20, False), 2: (4, 12, 25, False), 3: (6, 24, 25, False), 4: (4, 30, 20, True)}
@@ -59,7 +59,9 @@ class Lake(World[State]):
         cells = range(size * size)
         for name in ("start", "goal"):
             if wanted(facts, name, int, "lake") not in cells:
-                raise ValueError(f"lake: {name}={facts[name]} is no cell of {size} x {size}. Use 0 to {len(cells) - 1}.")
+                raise ValueError(
+                    f"lake: {name}={facts[name]} is no cell of {size} x {size}. Use 0 to {len(cells) - 1}."
+                )
         self.size, self.goal_cell, self.holes = size, facts["goal"], frozenset(wanted(facts, "holes", list, "lake"))
         self.slips = bool(facts.get("slippery"))
         self.luck = hash64(size, facts["start"], facts["goal"], *sorted(self.holes))

@@ -3,16 +3,16 @@
     drop 1 2 note cup is in the box
 
 deletes the records 1 and 2 and puts a new one in their place. The context is then written anew, so the turn after it
-sees `fresh` text. The task is record 0 and stays. An edit that names no record that is there is an invalid action, which
-the agent is told. With a limit in words, a context that has outgrown it ends the episode and costs `overflow`.
+sees `fresh` text. The task is record 0 and stays. An edit that names no record that is there is an invalid action,
+which the agent is told. With a limit in words, a context that has outgrown it ends the episode and costs `overflow`.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from gruppo.envs.base import Seen, seats_of
-from gruppo.envs.wrappers import Wrapper, cut
 from gruppo.envs.world import NOTHING, number, read
+from gruppo.envs.wrappers import Wrapper, cut
 
 Record = tuple[int, str]  # number, text
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gruppo.envs.base import Seen
 from gruppo.envs.players import chance, mixed, picked
-from gruppo.envs.world import Facts, Game, Moved, nothing, number, wanted
+from gruppo.envs.world import Facts, Game, Moved, nothing, number, spoken, wanted
 
 SEATS = ("buyer", "seller")
 
@@ -60,12 +60,12 @@ class Negotiation(Game[State]):
     name = "negotiation"
     about = "a buyer and a seller with private values make offers in turn"
     rules = (
-        "You are buying or selling one thing. Your number is what it is worth to you, or what it costs you; the other one "
-        "does not know it. Actions: offer PRICE, accept, leave."
+        "You are buying or selling one thing. Your number is what it is worth to you, or what it costs you; the other "
+        "one does not know it. Actions: offer PRICE, accept, leave."
     )
     seats = SEATS
-    words = frozenset(
-        "agree on a price to you buy sell value cost they ask offer accept leave deal no lose win nothing happens".split()
+    words = spoken(
+        "agree on a price to you buy sell value cost they ask offer accept leave deal no lose win nothing happens"
     )
     levels = {1: (20, 4), 2: (50, 6), 3: (99, 8)}  # range of the private numbers, turns
     players = {"fair": fair, "greedy": greedy, "mixed": mixed(fair, careless, 0.6), "random": careless}

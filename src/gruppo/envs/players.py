@@ -41,7 +41,7 @@ def scripted(env: Any, care: float = 1.0) -> Player:
 def episode(
     env: Any, task: Task, player: Player | dict[str, Player], key: int = 0, turns: int = 1_000
 ) -> list[tuple[str, str, Seen]]:
-    """An episode as a player, or one for each seat, plays it: (agent, action, what came of it); first ("", "", start)."""
+    """An episode as a player, or one for each seat, plays it: (agent, action, what was seen), after ("", "", start)."""
     seen = env.reset(task)
     out = [("", "", seen)]
     for turn in range(turns):

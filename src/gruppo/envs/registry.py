@@ -31,10 +31,14 @@ def env_class(name: str) -> Any:
     if is_path(name):
         split_path(name)
     found = load_object(BUILT_IN.get(name, name))
-    missing = [call for call in ("reset", "step") if inspect.isclass(found) and not callable(getattr(found, call, None))]
+    missing = [
+        call for call in ("reset", "step") if inspect.isclass(found) and not callable(getattr(found, call, None))
+    ]
     if not callable(found) or missing:
         lacks = f"has no {' and no '.join(missing)}" if missing else f"is {type(found).__name__} and makes nothing"
-        raise ValueError(f"env={name!r} {lacks}, so it is no environment. Name a class with reset(task) and step(action).")
+        raise ValueError(
+            f"env={name!r} {lacks}, so it is no environment. Name a class with reset(task) and step(action)."
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Snapshots of worlds that cannot be copied: the actions so far are the snapshot, and playing them again restores it."""
+"""Snapshots of worlds that cannot be copied: the actions so far are the snapshot, and playing them restores it."""
 
 from typing import Any
 

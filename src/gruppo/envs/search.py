@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gruppo.envs.corpus import CORPORA, PEOPLE, RELATIONS, corpus, paths
-from gruppo.envs.world import LOST, WON, Facts, Moved, World, nothing, wanted
+from gruppo.envs.world import LOST, WON, Facts, Moved, World, nothing, spoken, wanted
 
 
 class State(NamedTuple):
@@ -17,10 +17,10 @@ class Search(World[State]):
     name = "search"
     about = "questions of two to four hops over a small encyclopedia, ranked by BM25"
     rules = (
-        "Answer the question. Search the encyclopedia: search WORDS shows the best sentence, next the one after it. Then "
-        "say: answer WORD."
+        "Answer the question. Search the encyclopedia: search WORDS shows the best sentence, next the one after it. "
+        "Then say: answer WORD."
     )
-    words = frozenset("what is the of search next answer found ready you win lose nothing happens".split()) | {
+    words = spoken("what is the of search next answer found ready you win lose nothing happens") | {
         word for relation, (subjects, values) in RELATIONS.items() for word in (relation, *subjects, *values)
     }
     levels = {1: (2, 6), 2: (3, 8), 3: (4, 10)}  # hops, turns

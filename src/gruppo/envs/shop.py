@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gruppo.envs.world import LOST, NOTHING, WON, Facts, Luck, Moved, World, nothing, number, wanted
+from gruppo.envs.world import LOST, NOTHING, WON, Facts, Luck, Moved, World, nothing, number, spoken, wanted
 
 KINDS = ("cup", "hat", "lamp", "book", "ring", "bag", "shirt", "shoe")
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "brown", "pink")
@@ -22,14 +22,21 @@ class Shop(World[State]):
     name = "shop"
     about = "find, compare and buy what was asked for: kind, colour, price, size"
     rules = (
-        "You are in a web shop. Buy what is asked for. Actions: find KIND, next, back, open NUMBER, choose SIZE, buy. A "
-        "page lists number, colour and price of its goods."
+        "You are in a web shop. Buy what is asked for. Actions: find KIND, next, back, open NUMBER, choose SIZE, buy. "
+        "A page lists number, colour and price of its goods."
     )
-    words = frozenset(
-        "buy size under find next back open choose nothing happens found shop you win lose".split()
-    ) | {*KINDS, *COLOURS, *SIZES}
+    words = spoken("buy size under find next back open choose nothing happens found shop you win lose") | {
+        *KINDS,
+        *COLOURS,
+        *SIZES,
+    }
     # goods of the wanted kind, other goods, sizes matter, price matters, turns
-    levels = {1: (3, 0, False, False, 6), 2: (6, 3, False, True, 8), 3: (6, 6, True, True, 12), 4: (12, 9, True, True, 20)}
+    levels = {
+        1: (3, 0, False, False, 6),
+        2: (6, 3, False, True, 8),
+        3: (6, 6, True, True, 12),
+        4: (12, 9, True, True, 20),
+    }
 
     @classmethod
     def drawn(cls, level: int, luck: Luck) -> dict[str, Any]:

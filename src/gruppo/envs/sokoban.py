@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from gruppo.envs.lake import ORDER, WAYS
-from gruppo.envs.world import WON, Facts, Luck, Moved, World, nothing, wanted
+from gruppo.envs.world import WON, Facts, Luck, Moved, World, nothing, spoken, wanted
 
 Cell = tuple[int, int]
 State = tuple[Cell, tuple[Cell, ...]]  # you; the boxes, sorted
@@ -30,8 +30,8 @@ class Map:
         you = [at for at, mark in cells.items() if mark in "@+"]
         if len(you) != 1 or not self.boxes or len(self.boxes) > len(self.goals):
             raise ValueError(
-                f"sokoban: the board has {len(you)} @, {len(self.boxes)} boxes and {len(self.goals)} goals. It needs one "
-                "@, at least one $, and a goal for every box."
+                f"sokoban: the board has {len(you)} @, {len(self.boxes)} boxes and {len(self.goals)} goals. It needs "
+                "one @, at least one $, and a goal for every box."
             )
         self.you = you[0]
         self.alive = self._alive()
@@ -102,10 +102,10 @@ class Sokoban(World[State]):
     name = "sokoban"
     about = "push boxes onto goals; a box in a corner is lost"
     rules = (
-        "You are in a store room, at a row and a column. Push every box onto a goal; you cannot pull. You see the boxes "
-        "and the walls next to you. Actions: up, down, left, right."
+        "You are in a store room, at a row and a column. Push every box onto a goal; you cannot pull. You see the "
+        "boxes and the walls next to you. Actions: up, down, left, right."
     )
-    words = frozenset("at box boxes wall push to and up down left right you win nothing happens".split())
+    words = spoken("at box boxes wall push to and up down left right you win nothing happens")
     # inner size, boxes, inner walls, turns
     levels = {1: (4, 1, 0, 16), 2: (5, 1, 3, 24), 3: (5, 2, 2, 40), 4: (6, 2, 5, 50)}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gruppo.envs.base import Seen
 from gruppo.envs.players import from_words, mixed, picked
-from gruppo.envs.world import LOST, Facts, Game, Moved, nothing, number, wanted
+from gruppo.envs.world import LOST, Facts, Game, Moved, nothing, number, spoken, wanted
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 SEATS = ("cross", "nought")
@@ -74,7 +74,7 @@ class TicTacToe(Game[str]):
     about = "two seats, from all openings of four, two or one stones"
     rules = "Three of your marks in a row win. A free cell shows its number. An action is the number of a free cell."
     seats = SEATS
-    words = frozenset("three in a row you are x o win lose draw nothing happens".split())
+    words = spoken("three in a row you are x o win lose draw nothing happens")
     levels = {1: 4, 2: 2, 3: 1}  # stones on the board
     players = {
         "perfect": perfect,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import comb
 from typing import Any
 
-from gruppo.envs.world import LOST, WON, Facts, Moved, World, nothing, wanted
+from gruppo.envs.world import LOST, WON, Facts, Moved, World, nothing, spoken, wanted
 
 ASPECTS = ("alive", "animal", "food", "big", "made", "metal", "home", "moves", "wet", "worn")
 # Each thing with its properties. No two have the same.
@@ -56,10 +56,12 @@ class Twenty(World[State]):
     name = "twenty"
     about = "twenty questions: ask about properties, then guess once"
     rules = (
-        "Find out what it is. Ask: is it PROPERTY, with one of " + ", ".join(ASPECTS) + ". Then say: it is THING. A wrong "
+        "Find out what it is. Ask: is it PROPERTY, with one of "
+        + ", ".join(ASPECTS)
+        + ". Then say: it is THING. A wrong "
         "guess ends it."
     )
-    words = frozenset("which is it ask yes no you win lose nothing happens".split()) | {*ASPECTS, *THINGS}
+    words = spoken("which is it ask yes no you win lose nothing happens") | {*ASPECTS, *THINGS}
     levels = {1: (4, 5), 2: (8, 6), 3: (12, 8), 4: (len(THINGS), 12)}  # how many things, turns
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gruppo.envs.base import Seen
 from gruppo.envs.players import chance, mixed, picked
-from gruppo.envs.world import Facts, Game, Moved, nothing, number, wanted
+from gruppo.envs.world import Facts, Game, Moved, nothing, number, spoken, wanted
 
 SEATS = ("solver", "verifier")
 TRIES = 3
@@ -44,7 +44,7 @@ class Verify(Game[State]):
     rules = "The solver answers a sum with a number. The verifier says yes if it is right, else no."
     seats = SEATS
     can = frozenset({"actions", "gold", "players", "snapshot"})
-    words = frozenset("solve and verify + = yes no try again right wrong you lose win nothing happens".split())
+    words = spoken("solve and verify + = yes no try again right wrong you lose win nothing happens")
     levels = {1: 9, 2: 29, 3: 49}  # the largest number of a sum
     players = {"right": right, "careful": mixed(right, careless, 0.7), "random": careless}
 

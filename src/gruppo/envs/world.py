@@ -241,6 +241,11 @@ def read(action: Any) -> list[str]:
     return action.lower().rstrip(".! \n\t").split()
 
 
+def spoken(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
 def nothing(state: S) -> Moved[S]:
     """The answer to an action that is not understood or not allowed."""
     return Moved(state, NOTHING, False)

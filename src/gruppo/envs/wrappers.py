@@ -105,8 +105,8 @@ class Retry(Wrapper):
     """UFO (arXiv:2507.14295): after a failure one constant sentence, and the same task again, up to `tries` times.
 
     R = Σ_t decay^t · right_t − penalty (1 − E/T), with E different answers among T; t counts from 0. An answer is what
-    was done in one try, in lower case and without spaces. A try without any valid action is none: it costs a turn of the
-    environment, but is in neither count.
+    was done in one try, in lower case and without spaces. A try without any valid action is none: it costs a turn of
+    the environment, but is in neither count.
     """
 
     def __init__(
