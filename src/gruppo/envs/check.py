@@ -265,7 +265,7 @@ def endures(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
                 yield f"for the action {_short(action)} {raised(error)}"
                 return
             if seen.error:
-                yield f"the action {_short(action)} gave error={seen.error!r}. Say valid=False; errors are of the world."
+                yield f"the action {_short(action)} gave error={seen.error!r}. Say valid=False instead."
             if seen.done:
                 env.reset(task)
 
