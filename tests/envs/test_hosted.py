@@ -60,7 +60,11 @@ def test_a_process_that_ends_loses_its_episode() -> None:
 
 @pytest.mark.parametrize(
     ("name", "part"),
-    [("RaisesOften", "raised: KeyError"), ("NaN", "broken: Seen.rewards['task'] is nan"), ("NoText", "broken: Seen.text")],
+    [
+        ("RaisesOften", "raised: KeyError"),
+        ("NaN", "broken: Seen.rewards['task'] is nan"),
+        ("NoText", "broken: Seen.text"),
+    ],
 )
 @pytest.mark.parametrize("hosted", [False, True])
 def test_what_goes_wrong_is_an_error_and_never_a_reward(name: str, part: str, hosted: bool) -> None:

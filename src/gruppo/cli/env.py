@@ -97,7 +97,7 @@ def play(name: str, args: argparse.Namespace) -> int:
 
 
 def chosen(name: str, args: argparse.Namespace) -> Task:
-    if args.tasks or name in BUILT_IN:
+    if args.tasks or name in BUILT_IN or name.startswith("env:"):
         tasks = load_task(args.tasks or name, **({"level": args.level} if args.level else {}))
         if not 0 <= args.number < len(tasks.train):
             raise ValueError(

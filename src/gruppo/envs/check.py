@@ -96,7 +96,11 @@ def again(env: Any, task: Task, actions: Sequence[str]) -> list[Seen]:
 def unlike(one: Seen, two: Seen) -> str:
     """The fields in which two differ, as `text ('a', then 'b')`; empty if they are the same."""
     pairs = [(f.name, repr(getattr(one, f.name)), repr(getattr(two, f.name))) for f in fields(Seen)]  # NaN is itself
-    return ", ".join([f"{name} ({a}, then {b})" for name, a, b in pairs if a != b][:2])
+    return ", ".join([f"{name} ({_short(a)}, then {_short(b)})" for name, a, b in pairs if a != b][:2])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def each(tasks: Sequence[Task]) -> Iterator[tuple[Task, int]]:
@@ -262,17 +266,12 @@ def endures(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
             except Broken:
                 raise
             except Exception as error:
-                yield f"for the action {_short(action)} {raised(error)}"
+                yield f"for the action {_short(repr(action))} {raised(error)}"
                 return
             if seen.error:
-                yield f"the action {_short(action)} gave error={seen.error!r}. Say valid=False instead."
+                yield f"the action {_short(repr(action))} gave error={seen.error!r}. Say valid=False instead."
             if seen.done:
                 env.reset(task)
-
-
-def _short(action: Any) -> str:
-    text = repr(action)
-    return text if len(text) <= 40 else f"{text[:37]}…"
 
 
 def takes_turns(make: Make, tasks: Sequence[Task]) -> Iterator[str]:

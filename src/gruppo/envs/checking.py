@@ -33,6 +33,8 @@ def tasks_for(name: str, source: str = "", n: int = 6) -> list[Task]:
     if name in BUILT_IN:
         levels = tuple(env_class(name).levels)
         return [task for level in levels for task in sample(load_task(name, level=level), max(2, n // len(levels)))]
+    if name.startswith("env:"):
+        return sample(load_task(name), n)
     own: Any = getattr(env_class(name), "tasks", None)
     if callable(own):
         made: Any = own()

@@ -28,7 +28,9 @@ class Hosted:
         self, name: str, seconds: float = SECONDS, start: float = START, options: Mapping[str, Any] | None = None
     ) -> None:
         if seconds <= 0 or start <= 0:
-            raise ValueError(f"seconds={seconds:g}, start={start:g}: every step would be too late. Use positive numbers.")
+            raise ValueError(
+                f"seconds={seconds:g}, start={start:g}: every step would be too late. Use positive numbers."
+            )
         self.name, self.seconds, self.start_seconds, self.options = name, seconds, start, dict(options or {})
         self.starts = 0  # processes that were started
         self._channel: Channel | None = None

@@ -1,6 +1,7 @@
-"""Environments by name: built in, or `package.module:Class`, or `./file.py:Class`."""
+"""Environments by name: built in, `env:LIBRARY/ID`, `package.module:Class`, or `./file.py:Class`."""
 
 import inspect
+from importlib import import_module
 from typing import Any
 
 from gruppo.tasks.imports import is_path, load_object, nearest, split_path
@@ -22,11 +23,13 @@ BUILT_IN = {
 
 
 def env_class(name: str) -> Any:
-    """The class of an environment, or whatever makes one when it is called without arguments."""
+    """The class of an environment, or whatever makes one in this process when it is called without arguments."""
+    if name.startswith("env:"):
+        return import_module("gruppo.envs.adapters").adapter(name)
     if not is_path(name) and name not in BUILT_IN:
         raise ValueError(
             f"env={name!r}: no such environment.{nearest(name, BUILT_IN)} Built in: {', '.join(BUILT_IN)}. Your own: "
-            "package.module:Class or ./file.py:Class."
+            "package.module:Class or ./file.py:Class. Of other libraries: env:LIBRARY/ID."
         )
     if is_path(name):
         split_path(name)
@@ -43,5 +46,7 @@ def env_class(name: str) -> Any:
 
 
 def make_env(name: str) -> Any:
-    """A new environment by name or import path."""
+    """A new environment by name or import path. Those of other libraries get a process that can be killed."""
+    if name.startswith("env:"):
+        return import_module("gruppo.envs.hosted").Hosted(name)
     return env_class(name)()
