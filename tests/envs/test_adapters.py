@@ -1,4 +1,4 @@
-"""Environments of other libraries, each won by its gold path or a scripted player; skipped where it is not installed."""
+"""Environments of other libraries, each won by its gold path or a scripted player; skipped where one is missing."""
 
 import importlib.util
 import shutil

@@ -51,7 +51,7 @@ def _refuse_other_data(name: str) -> None:
     if near or (colon and "/" in rest and not kind.endswith(".py")):
         raise ValueError(
             f"task={name}: {kind!r} is no kind of data.{near} Write hf:NAME for a Hugging Face dataset, gym:NAME for "
-            "reasoning-gym, mix:NAME+NAME for several tasks, env:LIBRARY/ID for a world, or ./file.py:make for your own."
+            "reasoning-gym, mix:NAME+NAME for several tasks, env:LIBRARY/ID for worlds, or ./file.py:make for your own."
         )
 
 

@@ -1,4 +1,4 @@
-"""Gymnasium (Towers et al. 2024, arXiv:2407.17032) with discrete actions: numbers, or words where their meaning is known.
+"""Gymnasium (Towers et al. 2024) with discrete actions: numbers, or words where their meaning is known.
 
 What is observed is written as numbers. Environments with pictures or continuous actions are refused.
 """

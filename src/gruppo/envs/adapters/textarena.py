@@ -1,4 +1,4 @@
-"""TextArena (Guertler et al. 2025, arXiv:2504.11442): text games for one, two or more players.
+"""TextArena (Guertler et al. 2025): text games for one, two or more players.
 
 An observation is what was said since this player last acted. An action may be written with or without the brackets that
 the games ask for. The library draws from Python's global generator, so there must be one game in a process at a time.

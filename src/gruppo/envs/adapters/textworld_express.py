@@ -1,7 +1,7 @@
-"""TextWorldExpress (Jansen and Côté 2023, arXiv:2208.01174): eight text games with gold paths, on Java.
+"""TextWorldExpress (Jansen and Côté 2023): eight text games with gold paths, on Java.
 
-There is one Java server in a process, which plays one game at a time. An environment that finds another one's game on it
-plays its own actions again first.
+There is one Java server in a process, which plays one game at a time. An environment that finds another one's game
+on it plays its own actions again first.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,8 @@ class Server:
     """The Java server, and whose game is on it."""
 
     def __init__(self, java: Any) -> None:
-        self.java, self.owner, self.loaded = java, None, ()
+        self.java, self.loaded = java, ("", "")
+        self.owner: Any = None
 
     def load(self, game: str, parameters: str) -> None:
         if self.loaded != (game, parameters):
