@@ -102,7 +102,7 @@ def cut(env: Any, seen: Seen) -> Seen:
 
 
 class Retry(Wrapper):
-    """UFO (arXiv:2507.14295): after a failure one constant sentence, and the same task again, up to `tries` times.
+    """UFO (Liu et al. 2025): after a failure one constant sentence, and the same task again, up to `tries` times.
 
     R = Σ_t decay^t · right_t − penalty (1 − E/T), with E different answers among T; t counts from 0. An answer is what
     was done in one try, in lower case and without spaces. A try without any valid action is none: it costs a turn of
