@@ -140,7 +140,10 @@ def test_a_task_without_facts_is_refused_by_the_world() -> None:
 
 
 @pytest.mark.parametrize("task", ["household", "mix:lake+addition"])
-def test_training_in_an_environment_is_refused_in_words(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_in_an_environment_is_refused_in_words(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Until a rollout plays episodes of several turns."""
+    monkeypatch.chdir(tmp_path)
     assert main(["train", f"task={task}", "steps=1"]) == 2
     assert "is played in an environment" in capsys.readouterr().err
