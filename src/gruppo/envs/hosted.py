@@ -19,10 +19,7 @@ SECONDS, START = 10.0, 120.0
 
 
 class Hosted:
-    """`Hosted("./mine.py:World", seconds=5)`. The process starts with the first reset, and ends with `close()`."""
-
-    can: frozenset[str] = frozenset()
-    seats: tuple[str, ...] = (POLICY,)
+    """`Hosted("./mine.py:World", seconds=5)`. The process starts when it is needed, and ends with `close()`."""
 
     def __init__(
         self, name: str, seconds: float = SECONDS, start: float = START, options: Mapping[str, Any] | None = None
@@ -34,6 +31,7 @@ class Hosted:
         self.name, self.seconds, self.start_seconds, self.options = name, seconds, start, dict(options or {})
         self.starts = 0  # processes that were started
         self._channel: Channel | None = None
+        self._offers: tuple[frozenset[str], tuple[str, ...]] | None = None
         self.seen = Seen("", done=True)
 
     def start(self) -> None:
@@ -53,7 +51,21 @@ class Hosted:
         if kind != "ready":
             self.close()
             raise ValueError(content)
-        self.can, self.seats = frozenset(content["can"]), tuple(content["seats"])
+        self._offers = frozenset(content["can"]), tuple(content["seats"])
+
+    @property
+    def can(self) -> frozenset[str]:
+        return self._known()[0]
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        return self._known()[1]
+
+    def _known(self) -> tuple[frozenset[str], tuple[str, ...]]:
+        """What the environment says about itself, which only its process knows."""
+        if self._offers is None:
+            self.start()
+        return self._offers or (frozenset(), (POLICY,))
 
     def close(self) -> None:
         """Ends the process."""
