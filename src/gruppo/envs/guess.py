@@ -14,7 +14,7 @@ class Guess(World[State]):
     about = "guess a number, told higher or lower"
     rules = "Guess the number. After each guess you are told whether it is higher or lower. An action is a number."
     words = spoken("number from to guess higher lower than you win nothing happens")
-    levels = {1: (8, 5), 2: (16, 6), 3: (32, 7), 4: (64, 8)}  # how many numbers, turns
+    levels = {1: (20, 5), 2: (40, 6), 3: (80, 7), 4: (100, 7)}  # how many numbers, turns: halving just suffices
 
     @classmethod
     def count(cls, level: int) -> int:
