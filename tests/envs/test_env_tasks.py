@@ -9,6 +9,8 @@ import pytest
 
 from gruppo.cli import main
 from gruppo.envs import BUILT_IN, env_class, make_env, play
+from gruppo.envs.adapters import ADAPTERS
+from gruppo.envs.check import LAWS
 from gruppo.tasks import Task, TaskSet, family, load_task
 from gruppo.tasks.stored import read, written
 
@@ -147,3 +149,10 @@ def test_training_in_an_environment_is_refused_in_words(
     monkeypatch.chdir(tmp_path)
     assert main(["train", f"task={task}", "steps=1"]) == 2
     assert "is played in an environment" in capsys.readouterr().err
+
+
+def test_the_page_names_every_world_law_and_adapter() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    for name in (*BUILT_IN, *(law.name for law in LAWS)):
+        assert f"| `{name}` |" in page
+    assert all(f"`env:{name}/" in page for name in ADAPTERS)

@@ -18,7 +18,10 @@ Record = tuple[int, str]  # number, text
 
 
 class Memory(Wrapper):
-    """`words` is the limit of the context, 0 for none. With `edits=False` the tool is withheld."""
+    """`words` is the limit of the context, 0 for none. With `edits=False` the tool is withheld.
+
+    An edit costs no turn of the world, so put a `TurnLimit` around it.
+    """
 
     def __init__(self, env: Any, words: int = 0, overflow: float = 0.1, edits: bool = True) -> None:
         super().__init__(env)
