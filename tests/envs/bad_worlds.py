@@ -169,3 +169,14 @@ class NoStep:
 class WantsMore(Good):
     def __init__(self, size: int) -> None:
         self.size = size
+
+
+class NoTasks(Good):
+    @staticmethod
+    def tasks() -> list[Task]:
+        return []
+
+
+class BadTasks(Good):
+    def tasks(self) -> list[Task]:  # no static method
+        return []

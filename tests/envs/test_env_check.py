@@ -79,6 +79,9 @@ def test_the_command_says_what_is_wrong_and_fails(capsys: pytest.CaptureFixture[
         (["check", f"{FILE}:NoStep"], "has no step"),
         (["check", f"{FILE}:FILE"], "there is no 'FILE'"),
         (["check", f"{FILE}:WantsMore"], "cannot be made without arguments"),
+        (["play", f"{FILE}:WantsMore", "--player", "random"], "cannot be made without arguments"),
+        (["check", f"{FILE}:BadTasks"], "its tasks() failed"),
+        (["check", f"{FILE}:NoTasks"], "every law would hold"),
         (["check", "lake", "--seconds", "0"], "positive"),
         (["play", "lake", "--player", "glod"], "Did you mean 'gold'"),
         (["play", "lake", "--level", "9"], "level"),
@@ -118,3 +121,8 @@ def test_a_person_can_play(capsys: pytest.CaptureFixture[str]) -> None:
     assert typed(make_env("guess"), load_task("guess").train[0], ask) == 0
     out = capsys.readouterr().out
     assert "than 50" in out and "nothing happens   [invalid]" in out and " …" in out
+
+
+def test_playing_a_world_that_raises_shows_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "play", f"{FILE}:RaisesOften", "--player", "gold"]) == 0
+    assert "[invalid, error: raised: KeyError: 'stop']" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from typing import Any
 from gruppo.envs.base import Player, Seen, actions_of, name_of, offers, seats_of
 from gruppo.envs.check import LAWS
 from gruppo.envs.checking import checked, tasks_for
+from gruppo.envs.guard import Guarded
 from gruppo.envs.players import episode, scripted
 from gruppo.envs.registry import BUILT_IN, env_class, make_env
 from gruppo.tasks import load_task
@@ -80,7 +81,7 @@ def check(name: str, args: argparse.Namespace) -> int:
 
 def play(name: str, args: argparse.Namespace) -> int:
     """An episode as text; without --player, you play."""
-    world = make_env(name)
+    world = Guarded(make_env(name))
     task = chosen(name, args)
     players = {seat: player_of(world, args.player, args.care) for seat in seats_of(world)} if args.player else None
     print(f"{name_of(world)}: {task.prompt or task.uid}")

@@ -37,13 +37,22 @@ def tasks_for(name: str, source: str = "", n: int = 6) -> list[Task]:
         return sample(load_task(name), n)
     own: Any = getattr(env_class(name), "tasks", None)
     if callable(own):
-        made: Any = own()
-        return sample(made, n) if isinstance(made, TaskSet) else list(made)[:n]
+        try:
+            made: Any = own()
+            return sample(made, n) if isinstance(made, TaskSet) else list(made)[:n]
+        except Exception as error:
+            raise ValueError(
+                f"{name}: its tasks() failed ({type(error).__name__}: {error}). Make it static, and return tasks."
+            ) from None
     return [Task("check/0", "", "", 1, "check"), Task("check/1", "", "", 1, "check")]
 
 
 def checked(name: str, tasks: Sequence[Task], seconds: float = SECONDS) -> Iterator[tuple[str, list[str] | None]]:
     """(law, what is wrong) for each law as it is checked; None: not about it. The first that hangs is the last."""
+    if not tasks:
+        raise ValueError(
+            f"{name}: there are no tasks, so every law would hold. Give at least one, with --tasks or tasks()."
+        )
     channel = Channel("gruppo.envs.check_worker", {**os.environ, INSIDE: "1"})
     law, wait = "", START
     try:

@@ -45,8 +45,19 @@ def env_class(name: str) -> Any:
     return found
 
 
+def made(name: str) -> Any:
+    """A new environment in this process."""
+    make = env_class(name)
+    try:
+        return make()
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"env={name!r} cannot be made without arguments ({type(error).__name__}: {error}). Give them defaults."
+        ) from error
+
+
 def make_env(name: str) -> Any:
     """A new environment by name or import path. Those of other libraries get a process that can be killed."""
-    if name.startswith("env:"):
-        return import_module("gruppo.envs.hosted").Hosted(name)
-    return env_class(name)()
+    return import_module("gruppo.envs.hosted").Hosted(name) if name.startswith("env:") else made(name)
