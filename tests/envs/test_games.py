@@ -131,3 +131,68 @@ def test_a_line_wins_and_a_full_board_is_a_draw() -> None:
     env = make_env("tictactoe")
     assert env.reset(task).text == "you are x x x 3 o o 6 7 8 9"
     assert outcome("tictactoe", task, "3") == {"cross": 1, "nought": -1}
+    full = Task("t", "", "", 1, "t", meta={"facts": {"board": "xoxxooox.", "turns": 18}})
+    assert outcome("tictactoe", full, "9") == {"cross": 0, "nought": 0}
+
+
+# ---- all games -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_breaking_the_rules_twice_in_a_row_loses_and_never_pays(name: str) -> None:
+    env = make_env(name)
+    task = load_task(name).train[0]
+    seat = env.reset(task).agent
+    first = env.step("nonsense")
+    assert not first.valid and not first.done and first.agent == seat
+    last = env.step("more nonsense")
+    assert last.done and last.outcomes[seat] == min(last.outcomes.values()) < 0
+    assert env.step("1").outcomes == {}
+
+
+@pytest.mark.parametrize("name", ["tictactoe", "kuhn"])
+def test_zero_sum(name: str) -> None:
+    env = make_env(name)
+    tasks = load_task(name).train
+    for i in range(60):
+        assert sum(episode(env, tasks[i], env.players["random"], i)[-1][2].outcomes.values()) == 0
+
+
+def test_care_pays() -> None:
+    """Players are ordered by their care, from the same openings."""
+    env, tasks = make_env("tictactoe"), load_task("tictactoe", level=2).train
+    won = {}
+    for name in ("perfect", "careful", "careless", "random"):
+        players = {"cross": env.players[name], "nought": env.players["careful"]}
+        won[name] = sum(episode(env, tasks[i % 58], players, i)[-1][2].outcomes["cross"] for i in range(174)) / 174
+    assert won["perfect"] > won["careful"] > won["careless"] > won["random"]
+
+
+def test_a_deal_pays_both_sides_and_no_deal_nothing() -> None:
+    task = Task("n", "", "", 1, "n", meta={"facts": {"value": 20, "cost": 5, "range": 20, "turns": 4}})
+    assert outcome("negotiation", task, "offer 10", "accept") == {"buyer": 0.5, "seller": 0.25}
+    assert outcome("negotiation", task, "offer 10", "leave") == {"buyer": 0, "seller": 0}
+    assert outcome("negotiation", task, "offer 3", "offer 19", "offer 4", "offer 18") == {"buyer": 0, "seller": 0}
+    env = make_env("negotiation")
+    assert env.reset(task).text == "you buy value 20"
+    assert env.step("offer 7").text == "you sell cost 5 they offer 7"
+    assert not env.step("offer 21").valid  # beyond the highest price
+
+
+def test_two_fair_players_agree_where_there_is_room() -> None:
+    env = make_env("negotiation")
+    for worth, cost in ((20, 1), (18, 3), (15, 2)):
+        task = Task("n", "", "", 1, "n", meta={"facts": {"value": worth, "cost": cost, "range": 20, "turns": 8}})
+        last = episode(env, task, env.players["fair"])[-1][2]
+        assert last.text == "deal" and min(last.outcomes.values()) > 0
+
+
+def test_solver_and_verifier_are_paid_apart() -> None:
+    task = Task("v", "", "", 1, "v", meta={"facts": {"a": 3, "b": 4, "turns": 8}})
+    assert outcome("verify", task, "7", "yes") == {"solver": 1, "verifier": 1}
+    assert outcome("verify", task, "8", "yes") == {"solver": 0, "verifier": 0}
+    assert outcome("verify", task, "8", "no", "7", "yes") == {"solver": 1, "verifier": 1}
+    assert outcome("verify", task, "8", "no", "9", "no", "7", "no") == {"solver": 1, "verifier": 0}
+    env = make_env("verify")
+    assert env.reset(task).agent == "solver" and env.step("8").agent == "verifier"
+    assert env.look().text == "3 + 4 = 8" and env.step("no").text == "no try again 3 + 4 ="
