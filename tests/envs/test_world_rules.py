@@ -18,7 +18,7 @@ HOUSE = {
     "turns": 40,
 }
 GOODS = [
-    {"kind": "cup", "colour": "red", "price": 30, "sizes": ["small"]},
+    {"kind": "cup", "colour": "red", "price": 30, "sizes": ["small", "large"]},
     {"kind": "cup", "colour": "red", "price": 12, "sizes": ["small", "large"]},
     {"kind": "cup", "colour": "blue", "price": 9, "sizes": ["large"]},
     {"kind": "cup", "colour": "red", "price": 5, "sizes": ["small"]},
@@ -133,7 +133,7 @@ def test_a_shop() -> None:
 @pytest.mark.parametrize(
     "way",
     [
-        ["find cup", "open 1", "choose small", "buy"],  # too expensive
+        ["find cup", "open 1", "choose large", "buy"],  # too expensive
         ["find cup", "open 2", "buy"],  # no size
         ["find cup", "open 2", "choose small", "buy"],  # another size
         ["find cup", "open 3", "choose large", "buy"],  # another colour
