@@ -1,4 +1,4 @@
-"""The command line: `gruppo train | eval | runs | episodes | compare | claims | lab | methods | doctor | push`."""
+"""The command line: gruppo train | eval | runs | episodes | compare | claims | lab | methods | env | doctor | push."""
 
 import argparse
 import re
@@ -21,6 +21,7 @@ ELSEWHERE = {  # commands that are not in gruppo.cli.commands
     "claims": "gruppo.lab.claims.command",
     "lab": "gruppo.lab.exact.command",
     "push": "gruppo.cli.push",
+    "env": "gruppo.cli.env",
 }
 
 
@@ -29,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
         prog="gruppo", description="Policy optimisation for language models, one page per method."
     )
     top.add_argument("--version", action="version", version=f"gruppo {__version__}")
-    commands = "train | eval | runs | episodes | compare | claims | lab | methods | doctor | push"
+    commands = "train | eval | runs | episodes | compare | claims | lab | methods | env | doctor | push"
     sub = top.add_subparsers(dest="command", required=True, metavar=commands)
     train = sub.add_parser("train", help="train a policy: gruppo train method=dapo task=countdown steps=60")
     _settings(train)
@@ -60,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     methods.add_argument("what", nargs="?", default="list", help="list | show NAME | diff A B | check NAME")
     methods.add_argument("names", nargs="*", help="methods by name or file: ./mine.py:MINE")
     _json(methods)
+    _env(sub.add_parser("env", help="environments: gruppo env list | check NAME | play NAME"))
     doctor = sub.add_parser("doctor", help="step zero: the checks before the first update")
     _settings(doctor)
     send = sub.add_parser("push", help="upload a policy to the Hugging Face hub: gruppo push runs/x OWNER/NAME")
@@ -107,6 +109,19 @@ def _episodes(command: argparse.ArgumentParser) -> None:
     command.add_argument("--limit", type=int, metavar="N", help="at most N (0: all; default: 10 as text, else all)")
     command.add_argument("--out", metavar="FILE", help="write them to FILE.jsonl or FILE.parquet")
     command.add_argument("--json", action="store_true", help="print JSON, one object per line")
+
+
+def _env(command: argparse.ArgumentParser) -> None:
+    command.add_argument("what", nargs="?", default="list", help="list | check NAME | play NAME")
+    command.add_argument("names", nargs="*", help="a built-in environment, or your own: ./mine.py:World")
+    command.add_argument("--tasks", default="", metavar="TASK", help="tasks to play: a name, or a file of levels")
+    command.add_argument("--level", default="", metavar="N", help="play: the level of the task")
+    command.add_argument("--number", type=int, default=0, metavar="N", help="play: which task (default 0)")
+    command.add_argument("--player", default="", metavar="NAME", help="play: gold, random, … (default: you)")
+    command.add_argument("--care", type=float, default=1.0, metavar="P", help="play: how often gold is followed (1)")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="play: the luck of scripted players")
+    command.add_argument("--seconds", type=float, metavar="S", help="check: time for one law (default 30)")
+    _json(command)
 
 
 def _compare(command: argparse.ArgumentParser) -> None:

@@ -29,13 +29,17 @@ NAMES = (*BUILT_IN, "preference", "sums")
 
 
 def family(name: str) -> Family:
-    """The built-in family of that name."""
-    if name not in NAMES:
-        raise ValueError(
-            f"task={name!r}: no such task.{nearest(name, NAMES)} Built in: {', '.join(NAMES)}, humaneval; several of "
-            "them: mix:NAME+NAME. Your own: ./data.jsonl, hf:NAME, gym:NAME or ./file.py:make."
-        )
-    return load_object(f"gruppo.tasks.{name}:FAMILY")
+    """The built-in family of that name; a world is one, too."""
+    if name in NAMES:
+        return load_object(f"gruppo.tasks.{name}:FAMILY")
+    worlds: tuple[str, ...] = tuple(load_object("gruppo.envs.registry:BUILT_IN"))
+    if name in worlds:
+        return load_object("gruppo.envs.family:family")(name)
+    raise ValueError(
+        f"task={name!r}: no such task.{nearest(name, (*NAMES, *worlds))} Built in: {', '.join(NAMES)}, humaneval; "
+        f"environments: {', '.join(worlds)}; several of them: mix:NAME+NAME. Your own: ./data.jsonl, hf:NAME, gym:NAME "
+        "or ./file.py:make."
+    )
 
 
 def load_task(

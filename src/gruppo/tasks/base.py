@@ -96,6 +96,9 @@ class TaskSet:
 
     `train` and `held_out` may be lists, or anything with `len(x)` and `x[i]`. `notes` are sentences for the user about
     how the set was made. `digest` changes with its content, so that a resumed run notices other data.
+
+    `env` names the environment that the tasks are played in, or several of them, joined by `+`; each task names its own
+    in `meta["env"]`. Such a set needs no scorer.
     """
 
     name: str
@@ -107,8 +110,11 @@ class TaskSet:
     notes: tuple[str, ...] = ()
     digest: str = ""  # empty for generated tasks, which the settings determine
     text_tokens: int = 0  # max_tokens for a model that writes text, as far as its context goes; 0: the same
+    env: str = ""  # empty: answers are judged by the scorer
 
     def __post_init__(self) -> None:
+        if not self.env and not str(self.scorer):
+            raise ValueError(f"{self.name}: no scorer and no env, so nothing can be judged. Give one of them.")
         if not len(self.train):
             raise ValueError(f"{self.name}: train is empty, so there is nothing to learn. Give at least one task.")
         if self.max_tokens < 1:
@@ -208,7 +214,7 @@ class Family:
     name: str
     count: Callable[[int], int]
     make: Callable[[int, int, int], Task]
-    scorer: str
+    scorer: str  # empty: the family is a world, and its tasks are played in it
     max_tokens: Mapping[int, int]  # by level; its keys are the levels
     default: int  # level
     split_as: str = ""  # the family whose held-out problems are also held out here; empty: its own
@@ -263,6 +269,7 @@ class Family:
             scorer=self.scorer,
             max_tokens=max(self.max_tokens[n] for n in levels),
             levels=levels,
+            env="" if self.scorer else self.name,
         )
 
 

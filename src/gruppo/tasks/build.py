@@ -38,15 +38,15 @@ def task_set(
         rest = [r for r in rows if r.prompt_hash not in prompts]
         notes += [*more, *_counted(len(rows) - len(rest), "left out: the same prompt is held out")]
     else:
-        kept, rest = _split(rows, held_out, train.name)
+        kept, rest = split_rows(rows, held_out, train.name)
     levels = tuple(sorted({r.task.level for r in rest + kept}))
     if settings.level:
         levels = parse_levels(name, settings.level, levels)
-    chosen = _in_order([r.task for r in rest if r.task.level in levels], f"seed {settings.seed}")
+    chosen = in_order([r.task for r in rest if r.task.level in levels], f"seed {settings.seed}")
     if not chosen:
         raise ValueError(f"{name}: every row is held out, so there is nothing to train on. Hold out fewer rows.")
     chosen = chosen[: settings.train_size or None]
-    held = _in_order([r.task for r in kept if r.task.level in levels], "held out")
+    held = in_order([r.task for r in kept if r.task.level in levels], "held out")
     scorer = scorer_of(settings.reward or _usual_scorer(chosen + held), settings)
     longest = max(max(len(t.solution), len(t.answer)) for t in (*chosen, *held))
     words = 0 if tokens else text_tokens(longest)
@@ -103,7 +103,7 @@ def _counted(count: int, what: str) -> list[str]:
     return [f"{count} row{'s' if count > 1 else ''} {what}"] if count else []
 
 
-def _split(rows: list[Read], share: float, where: str) -> tuple[list[Read], list[Read]]:
+def split_rows(rows: list[Read], share: float, where: str) -> tuple[list[Read], list[Read]]:
     """Holds out the share of the prompts with the smallest hashes, whatever the seed and the order of the rows."""
     if not 0 < share < 1:
         raise ValueError(
@@ -119,7 +119,7 @@ def _split(rows: list[Read], share: float, where: str) -> tuple[list[Read], list
     return [r for r in rows if r.prompt_hash in held], [r for r in rows if r.prompt_hash not in held]
 
 
-def _in_order(tasks: list[Task], key: str) -> list[Task]:
+def in_order(tasks: list[Task], key: str) -> list[Task]:
     """Sorted by a keyed hash, so that the first n are a random sample, whatever the order of the rows."""
     return sorted(tasks, key=lambda t: blake2b(t.uid.encode(), digest_size=8, key=key.encode()).digest())
 

@@ -1,7 +1,11 @@
-"""JSONL files: `task=./data.jsonl`. One row is one JSON object on a line of its own."""
+"""JSONL files: `task=./data.jsonl`. One row is one JSON object on a line of its own.
+
+Rows with a field `env` are levels of an environment: `gruppo.envs.levels` reads them.
+"""
 
 import json
 from hashlib import blake2b
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,8 @@ def load(settings: TaskConfig) -> TaskSet:
     refuse_unused(settings, USED)
     table, digest = read(settings.name)
     held, more = held_out(settings.held_out)
+    if "env" in table.fields:
+        return import_module("gruppo.envs.levels").task_set(table, held, settings, digest + more)
     return task_set(Path(settings.name).stem, table, held, settings, digest + more)
 
 

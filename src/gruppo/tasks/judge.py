@@ -162,5 +162,10 @@ class Quiet:
 
 def judge_of(tasks: TaskSet, config: TaskConfig, say: Callable[[str], None] = _to_stderr) -> Judge:
     """The judge of a task set, with the limits of the settings."""
+    if tasks.env:
+        raise ValueError(
+            f"task={config.name}: it is played in an environment ({tasks.env}), and no rollout plays episodes of "
+            "several turns yet, so it can be neither trained nor evaluated. Play it: gruppo env play NAME."
+        )
     c = config
     return Judge(tasks.scorer, c.seconds, c.start_seconds, c.workers, c.concurrency, c.call_seconds, say)

@@ -13,7 +13,7 @@ from gruppo.tasks.settings import TaskConfig, plain, refuse_unused
 from gruppo.tasks.template import compiled
 
 GENERATED = ("level", "seed", "train_size")
-KINDS = ("hf", "gym", "mix")
+KINDS = ("hf", "gym", "mix", "env")
 OTHER_DATA = (".csv", ".tsv", ".json", ".parquet", ".arrow")
 
 
@@ -28,8 +28,9 @@ def load(settings: TaskConfig, held_out_size: int = 1_000) -> TaskSet:
         return import_module("gruppo.tasks.hub").load(settings)
     if is_data(name) or name == "humaneval":
         return import_module(f"gruppo.tasks.{'files' if is_data(name) else name}").load(settings)
-    if name.startswith("mix:"):
-        made = import_module("gruppo.tasks.mixture").load(settings, held_out_size)
+    if name.startswith(("mix:", "env:")):
+        kind = "tasks.mixture" if name.startswith("mix:") else "envs.adapters"
+        made = import_module(f"gruppo.{kind}").load(settings, held_out_size)
     else:
         _refuse_other_data(name)
         made = _own(settings, held_out_size) if is_path(name) else _built_in(settings, held_out_size)
@@ -50,7 +51,7 @@ def _refuse_other_data(name: str) -> None:
     if near or (colon and "/" in rest and not kind.endswith(".py")):
         raise ValueError(
             f"task={name}: {kind!r} is no kind of data.{near} Write hf:NAME for a Hugging Face dataset, gym:NAME for "
-            "reasoning-gym, mix:NAME+NAME for several tasks, or ./file.py:make for your own."
+            "reasoning-gym, mix:NAME+NAME for several tasks, env:LIBRARY/ID for worlds, or ./file.py:make for your own."
         )
 
 
@@ -58,7 +59,11 @@ def _built_in(settings: TaskConfig, held_out_size: int) -> TaskSet:
     from gruppo.tasks import family
 
     found = family(settings.name)
-    refuse_unused(settings, GENERATED)
+    if found.scorer:
+        refuse_unused(settings, GENERATED)
+    else:  # a world
+        refuse_unused(settings, (*GENERATED, "options"))
+        found = import_module("gruppo.envs.family").family(settings.name).with_options(plain(settings.options))
     return found.task_set(settings.level or None, settings.seed, settings.train_size or 20_000, held_out_size)
 
 
@@ -94,6 +99,11 @@ def _judged(made: TaskSet, settings: TaskConfig) -> TaskSet:
         return replace(made, scorer=scorer_of(settings.reward, settings))
     if not settings.args:
         return made
+    if not str(made.scorer):
+        raise ValueError(
+            f"{settings.name} is judged by its environment, so task.args would have no effect. Leave it out, or name a "
+            "task.reward."
+        )
     before = made.scorer.args if isinstance(made.scorer, Scorer) else {}
     return replace(made, scorer=Scorer(str(made.scorer), {**before, **plain(settings.args)}))
 

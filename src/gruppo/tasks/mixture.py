@@ -2,7 +2,7 @@
 
 The parts are built-in tasks, each at a level (`@2`, `@1-3`) or at its default one, and take turns. A domain is a task
 at a level, so a curriculum can choose among them without generating the others. Each answer is judged by the scorer
-of its own task.
+of its own task, or by its environment if it is a world.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,14 @@ def load(settings: TaskConfig, held_out_size: int) -> TaskSet:
         tasks = [family.split(levels, name, settings.seed, limit) for family, levels in parts]
         return interleaved(f"{settings.name}.{name}", tasks, limit)
 
+    scorers = {family.name: family.scorer for family, _ in parts if family.scorer}
+    worlds = dict.fromkeys(family.name for family, _ in parts if not family.scorer)
     return TaskSet(
         name=settings.name,
         train=split("train", settings.train_size or 20_000),
         held_out=split("held_out", held_out_size),
-        scorer=Scorer("gruppo.tasks.mixture:BySource", {"scorers": {f.name: f.scorer for f, _ in parts}}),
+        scorer=Scorer("gruppo.tasks.mixture:BySource", {"scorers": scorers}) if scorers else "",
+        env="+".join(worlds),
         max_tokens=max(family.max_tokens[n] for family, levels in parts for n in levels),
         levels=tuple(sorted({n for _, levels in parts for n in levels})),
     )

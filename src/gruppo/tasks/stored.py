@@ -14,6 +14,7 @@ def written(tasks: TaskSet) -> str:
     scorer = tasks.scorer if isinstance(tasks.scorer, Scorer) else Scorer(tasks.scorer)
     head = {"name": tasks.name, "scorer": scorer.path, "args": dict(scorer.args), "max_tokens": tasks.max_tokens}
     head |= {"levels": tasks.levels, "notes": tasks.notes, "digest": tasks.digest}
+    head |= {"env": tasks.env} if tasks.env else {}
     return "".join(f"{line}\n" for line in (json_line(head, tasks.name), *_lines(tasks)))
 
 
@@ -32,7 +33,7 @@ def read(path: Path) -> TaskSet:
         splits[line.pop("split")].append(Task(**line))
     scorer = Scorer(head["scorer"], head["args"]) if head["args"] else head["scorer"]
     facts = (head[name] for name in ("max_tokens", "levels", "notes", "digest"))
-    return TaskSet(head["name"], splits["train"], splits["held_out"], scorer, *facts)
+    return TaskSet(head["name"], splits["train"], splits["held_out"], scorer, *facts, env=head.get("env", ""))
 
 
 def json_line(value: dict[str, Any], what: str) -> str:

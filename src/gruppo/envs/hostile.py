@@ -1,0 +1,45 @@
+"""Actions that no agent should take and some agent will: for the law `hostile`, and for tests."""
+
+from typing import Any
+
+HOSTILE: tuple[Any, ...] = (
+    "",
+    " ",
+    "\n\n",
+    "\x00\x01\xff",
+    "a" * 100_000,
+    "go " * 50_000,
+    "९ ² ½ ⅷ",  # digits that are no numbers to int(), or other ones
+    "٣",
+    "-1",
+    "99999999999999999999999999",
+    "1e9",
+    "nan",
+    "日本語 🎲 \u202e\u0000",
+    "\ud800",  # half a character
+    "go",
+    "go nowhere",
+    "put cup in cup",
+    "put  in ",
+    "open 0",
+    "open -1",
+    "offer 100",
+    "answer",
+    "search",
+    "search " + "of " * 60,
+    "next",
+    "back",
+    "accept",
+    "bet",
+    "fold",
+    "up up",
+    "it is it",
+    "1 + ",
+    "{'action': 'up'}",
+    "<action>up</action>",
+    "%s %n {0} {task}",
+    None,
+    7,
+    ["up"],
+    b"up",
+)

@@ -1,0 +1,95 @@
+"""Environments in processes that can be killed, and guarded ones: a failure is the error of its episode."""
+
+import time
+
+import bad_worlds
+import pytest
+
+from gruppo.envs import make_env
+from gruppo.envs.check import LAWS, holds
+from gruppo.envs.guard import Guarded
+from gruppo.envs.hosted import Hosted
+from gruppo.envs.replay import Replayed
+from gruppo.tasks import Task, load_task
+
+FILE = bad_worlds.__file__
+TASK = Task("t", "say stop", "", 1, "t")
+
+
+def test_a_hosted_world_is_the_same_world() -> None:
+    task = load_task("household").train[0]
+    here, there = make_env("household"), Hosted("household")
+    assert there.can == {"actions", "gold"} and there.seats == ("policy",)  # starts the process
+    assert here.reset(task) == there.reset(task)
+    while not here.seen.done:
+        assert here.gold() == there.gold() and list(here.actions()) == there.actions()
+        assert here.step(here.gold()) == there.step(there.gold())
+    assert there.look().rewards == {"task": 1.0} and there.starts == 1
+    assert there.step("look").rewards == {} and there.gold() == ""
+    there.close()
+
+
+def test_replays_give_a_hosted_world_snapshots() -> None:
+    task, env = load_task("lake", level=3).train[0], Replayed(Hosted("lake"))
+    env.reset(task)
+    env.step("down")
+    kept, after = env.snapshot(), env.step("right")
+    env.restore(kept)
+    assert env.step("right") == after
+    env.close()
+
+
+def test_a_world_that_hangs_loses_its_episode_and_the_next_one_starts_anew() -> None:
+    env = Hosted(f"{FILE}:Hangs", seconds=0.3)
+    env.reset(TASK)
+    begun = time.monotonic()
+    seen = env.step("stop")
+    assert seen.done and seen.error.startswith("timeout: no answer to step in 0.3 s") and not seen.rewards
+    assert time.monotonic() - begun < 5
+    assert env.reset(TASK).text == "begin" and env.starts == 2
+    env.close()
+
+
+def test_a_process_that_ends_loses_its_episode() -> None:
+    env = Hosted(f"{FILE}:Exits")
+    env.reset(TASK)
+    seen = env.step("stop")
+    assert seen.error.startswith("ended: ") and "exit code 3" in seen.error
+    assert env.step("stop").done and not env.reset(TASK).error
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("RaisesOften", "raised: KeyError"),
+        ("NaN", "broken: Seen.rewards['task'] is nan"),
+        ("NoText", "broken: Seen.text"),
+    ],
+)
+@pytest.mark.parametrize("hosted", [False, True])
+def test_what_goes_wrong_is_an_error_and_never_a_reward(name: str, part: str, hosted: bool) -> None:
+    env = Hosted(f"{FILE}:{name}") if hosted else Guarded(getattr(bad_worlds, name)())
+    env.reset(TASK)
+    seen = env.step("stop")
+    assert seen.done and seen.error.startswith(part) and not seen.rewards and not seen.outcomes
+    if hosted:
+        env.close()
+
+
+def test_a_guarded_world_is_a_world() -> None:
+    tasks = load_task("lake").train
+    for law in LAWS:
+        assert not holds(law, lambda: Guarded(make_env("lake")), [tasks[i] for i in range(2)])
+
+
+def test_a_world_that_cannot_start_is_refused() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'lake'"):
+        Hosted("lak").reset(TASK)
+    with pytest.raises(ValueError, match="cannot be made with"):
+        Hosted(f"{FILE}:WantsMore").reset(TASK)
+    env = Hosted(f"{FILE}:WantsMore", options={"size": 3})
+    assert env.reset(TASK).text == "begin"
+    env.close()
+    with pytest.raises(ValueError, match="positive"):
+        Hosted("lake", seconds=0)
