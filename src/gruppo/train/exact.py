@@ -12,4 +12,4 @@ def be_deterministic() -> None:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # no tensor here is read before it is written
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no tensor here is read before it is written
