@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +272,35 @@ def test_a_zygote_that_was_killed_is_replaced() -> None:
     box.close()
 
 
+def test_a_caller_that_is_killed_leaves_nothing(sandbox: Sandbox) -> None:
+    """Neither its programs nor its folders."""
+    code = f"""
+import asyncio
+from gruppo.sandbox import Sandbox
+box = Sandbox({sandbox.wanted!r})
+print(box.start()._process.pid, flush=True)
+asyncio.run(box.run("import time; time.sleep(60)", seconds=60))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        zygote = int(caller.stdout.readline())
+        waited(lambda: len(below(zygote)) == 3)  # supervisor, keeper, program
+        processes = [zygote, *below(zygote)]
+        folders = set(Path(tempfile.gettempdir()).glob("gruppo-sandbox-*"))
+        caller.kill()
+    waited(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
+    left = set(Path(tempfile.gettempdir()).glob("gruppo-sandbox-*"))
+    assert sandbox.wanted == "namespaces" or left < folders
+
+
+def waited(done: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if done():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not happen within 10 s")
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 
@@ -283,6 +314,7 @@ def test_a_zygote_that_was_killed_is_replaced() -> None:
         ({"processes": 0}, r"processes=0"),
         ({"output_bytes": -1}, r"output_bytes=-1"),
         ({"files": {"../x": ""}}, r"'../x' would be outside.*relative name"),
+        ({"stdin": "x" * 40_000_000}, r"40,000,000 bytes.*Give it less"),
         ({"files": {"/x": ""}}, r"'/x' would be outside"),
     ],
 )
@@ -312,6 +344,7 @@ def test_without_isolation_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_without_seccomp_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The zygote starts, and its first program is refused."""
     inside = tmp_path / "inside"
     inside.mkdir()
     for file in host_module.INSIDE.glob("*.py"):
@@ -320,9 +353,8 @@ def test_without_seccomp_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path:
             text += "\ndef install(processes, modes):\n    raise Refused('no seccomp')\n"
         (inside / file.name).write_text(text)
     monkeypatch.setattr(host_module, "INSIDE", inside)
-    with Sandbox() as box:
-        found = ran(box, "print('ran')")
-    assert (found.status, found.stdout) == ("failed", "") and "no seccomp" in found.why
+    with pytest.raises(NoIsolation, match=r"a first program did not run \(no seccomp\)"):
+        Sandbox().start()
 
 
 def test_on_another_system_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:

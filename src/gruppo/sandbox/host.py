@@ -51,6 +51,11 @@ class Zygote:
         self._socket, self._lock = ours, threading.Lock()
         self.close = weakref.finalize(self, _stop, self._process, ours, os.getpid())
         self.facts = self._greeted(isolation)
+        ran = self._probed()
+        if not ran.ok or ran.stdout != "42\n":
+            self.close()
+            said = ran.why or ran.stderr.strip().rpartition("\n")[2] or ran.status
+            raise NoIsolation(f"{isolation}: a first program did not run ({said})")
 
     def _greeted(self, isolation: str) -> dict[str, Any]:
         self._socket.settimeout(START)
@@ -70,6 +75,21 @@ class Zygote:
             self.close()
             raise NoIsolation(f"{isolation}: {facts.get('refused') or said or 'its process died'}")
         return facts
+
+    def _probed(self) -> Ran:
+        """A first program: what the zygote can prepare for itself may still be refused to a program."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self.hand(theirs)
+            theirs.close()
+            ours.settimeout(START)
+            try:
+                ours.sendall(request(PROBE, 5.0, 256, 1024, 1, "", {}, None))
+                with ours.makefile("rb") as file:
+                    head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+                    return _ran(head, [file.read(n) for n in head["sizes"]])
+            except (OSError, ValueError) as error:
+                return Ran("failed", why=str(error))
 
     @property
     def alive(self) -> bool:
@@ -211,10 +231,14 @@ async def _handed(zygote: Zygote, message: bytes) -> Ran:
         writer.write(message)
         size = int.from_bytes(await reader.readexactly(8), "little")
         head = json.loads(await reader.readexactly(size))
-        texts = [(await reader.readexactly(n)).decode(errors="replace") for n in head["sizes"]]
-        return Ran(head["status"], *texts, seconds=head.get("seconds", 0.0), why=head["why"])
+        return _ran(head, [await reader.readexactly(n) for n in head["sizes"]])
     finally:
         writer.close()  # also when this call is cancelled: the supervisor sees it, and kills the program
+
+
+def _ran(head: dict[str, Any], texts: list[bytes]) -> Ran:
+    stdout, stderr, value = (text.decode(errors="replace") for text in texts)
+    return Ran(head["status"], stdout, stderr, value, head.get("seconds", 0.0), head["why"])
 
 
 def _remedy(refused: Mapping[str, str]) -> str:

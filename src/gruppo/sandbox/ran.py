@@ -10,6 +10,7 @@ from typing import Any, Literal
 Status = Literal["ok", "error", "timeout", "memory", "output", "limit", "killed", "failed"]
 
 LEAST_MEMORY = 16  # MB
+LARGEST_FILES = 32 << 20  # bytes that a program can be given; its scratch folder holds twice as much
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ def request(
 ) -> bytes:
     """The message to a supervisor; a ValueError says what cannot be run."""
     _refuse(code, seconds, memory_mb, output_bytes, processes)
+    size = sum(len(content) for content in (stdin, *files.values()))
+    if size > LARGEST_FILES:
+        raise ValueError(
+            f"stdin and files have {size:,} bytes, and a program can be given {LARGEST_FILES:,}. Give it less."
+        )
     body: dict[str, Any] = {
         "code": _text(code),
         "seconds": seconds,

@@ -203,6 +203,8 @@ def _parts(request: dict[str, Any]) -> list[str]:
 def _laid_out(request: dict[str, Any]) -> int:
     """Writes the files and the standard input into the scratch folder; returns a descriptor of the input."""
     name = ".stdin"
+    while name in request["files"]:
+        name += "_"
     for path, content in {**request["files"], name: request["stdin"]}.items():
         if os.path.dirname(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -34,12 +34,13 @@ def boot(number: int, isolation: str) -> None:
     try:
         no_new_privileges()
         load()
+        real = map(os.path.realpath, sys.path)  # links to them do not exist inside
+        sys.path[:] = [path for path in real if path.startswith(tuple(folders()))]
         base = memory()
         jail.prepare()
     except (Refused, OSError) as error:
         channel.sendall(json.dumps({"refused": str(error)}).encode() + b"\n")
         return
-    sys.path[:] = [path for path in sys.path if os.path.realpath(path).startswith(tuple(folders()))]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended are not waited for
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the default of programs, too
     gc.collect()
