@@ -1,6 +1,7 @@
 """What a program may do, how its end is named, what is refused, and that the host is as it was."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import pytest
 
 from gruppo.cli import main
 from gruppo.sandbox import NoIsolation, Ran, Sandbox, Tests
+from gruppo.sandbox import doctor as doctor_module
 from gruppo.sandbox import host as host_module
+from gruppo.sandbox.attacks import ATTACKS, Attack
 
 
 def ran(sandbox: Sandbox, code: str, **limits: Any) -> Ran:
@@ -363,10 +366,19 @@ def test_on_another_system_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None
         ran(Sandbox(), "1")
 
 
-def test_the_doctor_names_the_isolation(sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
-    if sandbox.wanted != "namespaces":
-        pytest.skip("once is enough")
+def test_the_doctor_names_the_isolation(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And an attack that gets through, here one that only says so, is an exit code of 1."""
+    few = {name: ATTACKS[name] for name in ("fork bomb", "sockets")}
+    monkeypatch.setattr(doctor_module, "ATTACKS", few)
+    for module in (host_module, doctor_module):
+        monkeypatch.setattr(module, "ISOLATIONS", (sandbox.wanted,))
     assert main(["doctor", "--sandbox"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("isolation: namespaces") and "held    fork bomb" in said and "0 of 17 attacks" in said
+    assert said.startswith(f"isolation: {sandbox.wanted}") and "held    fork bomb" in said and "0 of 2 attacks" in said
+    few["liar"] = Attack("liar", "print('ESCAPED')")
+    assert main(["doctor", "--sandbox", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["attacks"] == {"fork bomb": [], "sockets": [], "liar": ["ESCAPED"]}
     assert main(["doctor", "--sandbox", "method=grpo"]) == 2
+    assert "has no meaning there" in capsys.readouterr().err

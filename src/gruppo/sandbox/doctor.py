@@ -43,7 +43,7 @@ def _other(active: str, refused: dict[str, str]) -> str:
 def lines(found: Examined) -> list[str]:
     landlock = f"Landlock (version {found.landlock})" if found.landlock else "without Landlock"
     text = "own users, processes, files, network; " if found.isolation == "namespaces" else ""
-    said = [f"isolation: {found.isolation} ({text}{landlock}, seccomp). {found.other}."]
+    said = [f"isolation: {found.isolation} ({text}{landlock}, seccomp).{f' {found.other}.' if found.other else ''}"]
     for name, reached in found.attacks.items():
         said.append(f"{'ESCAPED' if reached else 'held   '} {name}{': ' if reached else ''}{'; '.join(reached)}")
     bad = sum(map(bool, found.attacks.values()))
