@@ -159,6 +159,13 @@ def test_only_right_results_pass_tests(sandbox: Sandbox, code: str, status: str)
     assert ran(sandbox, code, tests=tests).status == status
 
 
+def test_a_program_cannot_cut_a_loop_of_the_tests_short(sandbox: Sandbox) -> None:
+    """A StopIteration ends `map`, and `all` of nothing is true."""
+    code = "def right(x):\n    raise StopIteration\n"
+    assert ran(sandbox, code, tests=Tests("assert all(map(right, [1, 2]))")).status == "error"
+    assert ran(sandbox, "def right(x): return True", tests=Tests("assert all(map(right, [1, 2]))")).ok
+
+
 def test_values_and_exceptions_pass_to_the_tests(sandbox: Sandbox) -> None:
     code = """
 from collections import Counter, namedtuple

@@ -155,7 +155,7 @@ def remote(name: str, calls: int, replies: int) -> Callable[..., Any]:
             return content
         error, said = content
         found: Any = getattr(builtins, str(error), None)
-        fit = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, UnicodeError)
+        fit = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, UNFIT)
         kind: Any = found if fit else RuntimeError
         raise kind(str(said))
 
@@ -163,6 +163,8 @@ def remote(name: str, calls: int, replies: int) -> Callable[..., Any]:
     return call
 
 
+# Those that take more than a text, and those that would end a `map` of the tests before they have seen everything.
+UNFIT = (UnicodeError, BaseExceptionGroup, StopIteration, StopAsyncIteration)
 PLAIN: tuple[Any, ...] = (bool, int, float, complex, str, bytes)
 
 
