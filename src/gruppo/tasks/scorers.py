@@ -24,6 +24,7 @@ SCORERS = {
     "regex": ("gruppo.tasks.scorers:Regex", False),
     "json_schema": ("gruppo.tasks.scorers:JsonSchema", False),
     "listed": ("gruppo.tasks.scorers:listed", False),
+    "program": ("gruppo.tasks.program:Program", False),
     "reward_model": ("gruppo.tasks.reward_model:RewardModel", False),
     "llm_judge": ("gruppo.tasks.llm_judge:LLMJudge", False),
 }
