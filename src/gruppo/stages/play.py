@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
-from gruppo.data import Episode, Note, Source, Status, Turn, key_hash, single_turn
-from gruppo.data.views import as_sampled
+from gruppo.data import Episode, Growing, Note, Source, Status, key_hash, single_turn
+from gruppo.data import nodes_of as nodes_of
 from gruppo.engines.base import Completion, Request
 from gruppo.stages.context import Ask, Context, Prompt, Sampling
 
@@ -59,8 +58,9 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """An episode of one sequence, to be continued from position `at`; the tokens in `given` are inserted there first.
+    """An episode to be continued from position `at` of a sequence; the tokens in `given` are inserted there first.
 
+    The action that stands there goes on, turns before it stay, and later ones, of other sequences too, are dropped.
     With a `uid` of its own it is a sibling of the episode, and `node` says which decisions the two share.
     """
 
@@ -70,37 +70,41 @@ class Fork:
     sampling: Sampling
     given: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     source: Source = Source.INJECTED  # of `given`, which is part of the answer but not the policy's
+    sequence: int = 0
 
     @property
     def prefix(self) -> Ids:
-        return np.concatenate([self.episode.sequences[0].ids[: self.at], self.given])
+        return np.concatenate([self.episode.sequences[self.sequence].ids[: self.at], self.given])
 
-    def ended(self, ctx: Context, request: Request, completion: Completion) -> Episode:
-        """The episode up to `at`, then `given`, then this completion.
+    def grown(self) -> Growing:
+        """The episode up to `at`, then `given`, with the action under way.
 
         The rewards of the old ending are dropped, and all notes except those at level E.
         """
-        [sequence] = self.episode.sequences
-        kept = sequence.upto(self.at)
-        if self.uid != self.episode.uid:
-            kept = replace(kept, node=nodes_of(self.episode)[: self.at])
-        longer = kept.extended(self.given, self.source).extended(
-            completion.ids, Source.POLICY, completion.logp, completion.version, request.temperature, completion.allowed
+        begun = [i for i, t in enumerate(self.episode.turns) if t.sequence == self.sequence and t.start <= self.at]
+        if not begun:
+            raise ValueError(
+                f"episode {self.episode.uid} cannot be continued from position {self.at} of sequence {self.sequence}: "
+                "no turn has begun there, so its prompt would be cut. Use a position in one of its actions."
+            )
+        grown = Growing.of(self.episode).fork(self.uid, begun[-1], self.at)
+        grown.write(self.given, source=self.source)
+        return grown
+
+    def ended(self, ctx: Context, request: Request, completion: Completion) -> Episode:
+        """The episode up to `at`, then `given`, then this completion."""
+        grown = self.grown()
+        grown.act(
+            completion.ids,
+            completion.logp,
+            completion.version,
+            temperature=request.temperature,
+            allowed=completion.allowed,
         )
-        start = longer.prompt_len
-        return replace(
-            self.episode,
-            uid=self.uid,
-            sequences=[longer],
-            turns=[Turn(start=start, stop=len(longer.ids), obs_stop=start)],
-            status=ending(completion),
-            text=ctx.tokenizer.decode(longer.ids[longer.source != Source.ENV]),
-            reward={},
-            replaced=frozenset[str](),
-            answer="",
-            notes={k: n for k, n in self.episode.notes.items() if n.level == "E"},
-            rewarded=False,
-        )
+        made = grown.finish(ending(completion))
+        written = [s.ids[s.source != Source.ENV] for s in made.sequences]
+        made.text = ctx.tokenizer.decode(np.concatenate(written))
+        return made
 
 
 async def one_answer(
@@ -193,14 +197,3 @@ def prompt_source(prompt: Prompt) -> Any:
     for start, stop, name in prompt.given:
         source[start:stop] = Source[name.upper()]
     return source
-
-
-def nodes_of(episode: Episode) -> Any:
-    """The id of every decision of an episode of one sequence, as in `node_N` of a batch; -1 for other tokens."""
-    [s] = episode.sequences
-    decided = as_sampled(s)[1]
-    own = key_hash(episode.uid, 0, torch.arange(len(decided)))
-    assert isinstance(own, torch.Tensor)
-    node = np.full(len(s.ids), -1)
-    node[decided] = own.numpy()
-    return node if s.node is None else np.where(s.node == -1, node, s.node)
