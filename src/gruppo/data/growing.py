@@ -114,6 +114,7 @@ class Growing:
         self._rest: dict[str, Any] = {"task": task, "group": group, **rest}
         self._contexts: list[_Context] = []
         self._here = -1
+        self._acted = 0  # contexts in which somebody has acted
         self._begun = -1  # where the action that is under way begins; -1: none is
         self._known: dict[str, Any] = {}  # of the turn that is under way
 
@@ -123,13 +124,13 @@ class Growing:
         made = cls(
             **{f.name: getattr(episode, f.name) for f in fields(Episode) if f.name not in ("sequences", "turns")}
         )
-        made._rest["reward"] = dict(episode.reward)
-        made._rest["notes"] = {name: Note(n.values.copy(), n.level, n.version) for name, n in episode.notes.items()}
+        made._rest |= {"reward": dict(episode.reward), "notes": _copies(episode.notes)}
         made.turns = [_copied(t) for t in episode.turns]
         seen = [0] * len(episode.sequences)
         for t in episode.turns:
             seen[t.sequence] = max(seen[t.sequence], t.stop)
         made._contexts = [_Context.of(s, i, seen[i]) for i, s in enumerate(episode.sequences)]
+        made._acted = len(seen)
         made._here = episode.turns[-1].sequence if episode.turns else len(seen) - 1
         return made
 
@@ -230,8 +231,7 @@ class Growing:
         was seen after the last turn that stays must be observed again.
         """
         made = Growing(uid, **{k: v for k, v in self._rest.items() if k not in _ENDING})
-        notes: dict[str, Note] = self._rest.get("notes", {})
-        made._rest["notes"] = {k: Note(n.values.copy(), n.level, n.version) for k, n in notes.items() if n.level == "E"}
+        made._rest["notes"] = {k: n for k, n in _copies(self._rest.get("notes", {})).items() if n.level == "E"}
         kept = len(self.turns) if turn is None else turn
         if uid != self.uid:
             made._rest |= {"parent": self.uid, "fork": kept}
@@ -269,6 +269,7 @@ class Growing:
             self.end()
         acted = sorted((c for c in self._contexts if c.number >= 0), key=lambda c: c.number)
         said: dict[str, Any] = {**self._rest, **({} if status is None else {"status": status}), **rest}
+        said |= {"reward": dict(said.get("reward", {})), "notes": _copies(said.get("notes", {}))}
         sequences, turns = [c.sequence() for c in acted], [_copied(t) for t in self.turns]
         return Episode(uid=self.uid, sequences=sequences, turns=turns, **said)
 
@@ -296,7 +297,7 @@ class Growing:
 
     def _number(self, context: _Context) -> None:
         if context.number < 0:
-            context.number = 1 + max(c.number for c in self._contexts)
+            context.number, self._acted = self._acted, self._acted + 1
 
     def _context_of(self, turn: Turn) -> int:
         return next(i for i, c in enumerate(self._contexts) if c.number == turn.sequence)
@@ -320,6 +321,7 @@ class Growing:
         self.turns = [_copied(t) for t in other.turns[:kept]]
         last = {t.sequence: t.stop for t in self.turns}
         number = {old: new for new, old in enumerate(sorted(last))}
+        self._acted = len(number)
         for t in self.turns:
             t.sequence = number[t.sequence]
         for i, stop in cuts.items():
@@ -332,8 +334,12 @@ class Growing:
 
 def _copied(turn: Turn) -> Turn:
     made = copy(turn)
-    made.reward = dict(turn.reward)
+    made.reward, made.tools = dict(turn.reward), tuple(map(copy, turn.tools))
     return made
+
+
+def _copies(notes: dict[str, Note]) -> dict[str, Note]:
+    return {name: Note(n.values.copy(), n.level, n.version) for name, n in notes.items()}
 
 
 def _nodes(s: Sequence, uid: int, number: int) -> Ints:
