@@ -1,4 +1,4 @@
-"""An episode that is written turn by turn is the episode that was made at once; branches share nothing but their past."""
+"""An episode written turn by turn is the episode made at once; branches share nothing but their past."""
 
 import time
 from dataclasses import fields, replace
@@ -274,7 +274,7 @@ def begun() -> Growing:
 def test_nothing_comes_between_the_tokens_of_an_action(verb: str) -> None:
     made = begun()
     made.write(np.array([4]))
-    with pytest.raises(ValueError, match="episode 5: an action is under way, so .* Call end"):
+    with pytest.raises(ValueError, match=r"episode 5: an action is under way, so .* Call end"):
         getattr(made, verb)(0 if verb == "switch" else np.array([1]))
 
 

@@ -233,13 +233,41 @@ class Episode:
 
     @property
     def earned(self) -> dict[str, float]:
-        """`returns` of the agents that the policy speaks for; of all, if it has sampled nothing."""
+        """`returns` of the agents that the policy speaks for."""
         out = self.returns
-        if len(out) < 2:
-            return out
+        return out if len(out) < 2 else {agent: r for agent, r in out.items() if agent in self.speaks}
+
+    @property
+    def speaks(self) -> set[str]:
+        """Agents that the policy speaks for: it sampled a token of theirs. All agents, if it sampled none."""
+        agents = {t.agent for t in self.turns}
+        if len(agents) < 2:
+            return agents
         spans = ((t.agent, self.sequences[t.sequence].source[t.start : t.stop]) for t in self.turns)
-        mine = {agent for agent, source in spans if (source == Source.POLICY).any()}
-        return {agent: r for agent, r in out.items() if agent in mine or not mine}
+        return {agent for agent, source in spans if (source == Source.POLICY).any()} or agents
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The reward of the task itself, the component `task`, of each agent that the policy speaks for.
+
+        It lies on the episode, which all share, or on the turns of each, as in a game. Empty: there is none.
+        """
+        own, turns = self.reward.get("task"), [t for t in self.turns if "task" in t.reward]
+        if own is None and not turns:
+            return {}
+        speaks = self.speaks
+        mine = (t.agent for t in self.turns if t.agent in speaks)  # in an order that is the same in every process
+        out = dict.fromkeys(mine, 0.0 if own is None else own)
+        for t in turns:
+            if t.agent in out:
+                out[t.agent] += t.reward["task"]
+        return out or {"": 0.0 if own is None else own}
+
+    @property
+    def score(self) -> float:
+        """The mean of `scores`; NaN if there is none."""
+        found = self.scores.values()
+        return sum(found) / len(found) if found else float("nan")
 
     @property
     def tokens(self) -> int:

@@ -4,6 +4,7 @@ Rollouts make episodes with `ctx.play`. Here an episode is one answer. An enviro
 same call (none is included yet), so that a rollout that only calls `ctx.play` need not change.
 """
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -185,10 +186,45 @@ def episode_of(
         notes={k: Note(np.array([v], np.float32)) for k, v in ask.notes.items()},
         step=ctx.step,
         ask=ask,
+        asked=asked_of(ask),
         index=ask.index,
         domain=ask.task.domain,
         **rest,
     )
+
+
+def asked_of(ask: Ask) -> str:
+    """An ask without its task, as JSON, to be stored with its episodes. What JSON cannot hold exactly is in `lost`."""
+    held, lost = dict[str, Any](), list[str]()
+    for name, value in ask.how.items():
+        value = value.item() if isinstance(value, np.generic) else value
+        if _exact(value):
+            held[name] = value
+        else:
+            lost.append(name)
+    notes = {name: float(x) for name, x in ask.notes.items()}
+    said = {"how": held, "key": ask.key, "notes": notes, "lost": lost}
+    return json.dumps({"samples": ask.samples, "group": ask.group, **{k: v for k, v in said.items() if v}})
+
+
+def _exact(value: Any) -> bool:
+    try:
+        return json.loads(json.dumps(value)) == value
+    except (TypeError, ValueError):
+        return False
+
+
+def ask_of(episode: Episode, task: Any) -> Ask:
+    """The ask of an episode of an earlier process, for its task; of an older file, one sample without options."""
+    if not episode.asked:
+        return Ask(task, 1, episode.group, index=episode.index)
+    said = json.loads(episode.asked)
+    if lost := said.pop("lost", ()):
+        raise ValueError(
+            f"the ask of episode {episode.uid} had the options {', '.join(lost)}, which no file can hold, so it cannot "
+            "be asked again. Use numbers, texts and lists of them in Ask.how."
+        )
+    return Ask(task, index=episode.index, **said)
 
 
 def prompt_source(prompt: Prompt) -> Any:
