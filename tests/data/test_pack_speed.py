@@ -42,9 +42,9 @@ def histories(batch: Batch) -> None:
 
 
 def seconds(f: Callable[[], object]) -> float:
-    """Of this process, the best of five: another process may have the core meanwhile."""
+    """Of this process, the best of three: another process may have the core meanwhile."""
     times: list[float] = []
-    for _ in range(5):
+    for _ in range(3):
         start = time.process_time()
         f()
         times.append(time.process_time() - start)

@@ -169,6 +169,8 @@ def test_an_opponent_that_is_not_the_policy():
     assert pack([e]).speaks_A.tolist() == [True, False]
     failed = replace(e, status=Status.ENV_ERROR)
     assert np.isnan(list(failed.returns.values())).all() and pack([failed]).reward_EA.isnan().all()
+    e.turns[0].reward = {"task": 0.5}
+    assert replace(e, reward={"task": 4.0}).scores == {"a": 5.5}  # of the episode, and of both turns
     assert answer(1).scores == {} and np.isnan(answer(1).score)
     assert answer(1, reward={"task": 0.5}).scores == {"policy": 0.5}
 

@@ -22,7 +22,7 @@ from gruppo.tasks import Task
 TASK = Task("sum-1", "1+1=", "2", 1, "sums")
 ASKS = [
     Ask(TASK, 4),
-    Ask(TASK, 1, "another", {"temperature": 0.7, "hint": 0.1 + 0.2, "draft": "ü\ud800", "turns": [1, 2]}, "k", {"x": 0.1}, 3),
+    Ask(TASK, 1, "another", {"temperature": 0.7, "hint": 0.1 + 0.2, "draft": "ü\ud800", "at": [1]}, "k", {"x": 0.1}, 3),
     Ask(TASK, 8, how={"hint_level": np.int64(2)}, notes={"rate": np.float32(0.5)}),  # type: ignore[dict-item]
 ]  # fmt: skip
 
@@ -43,7 +43,7 @@ def test_an_ask_comes_back_from_a_file(ask: Ask, tmp_path: Path) -> None:
 def test_options_that_no_file_holds_are_named() -> None:
     e = of(Ask(TASK, 1, how={"hint": 1, "callback": print, "pair": (1, 2)}))
     with pytest.raises(
-        ValueError, match="the options callback, pair, which no file can hold.*numbers, texts and lists"
+        ValueError, match=r"the options callback, pair, which no file can hold.*numbers, texts and lists"
     ):
         ask_of(e, TASK)
 
@@ -87,5 +87,5 @@ def test_a_fork_in_any_sequence() -> None:
     assert [s.ids.tolist() for s in e.sequences] == [[1, 5, 6], [1, 7, 8, 4]]
     assert [(t.agent, t.sequence, t.start, t.stop) for t in e.turns] == [("a", 0, 2, 3), ("b", 1, 2, 4)]
     assert (e.uid, e.parent, e.fork) == (9, 1, 1)
-    with pytest.raises(ValueError, match="cannot be continued from position 1 of sequence 1.*its prompt would be cut"):
+    with pytest.raises(ValueError, match=r"cannot be continued from position 1 of sequence 1.*its prompt would be cut"):
         replace(fork, at=1).grown()

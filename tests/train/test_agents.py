@@ -47,6 +47,14 @@ def test_of_a_game_against_another_the_policys_own_seat_counts() -> None:
     assert found["dead_groups"] == 0.0
 
 
+def test_a_group_lives_if_one_seat_has_something_to_compare() -> None:
+    """The second loses both times, the first wins once with a bonus."""
+    one, two = game(1, 1.0, "a"), game(2, 1.0, "a")
+    two.turns[0].reward["bonus"] = 0.5
+    assert episode_metrics([one, two])["dead_groups"] == 0.0 and _dead(packed([one, two])).value == 0.0
+    assert check_first_batch(method("grpo"), packed([one, two])) == []
+
+
 def one_agent(e: Episode) -> Episode:
     return replace(e, turns=[replace(t, agent="policy", reward={}) for t in e.turns], reward={"task": 1.0})
 
