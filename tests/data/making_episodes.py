@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from gruppo.data import Episode, Inputs, Note, Sequence, Source, Status, ToolCall, Turn, Use, single_turn
+from gruppo.data.episode import FLAGS
 
 GIVEN = [Source.POLICY, Source.POLICY, Source.POLICY, *Source][:9]
 AGENTS = ("policy", "rival")
@@ -75,7 +76,9 @@ def random_episode(rng: np.random.Generator, uid: int, groups: int) -> Episode:
             t.state, t.action_key = f"state {rng.integers(3)}" * int(rng.integers(4) > 0), f"action {rng.integers(3)}"
             t.reward = {"step": float(rng.normal())} if rng.random() < 0.5 else {}
             t.tools = tuple(ToolCall(f"tool {i}", "{}", float(rng.random()), bool(i)) for i in range(k % 3))
-            t.flags = frozenset(f for f in ("void", "invalid", "patched") if rng.random() < 0.2)
+            t.flags = frozenset(f for f in FLAGS if rng.random() < 0.2)
+            t.tag, t.seconds = ("", "plan", "explore")[int(rng.integers(3))], float(rng.random())
+            t.text = f"text of turn {k}" if rng.random() < 0.5 else ""
     e = Episode(
         uid=uid,
         task=f"task {rng.integers(3)}",
@@ -94,6 +97,9 @@ def random_episode(rng: np.random.Generator, uid: int, groups: int) -> Episode:
         replaced=(frozenset(), frozenset({"form"}), frozenset({"step", "form"}))[uid % 7 % 3],
         replayed=bool(rng.random() < 0.2),
         step=int(rng.integers(9)),
+        parent=-1 if uid % 2 else uid - 1,
+        fork=-1 if uid % 2 else int(rng.integers(3)),
+        asked="" if uid % 3 else '{"how":{"hint":0.5},"samples":4}',
     )
     e.notes = random_notes(rng, e)
     return e

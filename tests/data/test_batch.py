@@ -226,7 +226,7 @@ def test_a_minibatch_is_the_pack_of_its_episodes(episodes, seed, take):
 def assert_like_pack(part: Batch, episodes: list[Episode], whole: Batch) -> None:
     want = pack(episodes, views=ALL)
     # numbered by the whole batch
-    names = {"reward_EC", "paid_EC", "return_EC", "reward_KC", "group_E", "agent_K", "drawn_G", "uid_G"}
+    names = {"reward_EC", "paid_EC", "return_EC", "reward_KC", "reward_EA", "group_E", "agent_K", "drawn_G", "uid_G"}
     for name in (n for n in want.columns if n not in names):
         assert same(part.columns[name], want.columns[name]), name
     for c, name in enumerate(want.components):
@@ -235,6 +235,8 @@ def assert_like_pack(part: Batch, episodes: list[Episode], whole: Batch) -> None
             assert same(part.columns[several][:, at], want.columns[several][:, c]), several
     agents = [[b.agents[a] for a in b.agent_K.tolist()] for b in (part, want)]
     assert agents[0] == agents[1]
+    for a, name in enumerate(want.agents):
+        assert same(part.reward_EA[:, whole.agents.index(name)], want.reward_EA[:, a]), name
     assert torch.equal(part.uid_G[part.group_E], want.uid_G[want.group_E])
     assert part.size("G") == want.size("G") == len({e.group for e in episodes})
     drawn = dict(zip(whole.uid_G.tolist(), whole.drawn_G.tolist(), strict=True))

@@ -24,7 +24,8 @@ def test_who_wrote_a_token_is_a_number(name: str, number: int) -> None:
 
 def test_flags_of_a_turn_are_bits() -> None:
     e = answer(1)
-    for flags, number in (({"void"}, 1), ({"invalid"}, 2), ({"truncated"}, 4), ({"patched"}, 8), (set(FLAGS), 15)):
+    bits = {"void": 1, "invalid": 2, "truncated": 4, "patched": 8, "repeated": 16, "edit": 32}
+    for flags, number in [*(({name}, bit) for name, bit in bits.items()), (set(FLAGS), 63)]:
         e.turns[0].flags = frozenset(flags)
         assert pack([e]).flags_K.tolist() == [number]
 

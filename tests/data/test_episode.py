@@ -19,7 +19,7 @@ def test_numbers_that_stand_in_files() -> None:
         "OK": 0, "TRUNCATED": 1, "OPEN": 2, "INVALID": 3, "ENV_ERROR": 4, "TIMEOUT": 5, "CANCELLED": 6,
     }  # fmt: skip
     assert {u.name: int(u) for u in Use} == {"LEARN": 0, "BASELINE": 1, "NONE": 2, "APART": 3}
-    assert FLAGS == {"void": 1, "invalid": 2, "truncated": 4, "patched": 8}
+    assert FLAGS == {"void": 1, "invalid": 2, "truncated": 4, "patched": 8, "repeated": 16, "edit": 32}
 
 
 def test_what_is_judged() -> None:
@@ -40,6 +40,7 @@ def test_what_is_not_said() -> None:
     e = Episode(1, "t", "g", [], [])
     assert (e.status, e.use, e.source, e.replayed, e.step) == (Status.OK, Use.LEARN, Source.POLICY, False, -1)
     assert (e.reward, e.notes, e.text, e.error, e.final_state) == ({}, {}, "", "", "")
+    assert (turn.tag, turn.seconds, turn.text, e.parent, e.fork, e.asked) == ("", 0.0, "", -1, -1, "")
     assert e.reward is not Episode(2, "t", "g", [], []).reward
 
 

@@ -58,7 +58,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 TOOLS = st.lists(st.builds(ToolCall, ANY_TEXT, ANY_TEXT, ANY_FLOAT, st.booleans()), max_size=2).map(tuple)
 TURNS = st.builds(
     Turn, INT64, INT64, INT64, INT64, INT64, ANY_TEXT, ANY_TEXT, ANY_TEXT, REWARDS, TOOLS,
-    st.frozensets(ANY_TEXT, max_size=3),
+    st.frozensets(ANY_TEXT, max_size=3), ANY_TEXT, ANY_FLOAT, ANY_TEXT,
 )  # fmt: skip
 NOTES = st.builds(
     Note,
@@ -96,7 +96,7 @@ def sequences(draw: Any) -> Sequence:
             Episode, INT64, ANY_TEXT, ANY_TEXT, st.lists(sequences(), max_size=2), st.lists(TURNS, max_size=2),
             REWARDS, st.sampled_from(Status), st.sampled_from(Use), st.sampled_from(Source),
             st.dictionaries(ANY_TEXT, NOTES, max_size=2), ANY_TEXT, ANY_TEXT, ANY_TEXT, st.booleans(), INT64,
-            ANY_TEXT, INT64,
+            ANY_TEXT, INT64, ANY_TEXT, st.frozensets(ANY_TEXT, max_size=2), INT64, INT64, ANY_TEXT,
         ),
         max_size=3,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from train_runs import gruppo, metrics, same_run, saved, train
 
-from gruppo.data import Source, Status
+from gruppo.data import Episode, Source, Status
 from gruppo.data.store import load_episodes
 from gruppo.policies import CharTokenizer
 from gruppo.stages import Ask, Context, Sampling
@@ -207,7 +207,7 @@ def test_equal_rewards_are_no_warning_where_nothing_is_compared(capsys: pytest.C
 def found(*scores: float | None, prompts: int = 0) -> Any:
     """An evaluation with these task scores; None: not judged."""
     rows = [
-        SimpleNamespace(uid=i, group=f"p{i % (prompts or len(scores))}", reward={} if s is None else {"task": s})
+        Episode(i, "t", f"p{i % (prompts or len(scores))}", [], [], {} if s is None else {"task": s})
         for i, s in enumerate(scores)
     ]
     return SimpleNamespace(episodes=rows)

@@ -1,7 +1,8 @@
 """Episodes, batches, keys and segment operations. Imports nothing else of the package."""
 
 from gruppo.data.batch import Batch, Level
-from gruppo.data.episode import Episode, Note, Sequence, Source, Status, ToolCall, Turn, Use, in_steps, single_turn
+from gruppo.data.episode import Episode, Note, Sequence, Source, Status, ToolCall, Turn, Use, single_turn
+from gruppo.data.growing import Growing, in_steps, nodes_of
 from gruppo.data.inputs import Inputs, Ragged
 from gruppo.data.keyed import key_hash, name_hash, permutation, uniform
 from gruppo.data.pack import micro_batches, micro_rows, minibatches, pack
@@ -13,6 +14,7 @@ __all__ = [
     "VIEWS",
     "Batch",
     "Episode",
+    "Growing",
     "Inputs",
     "Key",
     "Level",
@@ -35,6 +37,7 @@ __all__ = [
     "micro_rows",
     "minibatches",
     "name_hash",
+    "nodes_of",
     "pack",
     "permutation",
     "scan",

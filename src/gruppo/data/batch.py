@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import segment
+from gruppo.data.columns import Columns
 from gruppo.data.episode import Source, Status, Use
 from gruppo.data.inputs import Inputs, Ragged, count_up
 from gruppo.data.pairs import Pairs, renumbered
@@ -29,51 +30,6 @@ _LEVELS: tuple[Level, ...] = ("N", "K", "S", "E", "G")
 def _level(name: str) -> str:
     """The level in a column's name: N of `adv_N`, E of `reward_EC`."""
     return name.rpartition("_")[2][:1] if "_" in name else name
-
-
-class Columns:
-    """The columns made by `pack`; others (advantages, readouts of models, notes) are added with `with_columns`."""
-
-    turn_N: Tensor
-    uid_N: Tensor
-    token_N: Tensor
-    logp_gen_N: Tensor
-    source_N: Tensor
-    version_N: Tensor
-    node_N: Tensor
-    temperature_N: Tensor
-    keep_N: Tensor
-    weight_N: Tensor
-    seq_K: Tensor
-    turn_index_K: Tensor
-    state_K: Tensor
-    action_key_K: Tensor
-    agent_K: Tensor
-    flags_K: Tensor
-    reward_K: Tensor
-    reward_KC: Tensor
-    episode_S: Tensor
-    changed_S: Tensor
-    group_E: Tensor
-    uid_E: Tensor
-    task_E: Tensor
-    reward_E: Tensor
-    reward_EC: Tensor
-    paid_EC: Tensor  # the component is present and not replaced
-    return_EC: Tensor  # including the turns; 0 where absent or replaced
-    status_E: Tensor
-    use_E: Tensor
-    source_E: Tensor
-    replayed_E: Tensor
-    final_state_E: Tensor
-    domain_E: Tensor
-    answer_E: Tensor  # 0: no answer found
-    index_E: Tensor  # of the task in the training set
-    uid_G: Tensor
-    drawn_G: Tensor
-    win_P: Tensor
-    lose_P: Tensor
-    margin_P: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +100,18 @@ class Batch(Columns):
     @property
     def group_K(self) -> Tensor:
         return self.up("K", "G")
+
+    @cached_property
+    def seats(self) -> Key:
+        """The turns of each agent in each episode: part e · A + a for agent a of A in episode e."""
+        return Key(self.up("K", "E") * len(self.agents) + self.agent_K, self.size("E") * len(self.agents))
+
+    @cached_property
+    def speaks_A(self) -> Tensor:
+        """Agents that the policy speaks for: it sampled a token of theirs. All agents, if it sampled none."""
+        mine_K = self.gather(self.source_N == Source.POLICY, "N", "K", "any")
+        mine_A = segment.gather(mine_K, Key(self.agent_K, len(self.agents)), "any")
+        return mine_A if bool(mine_A.any()) else torch.ones_like(mine_A)
 
     @property
     def pairs(self) -> Pairs:
@@ -232,13 +200,25 @@ class Batch(Columns):
 
     def gather(self, x: Tensor, low: Level, by: Level | Key, how: How = "sum", **options: Any) -> Tensor:
         """Reduce rows of `low` to the rows of a level or the parts of a key (see `segment.gather`)."""
-        return segment.gather(x, by if isinstance(by, Key) else self.level(low, by), how, **options)
+        return segment.gather(x, self._parts(low, by), how, **options)
 
-    def _order(self, low: Level, within: Level) -> Tensor | None:
+    def _parts(self, low: Level, within: Level | Key) -> Key:
+        if not isinstance(within, Key):
+            return self.level(low, within)
+        if len(within.index) != self.size(low):
+            raise ValueError(
+                f"a key of {len(within.index)} rows does not divide level {low}, which has {self.size(low)}: rows "
+                f"would be misaligned. Make the key from columns of level {low}."
+            )
+        return within
+
+    def _order(self, low: Level, within: Level | Key) -> Tensor | None:
         """The permutation that sorts rows by time inside `within`; None if they are sorted already.
 
-        Episodes have no common time: those of a group follow each other in the order of the batch.
+        Episodes have no common time: those of a group or of a part follow each other in the order of the batch.
         """
+        if isinstance(within, Key):
+            return self._order_of_parts(low, within)
         name = f"order_{low}{within}"
         if low == "N" and within == "E" and self._order("K", "E") is None:
             return None  # the decisions of a turn are contiguous
@@ -251,6 +231,15 @@ class Batch(Columns):
             self._cache[name] = None if in_order else torch.argsort(rank, stable=True)
         return self._cache[name]
 
+    def _order_of_parts(self, low: Level, key: Key) -> Tensor | None:
+        part = self._parts(low, key).index
+        by_time = None if low == "G" else self._order(low, "E")
+        part = part if by_time is None else part[by_time]
+        if bool((part[1:] >= part[:-1]).all()):
+            return by_time
+        by_part = torch.argsort(part, stable=True)
+        return by_part if by_time is None else by_time[by_part]
+
     def _turn_index(self, low: Level) -> Tensor:
         """The turn of its episode in which each row begins."""
         if low in ("N", "K"):
@@ -259,7 +248,7 @@ class Batch(Columns):
             return self.gather(self.turn_index_K, "K", "S", "min").to(torch.int64)
         return torch.zeros(self.size(low), dtype=torch.int64, device=self.device)
 
-    def time_order(self, low: Level, within: Level = "E", where: Tensor | None = None) -> Tensor:
+    def time_order(self, low: Level, within: Level | Key = "E", where: Tensor | None = None) -> Tensor:
         """The rows of `low` (those in `where`) in time order, one `within` after another."""
         order = self._order(low, within)
         if order is None:
@@ -267,20 +256,20 @@ class Batch(Columns):
             return everything if where is None else torch.nonzero(where)[:, 0]
         return order if where is None else order[where[order]]
 
-    def scan(self, b: Tensor, c: Tensor | float, low: Level, within: Level = "E") -> Tensor:
-        """y_t = b_t + c_t y_{t+1} over the rows of `low` in time order, inside `within`."""
+    def scan(self, b: Tensor, c: Tensor | float, low: Level, within: Level | Key = "E") -> Tensor:
+        """y_t = b_t + c_t y_{t+1} over the rows of `low` in time order, inside each part of `within`."""
         return self._in_order(low, within, segment.scan, b, c)
 
-    def lag(self, x: Tensor, k: int, low: Level = "K", within: Level = "E", fill: int | float = 0) -> Tensor:
-        """The value k rows earlier in time inside `within` (k < 0: later)."""
+    def lag(self, x: Tensor, k: int, low: Level = "K", within: Level | Key = "E", fill: int | float = 0) -> Tensor:
+        """The value k rows earlier in time inside the same part of `within` (k < 0: later)."""
 
         def earlier(y: Tensor, _: Tensor | float, part: Tensor) -> Tensor:
             return segment.lag(y, k, part, fill)
 
         return self._in_order(low, within, earlier, x, 0.0)
 
-    def _in_order(self, low: Level, within: Level, f: Any, x: Tensor, c: Tensor | float) -> Tensor:
-        order, part = self._order(low, within), self.up(low, within)
+    def _in_order(self, low: Level, within: Level | Key, f: Any, x: Tensor, c: Tensor | float) -> Tensor:
+        order, part = self._order(low, within), self._parts(low, within).index
         if order is None:
             return f(x, c, part)
         y = f(x[order], c[order] if isinstance(c, Tensor) and c.dim() else c, part[order])

@@ -3,6 +3,7 @@
 Token ids in, token ids out: text is never decoded and encoded again.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -51,7 +52,8 @@ class Use(IntEnum):
 
 
 # The flags of a turn; `flags_K` holds their sum.
-FLAGS = {"void": 1, "invalid": 2, "truncated": 4, "patched": 8}
+# repeated: it does what was done in this state before; edit: it changes the agent's own context or memory.
+FLAGS = {"void": 1, "invalid": 2, "truncated": 4, "patched": 8, "repeated": 16, "edit": 32}
 
 
 @dataclass(slots=True)
@@ -86,6 +88,9 @@ class Turn:
     reward: dict[str, float] = field(default_factory=dict[str, float])
     tools: tuple[ToolCall, ...] = ()
     flags: frozenset[str] = frozenset()  # of FLAGS
+    tag: str = ""  # kind of thought, such as plan or explore; "": none
+    seconds: float = 0.0  # that writing the action took; those of tools are in `tools`
+    text: str = ""  # the action as it was written, for people and rewards
 
 
 _COLUMNS = ("ids", "source", "logp", "version", "temperature", "node")  # of Sequence: one entry for each token
@@ -198,6 +203,9 @@ class Episode:
     index: int = -1  # of the task in the training set; -1: not known
     answer: str = ""  # extracted from the text, normalised so that equivalent answers of a group are equal; "": none
     replaced: frozenset[str] = frozenset()  # components that are recorded but not paid, because another replaces them
+    parent: int = -1  # uid of the episode that it branched from; -1: none
+    fork: int = -1  # turn of the parent in which it branched off; -1: none
+    asked: str = ""  # the Ask without its task, as JSON: what `ask` is made from after a restart (stages.play.ask_of)
     # The Ask it was drawn for, and whether the reward room has seen it: of this process only, never stored.
     ask: Any = field(default=None, repr=False, compare=False, kw_only=True)
     rewarded: bool = field(default=False, compare=False, kw_only=True)
@@ -205,9 +213,61 @@ class Episode:
     @property
     def total(self) -> float:
         """The return: the sum of its reward components and those of its turns; NaN if nothing was judged."""
-        tables = (self.reward, *(t.reward for t in self.turns))
+        tables = (self.reward, *(t.reward for t in self.turns if t.reward))
         parts = [r for table in tables for name, r in table.items() if name not in self.replaced]
         return float(sum(parts)) if self.status.judged and parts else float("nan")
+
+    @property
+    def returns(self) -> dict[str, float]:
+        """The return of each agent that acted: the rewards of its own turns, and those of the episode, which all share.
+
+        With one agent it is `total`. Where nothing was judged, all are NaN.
+        """
+        total, agents = self.total, dict.fromkeys(t.agent for t in self.turns)
+        if len(agents) < 2 or math.isnan(total):
+            return dict.fromkeys(agents, total)
+        out = dict.fromkeys(agents, float(sum(r for name, r in self.reward.items() if name not in self.replaced)))
+        for t in self.turns:
+            out[t.agent] += sum(r for name, r in t.reward.items() if name not in self.replaced)
+        return out
+
+    @property
+    def earned(self) -> dict[str, float]:
+        """`returns` of the agents that the policy speaks for."""
+        out = self.returns
+        return out if len(out) < 2 else {agent: r for agent, r in out.items() if agent in self.speaks}
+
+    @property
+    def speaks(self) -> set[str]:
+        """Agents that the policy speaks for: it sampled a token of theirs. All agents, if it sampled none."""
+        agents = {t.agent for t in self.turns}
+        if len(agents) < 2:
+            return agents
+        spans = ((t.agent, self.sequences[t.sequence].source[t.start : t.stop]) for t in self.turns)
+        return {agent for agent, source in spans if (source == Source.POLICY).any()} or agents
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The reward of the task itself, the component `task`, of each agent that the policy speaks for.
+
+        It lies on the episode, which all share, or on the turns of each, as in a game. Empty: there is none.
+        """
+        own, turns = self.reward.get("task"), [t for t in self.turns if "task" in t.reward]
+        if own is None and not turns:
+            return {}
+        speaks = self.speaks
+        mine = (t.agent for t in self.turns if t.agent in speaks)  # in an order that is the same in every process
+        out = dict.fromkeys(mine, 0.0 if own is None else own)
+        for t in turns:
+            if t.agent in out:
+                out[t.agent] += t.reward["task"]
+        return out or {"": 0.0 if own is None else own}
+
+    @property
+    def score(self) -> float:
+        """The mean of `scores`; NaN if there is none."""
+        found = self.scores.values()
+        return sum(found) / len(found) if found else float("nan")
 
     @property
     def tokens(self) -> int:
@@ -248,20 +308,3 @@ def single_turn(
     )
     turn = Turn(start=p, stop=p + a, obs_stop=p)
     return Episode(uid=uid, task=task, group=group, sequences=[sequence], turns=[turn], source=source, **rest)
-
-
-def in_steps(episode: Episode, ends: list[int]) -> Episode:
-    """A single-turn episode split into several turns, at these positions.
-
-    Nothing is observed between two turns. The reward of the original turn goes to the last.
-    """
-    [turn] = episode.turns
-    inner = sorted({at for at in ends if turn.start < at < turn.stop})
-    starts, stops = [turn.start, *inner], [*inner, turn.stop]
-    steps = [
-        replace(turn, start=a, stop=b, obs_start=a, obs_stop=a, reward={}, state="", action_key="", tools=())
-        for a, b in zip(starts, stops, strict=True)
-    ]
-    steps[0] = replace(steps[0], obs_start=turn.obs_start, obs_stop=turn.obs_stop, state=turn.state)
-    steps[-1] = replace(steps[-1], reward=turn.reward, tools=turn.tools)
-    return replace(episode, turns=steps)

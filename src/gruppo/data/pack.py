@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -10,37 +11,67 @@ import torch
 from torch import Tensor
 
 from gruppo.data.batch import Batch
-from gruppo.data.episode import FLAGS, Episode, Sequence, Source, Turn
+from gruppo.data.episode import Episode, Sequence, Source
 from gruppo.data.inputs import Inputs, Ragged
 from gruppo.data.keyed import key_hash, name_hash, uniform
 from gruppo.data.prefix import WORTH, common_with_previous, prefix_nodes
+from gruppo.data.rows import returns, reward_table, turn_columns, turn_rows
 from gruppo.data.views import VIEWS, as_sampled
 
 
-def _inputs(episodes: Seq[Episode], name: str, share: float) -> Inputs:
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Sequences one after another, as model inputs: all ids, and the decisions among them."""
+
+    ids: np.ndarray
+    length_S: np.ndarray
+    here_N: np.ndarray  # place of each decision among the ids
+    owner_N: np.ndarray  # its sequence
+
+    @property
+    def start_S(self) -> np.ndarray:
+        return np.cumsum(self.length_S) - self.length_S
+
+    @property
+    def at_N(self) -> np.ndarray:
+        """Position of each decision in its sequence."""
+        return self.here_N - self.start_S[self.owner_N]
+
+
+def _trained(sequences: Seq[Sequence], source: np.ndarray) -> Joined:
+    """The view `as_trained`, made at once instead of sequence by sequence."""
+    length = np.fromiter((len(s.ids) for s in sequences), np.int64, len(sequences))
+    here = np.flatnonzero(source != Source.ENV)
+    owner = np.repeat(np.arange(len(sequences)), length)[here]
+    return Joined(_join([s.ids for s in sequences], np.int64), length, here, owner)
+
+
+def _viewed(episodes: Seq[Episode], name: str) -> Joined:
     if name not in VIEWS:
         near = difflib.get_close_matches(name, list(VIEWS), 3) or list(VIEWS)
         raise ValueError(f"view {name!r} is unknown, so it has no model inputs. Use {', '.join(near)}.")
     parts = VIEWS[name](episodes)
-    for i, (_, at) in enumerate(parts):
-        if len(at) and at[0] < 1:  # positions increase
-            raise ValueError(
-                f"view {name!r}: sequence {i} of the batch decides its very first token, which no position "
-                "predicts. Put a given token before it, such as BOS."
-            )
     length = np.array([len(ids) for ids, _ in parts], np.int64)
-    start = np.cumsum(length) - length
-    pos = np.arange(int(length.sum())) - np.repeat(start, length)
-    parent = np.where(pos > 0, np.arange(len(pos)) - 1, -1)
-    at = [at + s for (_, at), s in zip(parts, start, strict=True)]
-    ids = _join([ids for ids, _ in parts], np.int64)
-    node = prefix_nodes(ids, length, share) if share <= 1 else None
+    here = [at + s for (_, at), s in zip(parts, np.cumsum(length) - length, strict=True)]
+    owner = np.repeat(np.arange(len(parts)), [len(at) for _, at in parts])
+    return Joined(_join([ids for ids, _ in parts], np.int64), length, _join(here, np.int64), owner)
+
+
+def _inputs(view: Joined, name: str, share: float) -> Inputs:
+    if len(early := view.owner_N[view.at_N < 1]):
+        raise ValueError(
+            f"view {name!r}: sequence {early[0]} of the batch decides its very first token, which no position "
+            "predicts. Put a given token before it, such as BOS."
+        )
+    length = view.length_S
+    pos = np.arange(int(length.sum())) - np.repeat(view.start_S, length)
+    node = prefix_nodes(view.ids, length, share) if share <= 1 else None
     return Inputs(
-        ids_M=torch.from_numpy(ids),
+        ids_M=torch.from_numpy(view.ids),
         pos_M=torch.from_numpy(pos),
-        seq_M=torch.from_numpy(np.repeat(np.arange(len(parts)), length)),
-        parent_M=torch.from_numpy(parent),
-        at_N=torch.from_numpy(_join(at, np.int64)),
+        seq_M=torch.from_numpy(np.repeat(np.arange(len(length)), length)),
+        parent_M=torch.from_numpy(np.where(pos > 0, np.arange(len(pos)) - 1, -1)),
+        at_N=torch.from_numpy(view.here_N),
         node_M=None if node is None else torch.from_numpy(node),
     )
 
@@ -64,15 +95,18 @@ def pack(
     """
     group_names = list(dict.fromkeys(e.group for e in episodes))
     drawn = drawn or {}
-    components = tuple(
-        sorted({c for e in episodes for c in e.reward} | {c for e in episodes for t in e.turns for c in t.reward})
-    )
-    agents = tuple(sorted({t.agent for e in episodes for t in e.turns}))
-    sequences = [s.trained() for e in episodes for s in e.sequences]
+    rows = turn_rows(episodes)
+    components = tuple(sorted({c for x in (*episodes, *rows.turns) if x.reward for c in x.reward}))
+    agents = tuple(sorted({t.agent for t in rows.turns}))
     originals = [s for e in episodes for s in e.sequences]
+    sequences = [s if s.train_as is None else s.trained() for s in originals]
+    source = _join([s.source for s in sequences], np.int64)
+    trained = _trained(sequences, source)
+    shift_S = trained.length_S - np.fromiter((len(s.ids) for s in originals), np.int64, len(originals))
     columns = {
-        **_decisions(episodes, sequences, dtype),
-        **_turns(episodes, components, agents, dtype),
+        "turn_N": torch.from_numpy(rows.turn_of(trained.at_N, trained.owner_N, shift_S)),
+        **_decisions(episodes, sequences, source, trained, dtype),
+        **turn_columns(episodes, rows, components, agents, dtype),
         **_episodes(episodes, group_names, components, dtype),
         "episode_S": _ints(i for i, e in enumerate(episodes) for _ in e.sequences),
         "changed_S": torch.tensor([_changed(s) for s in originals], dtype=torch.bool),
@@ -80,11 +114,15 @@ def pack(
     }
     counts = torch.bincount(columns["group_E"], minlength=len(group_names))
     columns["drawn_G"] = torch.maximum(counts, _ints(drawn.get(g, 0) for g in group_names))
-    columns.update(_returns(columns, components, episodes))
+    columns.update(returns(columns, rows, components, agents, episodes))
     columns.update(_notes(episodes, columns, dtype))
+    others = [name for name in dict.fromkeys(views) if name != "as_trained"]
     return Batch(
         columns=columns,
-        views={name: _inputs(episodes, name, share) for name in dict.fromkeys(("as_trained", *views))},
+        views={
+            "as_trained": _inputs(trained, "as_trained", share),
+            **{name: _inputs(_viewed(episodes, name), name, share) for name in others},
+        },
         components=components,
         agents=agents,
         drawn=len(set(drawn) | set(group_names)),
@@ -101,12 +139,11 @@ def _changed(s: Sequence) -> bool:
     return s.train_as is not None and not np.array_equal(s.train_as, s.ids[: s.prompt_len])
 
 
-def _decisions(episodes: Seq[Episode], sequences: Seq[Sequence], dtype: torch.dtype) -> dict[str, Tensor]:
+def _decisions(
+    episodes: Seq[Episode], sequences: Seq[Sequence], source: np.ndarray, joined: Joined, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Columns of level N, taken from the concatenation of all sequences at once."""
-    length = np.array([len(s.ids) for s in sequences], np.int64)
-    source = _join([s.source for s in sequences], np.int64)
-    here = np.flatnonzero(source != Source.ENV)
-    owner = np.repeat(np.arange(len(sequences)), length)[here]
+    here, owner = joined.here_N, joined.owner_N
     count = np.bincount(owner, minlength=len(sequences))
     rank = np.arange(len(here)) - np.repeat(np.cumsum(count) - count, count)
 
@@ -123,11 +160,9 @@ def _decisions(episodes: Seq[Episode], sequences: Seq[Sequence], dtype: torch.dt
     if any(s.temperature is not None for s in sequences):
         heat = [np.ones(len(s.ids), np.float32) if s.temperature is None else s.temperature for s in sequences]
         warm = take(heat, np.float32).to(dtype)
-    at = here - (np.cumsum(length) - length)[owner]
     return {
-        "turn_N": torch.from_numpy(_turn_of(episodes, at, count)),
         "uid_N": uid_N,
-        "token_N": take([s.ids for s in sequences], np.int64),
+        "token_N": torch.from_numpy(joined.ids[here]),
         "logp_gen_N": take([s.logp for s in sequences], np.float32).to(dtype),
         "source_N": torch.from_numpy(source[here]),
         "version_N": take([s.version for s in sequences], np.int64),
@@ -136,101 +171,6 @@ def _decisions(episodes: Seq[Episode], sequences: Seq[Sequence], dtype: torch.dt
         "keep_N": torch.ones(len(here), dtype=torch.bool),
         "weight_N": torch.ones(len(here), dtype=dtype),
     }
-
-
-def _by_sequence(e: Episode) -> list[list[tuple[int, Turn]]]:
-    """The turns of each sequence in the order of their rows, with their index in time."""
-    turns: list[list[tuple[int, Turn]]] = [[] for _ in e.sequences]
-    for i, t in enumerate(e.turns):
-        if not 0 <= t.sequence < len(turns):
-            raise ValueError(
-                f"episode {e.uid}: turn {i} says sequence={t.sequence}, but there are {len(turns)}, so its tokens "
-                "cannot be found. Count sequences from 0."
-            )
-        turns[t.sequence].append((i, t))
-    for i, mine in enumerate(turns):
-        if not mine:
-            raise ValueError(
-                f"episode {e.uid}: sequence {i} holds no turn, so its tokens belong to no action. "
-                "Give every sequence at least one Turn, or leave the sequence out."
-            )
-        mine.sort(key=lambda it: (it[1].start, it[1].stop))
-    return turns
-
-
-def _turn_of(episodes: Seq[Episode], at: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """The turn of each decision: the first of its sequence that ends after it (given tokens belong to the next)."""
-    if all(len(e.turns) == len(e.sequences) == 1 for e in episodes):
-        return np.repeat(np.arange(len(count)), count)
-    out: list[np.ndarray] = []
-    rows = iter(np.split(at, np.cumsum(count)[:-1]))
-    first = 0
-    for e in episodes:
-        for s, mine in zip(e.sequences, _by_sequence(e), strict=True):
-            shift = 0 if s.train_as is None else len(s.train_as) - s.prompt_len
-            stops = np.array([t.stop + shift for _, t in mine])
-            out.append(first + np.minimum(np.searchsorted(stops, next(rows), side="right"), len(mine) - 1))
-            first += len(mine)
-    return _join(out, np.int64)
-
-
-def _state(e: Episode, i: int) -> int:
-    """A turn without a state gets a unique key, which does not depend on the step or the order of packing."""
-    state = e.turns[i].state
-    key = name_hash(state) if state else key_hash("no state", e.uid, i)
-    assert isinstance(key, int)
-    return key
-
-
-def _flags(e: Episode, i: int) -> int:
-    unknown = e.turns[i].flags - FLAGS.keys()
-    if unknown:
-        raise ValueError(
-            f"episode {e.uid}: turn {i} has the unknown flags {sorted(unknown)}, which nothing could act on. "
-            f"Use {', '.join(FLAGS)}."
-        )
-    return sum(FLAGS[f] for f in e.turns[i].flags)
-
-
-def _turns(episodes: Seq[Episode], components: Seq[str], agents: Seq[str], dtype: torch.dtype) -> dict[str, Tensor]:
-    index = {a: i for i, a in enumerate(agents)}
-    sequences = [(e, mine) for e in episodes for mine in _by_sequence(e)]
-    rows = [(e, i, t) for e, mine in sequences for i, t in mine]
-    reward_KC = _rewards([t.reward for _, _, t in rows], components, dtype)
-    return {
-        "seq_K": _ints(s for s, (_, mine) in enumerate(sequences) for _ in mine),
-        "turn_index_K": _ints(i for _, i, _ in rows),
-        "state_K": _ints(_state(e, i) for e, i, _ in rows),
-        "action_key_K": _ints(name_hash(t.action_key) for _, _, t in rows),
-        "agent_K": _ints(index[t.agent] for _, _, t in rows),
-        "flags_K": _ints(_flags(e, i) for e, i, _ in rows),
-        "reward_KC": reward_KC,
-        "reward_K": torch.where(_paid(components, [e for e, _, _ in rows]), reward_KC, 0.0).nansum(-1),
-    }
-
-
-def _rewards(rewards: Seq[Mapping[str, float]], components: Seq[str], dtype: torch.dtype) -> Tensor:
-    """A row for each reward and a column for each component; NaN where the reward has no such component."""
-    table = np.array([[r.get(c, np.nan) for c in components] for r in rewards], np.float64)
-    return torch.from_numpy(table.reshape(len(rewards), len(components))).to(dtype)
-
-
-def _paid(components: Seq[str], owners: Seq[Episode]) -> Tensor:
-    """Which components of each row are part of the return: those that no other component replaces."""
-    if not any(e.replaced for e in owners):
-        return torch.ones((), dtype=torch.bool)
-    rows = [[c not in e.replaced for c in components] for e in owners]
-    return torch.tensor(rows, dtype=torch.bool).view(len(owners), len(components))
-
-
-def _returns(columns: Mapping[str, Tensor], components: Seq[str], episodes: Seq[Episode]) -> dict[str, Tensor]:
-    """Which components count for an episode, and the sum of each over the episode and its turns."""
-    episode_K = columns["episode_S"][columns["seq_K"]]
-    own_EC, turns_KC = columns["reward_EC"], columns["reward_KC"]
-    there_EC = (~own_EC.isnan()).int().index_add(0, episode_K, (~turns_KC.isnan()).int()) > 0
-    own_EC, turns_KC = (torch.where(x.isnan(), 0.0, x) for x in (own_EC, turns_KC))
-    paid_EC = there_EC & _paid(components, episodes)
-    return {"paid_EC": paid_EC, "return_EC": torch.where(paid_EC, own_EC.index_add(0, episode_K, turns_KC), 0.0)}
 
 
 def _episodes(episodes: Seq[Episode], groups: Seq[str], components: Seq[str], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -247,7 +187,7 @@ def _episodes(episodes: Seq[Episode], groups: Seq[str], components: Seq[str], dt
         "uid_E": _ints(e.uid for e in episodes),
         "task_E": _ints(name_hash(e.task) for e in episodes),
         "reward_E": torch.tensor([e.total for e in episodes], dtype=dtype),
-        "reward_EC": _rewards([e.reward for e in episodes], components, dtype),
+        "reward_EC": reward_table([e.reward for e in episodes], components, dtype),
         "status_E": _ints(int(e.status) for e in episodes),
         "use_E": _ints(int(e.use) for e in episodes),
         "source_E": _ints(int(e.source) for e in episodes),

@@ -34,9 +34,13 @@ _EPISODE_NUMBERS = {
     "replayed": np.bool_,
     "step": np.int64,
     "index": np.int64,
+    "parent": np.int64,
+    "fork": np.int64,
 }
-_EPISODE_TEXTS = ("task", "group", "text", "error", "final_state", "domain", "answer")
-_LATER: dict[str, Any] = {"domain": "", "index": -1, "answer": ""}  # fields that older files lack, with their values
+_EPISODE_TEXTS = ("task", "group", "text", "error", "final_state", "domain", "answer", "asked")
+# Fields that older files lack, with their values.
+_LATER: dict[str, Any] = {"domain": "", "index": -1, "answer": "", "parent": -1, "fork": -1, "asked": ""}
+_LATER_OF_TURNS: dict[str, Any] = {"tag": "", "seconds": 0.0, "text": ""}
 # Columns beside the episodes, each with its value in a file that lacks it: texts and numbers.
 BESIDE: dict[str, Any] = {"prompt": "", "reference": "", "advantage": float("nan")}
 _SEQUENCE_ARRAYS = {
@@ -48,8 +52,11 @@ _SEQUENCE_ARRAYS = {
     "node": np.int64,
     "train_as": np.int64,
 }
-_TURN_NUMBERS = ("start", "stop", "sequence", "obs_start", "obs_stop")
-_TURN_TEXTS = ("state", "action_key", "agent")
+_TURN_NUMBERS = {
+    **dict.fromkeys(("start", "stop", "sequence", "obs_start", "obs_stop"), np.int64),
+    "seconds": np.float64,
+}
+_TURN_TEXTS = ("state", "action_key", "agent", "tag", "text")
 
 
 def save_episodes(
@@ -285,7 +292,7 @@ def _allowed(pa: Any, allowed: Seq[dict[int, NDArray[np.int64]] | None]) -> Any:
 def _turns(pa: Any, turns: Seq[Turn]) -> Any:
     tools = [tool for t in turns for tool in t.tools]
     calls = _columns(pa, tools, {"seconds": np.float64, "ok": np.bool_}, ("name", "arguments"))
-    columns = _columns(pa, turns, dict.fromkeys(_TURN_NUMBERS, np.int64), _TURN_TEXTS)
+    columns = _columns(pa, turns, _TURN_NUMBERS, _TURN_TEXTS)
     columns["reward"] = _rewards(pa, [t.reward for t in turns])
     columns["tools"] = _list(pa, (len(t.tools) for t in turns), _struct(pa, calls))
     columns["flags"] = _names(pa, [t.flags for t in turns])
@@ -375,7 +382,10 @@ def _read_sequences(rows: Any) -> list[Sequence]:
 
 
 def _read_turns(rows: Any) -> list[Turn]:
-    c = {name: _plain(rows.field(name)) for name in (*_TURN_NUMBERS, *_TURN_TEXTS)}
+    there = {field.name for field in rows.type}
+    later = {n: x for n, x in _LATER_OF_TURNS.items() if n not in there}
+    names = (*_TURN_NUMBERS, *_TURN_TEXTS)
+    c = {n: [later[n]] * len(rows) if n in later else _plain(rows.field(n)) for n in names}
     tools = rows.field("tools")
     calls = {name: _plain(tools.values.field(name)) for name in ToolCall.__match_args__}
     c["reward"] = _read_rewards(rows.field("reward"))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gruppo.data import Batch, Key, Level
 
-UNITS: dict[str, Level] = {"sequence": "S", "episode": "E", "group": "G", "drawn_group": "G"}
+UNITS: dict[str, Level] = {"turn": "K", "sequence": "S", "episode": "E", "group": "G", "drawn_group": "G"}
 MEANS = ("token", *UNITS, *(f"{u}_sum" for u in UNITS))
 
 
@@ -36,7 +36,7 @@ def weights(batch: Batch, at: Level, over: Tensor, mean: str | float, of: Count 
     """The weight of each row of level `at`; 0 outside `over`, and all 0 when `over` is empty.
 
     token                    1 / rows
-    sequence, episode, group mean inside each unit, then over the units with rows
+    turn, sequence, episode, group    mean inside each unit, then over the units with rows
     drawn_group              the same, divided by all groups drawn, including those that selection removed
     <unit>_sum               sum inside each unit, then mean over the units with rows
     <unit>_sum/64            the same, divided by a constant, usually the maximum length

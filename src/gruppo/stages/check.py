@@ -243,9 +243,20 @@ def check_first_batch(method: Method, batch: Batch, max_tokens: int = 0) -> list
             "the first batch has no token to learn from: every mask is empty. Look at select and at the status of "
             "episodes."
         )
-    rewards = batch.reward_E[judged]
-    if compares(method) and len(rewards) and bool((rewards == rewards[0]).all()):
+    if compares(method) and (equal := _equal_returns(batch)):
         truncated = float((batch.status_E[judged] == Status.TRUNCATED).float().mean())
-        said = f"every reward of the first batch is {float(rewards[0]):g}: nothing can be compared yet."
+        said = f"every reward of the first batch is {equal}: nothing can be compared yet."
         warnings.append(f"{said} {cut_off(truncated, max_tokens)}".rstrip())
     return warnings
+
+
+def _equal_returns(batch: Batch) -> str:
+    """The return of all judged episodes, if it is the same, of every agent that the policy speaks for; else ""."""
+    said: list[str] = []
+    for a in torch.nonzero(batch.speaks_A)[:, 0].tolist():
+        known = batch.reward_EA[:, a][batch.judged_E]
+        known = known[~known.isnan()]
+        if not len(known) or not bool((known == known[0]).all()):
+            return ""
+        said.append(f"{float(known[0]):g}" + (f" ({batch.agents[a]})" if len(batch.agents) > 1 else ""))
+    return ", ".join(said)

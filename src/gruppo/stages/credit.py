@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Source, centre, segment
+from gruppo.data import Batch, Key, Level, Source, centre, segment
 from gruppo.pieces import advantage
 from gruppo.pieces.divergence import k1
 from gruppo.stages.context import Context, Memory, StepRecord
@@ -178,13 +178,35 @@ def return_to_go(batch: Batch, mine: Tensor, gamma: float = 1.0, kl_coef: float 
     return segment.scan(token_reward(batch, mine, kl_coef), gamma, batch.episode_N[mine])
 
 
+def own_reward(batch: Batch) -> Tensor:
+    """The rewards of episodes without those of their turns; 0 where the episode is not in statistics."""
+    own_EC = torch.where(batch.paid_EC, torch.nan_to_num(batch.reward_EC), 0.0)
+    return torch.where(batch.judged_E, own_EC.sum(-1), 0.0)
+
+
 def token_reward(batch: Batch, mine: Tensor, kl_coef: float) -> Tensor:
     """For these decisions in the order of time: rewards of episodes and turns at the last of each, minus the KL."""
     episode = batch.episode_N.index_select(0, mine)
-    own_EC = torch.where(batch.paid_EC, torch.nan_to_num(batch.reward_EC), 0.0)  # turn rewards go to their turns
-    own_E = torch.where(batch.judged_E, own_EC.sum(-1), 0.0)
-    reward = advantage.ends(episode) * own_E.index_select(0, episode)
+    reward = advantage.ends(episode) * own_reward(batch).index_select(0, episode)
     if bool(batch.reward_K.any()):
         turn = batch.turn_N.index_select(0, mine)
         reward = reward + advantage.ends(turn) * batch.reward_K[turn]
     return reward - kl_coef * k1(batch.logp_old_N[mine], batch.logp_ref_N[mine]) if kl_coef else reward
+
+
+def turn_reward(batch: Batch, within: Level | Key = "E") -> Tensor:
+    """The rewards of turns, and those of the episode on the last turn of each part of `within`, in the order of time.
+
+    Over an episode they add up to its return, `reward_E`. With `within=batch.seats` every agent has the rewards of the
+    episode on its own last turn, and they add up to `reward_EA`. Failed episodes are for the caller to leave out.
+    """
+    episode_K = batch.up("K", "E")
+    if isinstance(within, Key):
+        first, last = (batch.gather(episode_K.double(), "K", within, how) for how in ("min", "max"))
+        if bool((first != last).any()):
+            raise ValueError(
+                "a part of the key holds turns of several episodes, so the reward of some would be lost. Make the key "
+                "finer than episodes, such as batch.seats."
+            )
+    last_K = batch.lag(torch.ones_like(batch.reward_K), -1, "K", within) == 0
+    return batch.reward_K + torch.where(last_K, own_reward(batch)[episode_K], 0.0)

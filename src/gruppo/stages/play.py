@@ -4,15 +4,15 @@ Rollouts make episodes with `ctx.play`. Here an episode is one answer. An enviro
 same call (none is included yet), so that a rollout that only calls `ctx.play` need not change.
 """
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
-from gruppo.data import Episode, Note, Source, Status, Turn, key_hash, single_turn
-from gruppo.data.views import as_sampled
+from gruppo.data import Episode, Growing, Note, Source, Status, key_hash, single_turn
+from gruppo.data import nodes_of as nodes_of
 from gruppo.engines.base import Completion, Request
 from gruppo.stages.context import Ask, Context, Prompt, Sampling
 
@@ -59,8 +59,9 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """An episode of one sequence, to be continued from position `at`; the tokens in `given` are inserted there first.
+    """An episode to be continued from position `at` of a sequence; the tokens in `given` are inserted there first.
 
+    The action that stands there goes on, turns before it stay, and later ones, of other sequences too, are dropped.
     With a `uid` of its own it is a sibling of the episode, and `node` says which decisions the two share.
     """
 
@@ -70,37 +71,41 @@ class Fork:
     sampling: Sampling
     given: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     source: Source = Source.INJECTED  # of `given`, which is part of the answer but not the policy's
+    sequence: int = 0
 
     @property
     def prefix(self) -> Ids:
-        return np.concatenate([self.episode.sequences[0].ids[: self.at], self.given])
+        return np.concatenate([self.episode.sequences[self.sequence].ids[: self.at], self.given])
 
-    def ended(self, ctx: Context, request: Request, completion: Completion) -> Episode:
-        """The episode up to `at`, then `given`, then this completion.
+    def grown(self) -> Growing:
+        """The episode up to `at`, then `given`, with the action under way.
 
         The rewards of the old ending are dropped, and all notes except those at level E.
         """
-        [sequence] = self.episode.sequences
-        kept = sequence.upto(self.at)
-        if self.uid != self.episode.uid:
-            kept = replace(kept, node=nodes_of(self.episode)[: self.at])
-        longer = kept.extended(self.given, self.source).extended(
-            completion.ids, Source.POLICY, completion.logp, completion.version, request.temperature, completion.allowed
+        begun = [i for i, t in enumerate(self.episode.turns) if t.sequence == self.sequence and t.start <= self.at]
+        if not begun:
+            raise ValueError(
+                f"episode {self.episode.uid} cannot be continued from position {self.at} of sequence {self.sequence}: "
+                "no turn has begun there, so its prompt would be cut. Use a position in one of its actions."
+            )
+        grown = Growing.of(self.episode).fork(self.uid, begun[-1], self.at)
+        grown.write(self.given, source=self.source)
+        return grown
+
+    def ended(self, ctx: Context, request: Request, completion: Completion) -> Episode:
+        """The episode up to `at`, then `given`, then this completion."""
+        grown = self.grown()
+        grown.act(
+            completion.ids,
+            completion.logp,
+            completion.version,
+            temperature=request.temperature,
+            allowed=completion.allowed,
         )
-        start = longer.prompt_len
-        return replace(
-            self.episode,
-            uid=self.uid,
-            sequences=[longer],
-            turns=[Turn(start=start, stop=len(longer.ids), obs_stop=start)],
-            status=ending(completion),
-            text=ctx.tokenizer.decode(longer.ids[longer.source != Source.ENV]),
-            reward={},
-            replaced=frozenset[str](),
-            answer="",
-            notes={k: n for k, n in self.episode.notes.items() if n.level == "E"},
-            rewarded=False,
-        )
+        made = grown.finish(ending(completion))
+        written = [s.ids[s.source != Source.ENV] for s in made.sequences]
+        made.text = ctx.tokenizer.decode(np.concatenate(written))
+        return made
 
 
 async def one_answer(
@@ -181,10 +186,45 @@ def episode_of(
         notes={k: Note(np.array([v], np.float32)) for k, v in ask.notes.items()},
         step=ctx.step,
         ask=ask,
+        asked=asked_of(ask),
         index=ask.index,
         domain=ask.task.domain,
         **rest,
     )
+
+
+def asked_of(ask: Ask) -> str:
+    """An ask without its task, as JSON, to be stored with its episodes. What JSON cannot hold exactly is in `lost`."""
+    held, lost = dict[str, Any](), list[str]()
+    for name, value in ask.how.items():
+        value = value.item() if isinstance(value, np.generic) else value
+        if _exact(value):
+            held[name] = value
+        else:
+            lost.append(name)
+    notes = {name: float(x) for name, x in ask.notes.items()}
+    said = {"how": held, "key": ask.key, "notes": notes, "lost": lost}
+    return json.dumps({"samples": ask.samples, "group": ask.group, **{k: v for k, v in said.items() if v}})
+
+
+def _exact(value: Any) -> bool:
+    try:
+        return json.loads(json.dumps(value)) == value
+    except (TypeError, ValueError):
+        return False
+
+
+def ask_of(episode: Episode, task: Any) -> Ask:
+    """The ask of an episode of an earlier process, for its task; of an older file, one sample without options."""
+    if not episode.asked:
+        return Ask(task, 1, episode.group, index=episode.index)
+    said = json.loads(episode.asked)
+    if lost := said.pop("lost", ()):
+        raise ValueError(
+            f"the ask of episode {episode.uid} had the options {', '.join(lost)}, which no file can hold, so it cannot "
+            "be asked again. Use numbers, texts and lists of them in Ask.how."
+        )
+    return Ask(task, index=episode.index, **said)
 
 
 def prompt_source(prompt: Prompt) -> Any:
@@ -193,14 +233,3 @@ def prompt_source(prompt: Prompt) -> Any:
     for start, stop, name in prompt.given:
         source[start:stop] = Source[name.upper()]
     return source
-
-
-def nodes_of(episode: Episode) -> Any:
-    """The id of every decision of an episode of one sequence, as in `node_N` of a batch; -1 for other tokens."""
-    [s] = episode.sequences
-    decided = as_sampled(s)[1]
-    own = key_hash(episode.uid, 0, torch.arange(len(decided)))
-    assert isinstance(own, torch.Tensor)
-    node = np.full(len(s.ids), -1)
-    node[decided] = own.numpy()
-    return node if s.node is None else np.where(s.node == -1, node, s.node)

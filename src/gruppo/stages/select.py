@@ -34,19 +34,21 @@ class SelectTokens(Protocol):
 class RedrawEqualGroups(Occupant):
     """Drop groups in which all task rewards are equal, and draw other tasks instead (DAPO).
 
-    Only the component `task` counts, not the shaped sum. Episodes that are in no statistics do not count, and share the
-    fate of their group. After `max_rounds` redraws it learns from what there is.
+    Only the component `task` counts, not the shaped sum; in a game, that of each agent the policy speaks for. Episodes
+    that are in no statistics do not count, and share the fate of their group. After `max_rounds` redraws it learns from
+    what there is.
     """
 
     max_rounds: int = setting(3, low=0)
     requires = (Samples(2, "A group of one is always equal, so every group would be dropped."),)
 
     def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
-        values: dict[str, set[float]] = {}
+        values: dict[tuple[str, str], set[float]] = {}
         for e in episodes:
-            if e.status.judged and e.use in (Use.LEARN, Use.BASELINE) and "task" in e.reward:
-                values.setdefault(e.group, set()).add(e.reward["task"])
-        mixed = {g for g, seen in values.items() if len(seen) > 1}
+            if e.status.judged and e.use in (Use.LEARN, Use.BASELINE):
+                for agent, score in e.scores.items():
+                    values.setdefault((e.group, agent), set()).add(score)
+        mixed = {group for (group, _), seen in values.items() if len(seen) > 1}
         missing = len({e.group for e in episodes}) - len(mixed)
         again: list[Ask | Prompt] = list(ctx.fresh(missing)) if missing and ctx.round < self.max_rounds else []
         return [e.group in mixed for e in episodes], again

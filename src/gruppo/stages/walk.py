@@ -11,7 +11,7 @@ between them is passed in: the tasks, how an episode is played, the judge, how t
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from gruppo.data import Batch, Episode, Note, Status, Use, pack
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.method import Method
 from gruppo.stages.objective import OLD
-from gruppo.stages.play import Fork, Play, Start, one_answer, starts_of
+from gruppo.stages.play import Fork, Play, Start, ask_of, one_answer, starts_of
 from gruppo.stages.prompting import prompts_for
 from gruppo.stages.readouts import Need, Stats, need
 from gruppo.stages.reward import add_components
@@ -72,7 +72,7 @@ class Walk:
 
     def opened(self, ctx: Context, store: Sequence[Episode] = ()) -> Context:
         """The context with the functions of the walk, and with what the replay recalls from its store."""
-        ctx.replay = tuple(self.method.replay.get(ctx, store))
+        ctx.replay = tuple(map(self.asked, self.method.replay.get(ctx, store)))
         ctx.play, ctx.reward = partial(self.played, ctx), partial(self.rewarded, ctx)
         ctx.draw, ctx.read = partial(self.drawn, ctx), self.read_episodes
         ctx.fresh = lambda n: self.method.curriculum(replace(ctx, prompts=n, round=ctx.round + 1), self.tasks)
@@ -124,7 +124,7 @@ class Walk:
 
     async def scored(self, episodes: Sequence[Episode]) -> None:
         """Score those that have no task reward yet. A failure is a status, never a reward."""
-        new = [e for e in episodes if e.status.judged and "task" not in e.reward]
+        new = [e for e in episodes if e.status.judged and not e.scores]
         if not new or self.judge is None:
             return
         verdicts = await self.judge.score([(self.task_of(e), e.text) for e in new])
@@ -172,6 +172,14 @@ class Walk:
                 "as it was; a rollout of your own makes its episodes with ctx.play or stages.play.episode_of."
             )
         return found
+
+    def asked(self, e: Episode) -> Episode:
+        """The episode with its ask, also if an earlier process drew it: then its ask is made again, if that can be."""
+        if e.ask is None and 0 <= e.index < len(self.tasks):
+            task = self.tasks[e.index]
+            with suppress(ValueError):  # options that no file holds: most rooms do not ask for it
+                e.ask = ask_of(e, task) if task.uid == e.task else None
+        return e
 
     # from episodes to a batch with credit
 

@@ -147,10 +147,14 @@ def _cut_off(run: Run, episodes: list[Episode]) -> Check:
 
 
 def _dead(batch: Batch) -> Check:
-    """Only reported: some methods learn from groups of equal rewards, and redraws may help."""
-    groups = batch.level("E", "G")
-    spread = batch.gather(batch.reward_E, "E", groups, "std", where=batch.judged_E)
-    share = float((spread == 0).float().mean())
+    """Only reported: some methods learn from groups of equal rewards, and redraws may help.
+
+    With several agents, a group is dead if the returns of each of them are equal.
+    """
+    dead_G = torch.ones(batch.size("G"), dtype=torch.bool, device=batch.device)
+    for return_E in batch.reward_EA[:, batch.speaks_A].unbind(1):
+        dead_G &= batch.gather(return_E, "E", "G", "std", where=batch.judged_E & ~return_E.isnan()) == 0
+    share = float(dead_G.float().mean())
     found = f"in {share:.0%} of the groups all rewards are equal: they say nothing to most methods"
     return Check("dead_groups", True, share, 1, found)
 

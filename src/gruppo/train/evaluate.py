@@ -16,6 +16,7 @@ from gruppo.stages.play import Play, Start, one_answer
 from gruppo.stages.prompting import plain
 from gruppo.stages.walk import NO_TASK
 from gruppo.train.estimates import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
+from gruppo.train.metrics import returns_by_agent
 
 MOST = 1000  # answers per prompt; beyond that, the number of sets of k answers overflows a float
 
@@ -36,6 +37,7 @@ class Evaluation:
     pass_at: dict[int, Interval]
     maj_at: dict[int, Interval]
     by_level: dict[int, dict[str, Any]]
+    by_agent: dict[str, float]  # mean return of each agent, if there are several
     score_P: Reals = field(repr=False)  # of each prompt; NaN where nothing was judged
     episodes: list[Episode] = field(repr=False)
 
@@ -48,7 +50,8 @@ class Evaluation:
         several = {"pass": self.pass_at, "maj": self.maj_at} if self.samples > 1 else {}
         named = {f"held_out/{name}@{k}": i.mean for name, at in several.items() for k, i in at.items()}
         failed = {"held_out/failed": float(self.failed)} if self.failed else {}
-        return {"held_out": self.accuracy, "held_out/length": self.length, **named, **failed}
+        agents = {f"held_out/return/{agent}": r for agent, r in self.by_agent.items()}
+        return {"held_out": self.accuracy, "held_out/length": self.length, **named, **failed, **agents}
 
 
 def _plain(x: Any) -> Any:
@@ -92,17 +95,24 @@ async def evaluate(
     if not chosen:
         raise ValueError(f"task {tasks.name} has no held-out problems: there is nothing to measure on. Give it some.")
     episodes = await answers(engine, tokenizer, chosen, sampling, samples, play)
-    verdicts = await judge.score([(task, e.text) for task, e in zip(_repeated(chosen, samples), episodes, strict=True)])
-    for e, v in zip(episodes, verdicts, strict=True):
-        e.reward, e.error = dict(v.components), v.error
-    scores = [v.components.get("task", np.nan) if v.status == "ok" else np.nan for v in verdicts]
-    score_PS = np.array(scores, np.float64).reshape(len(chosen), samples)
+    score_PS = np.array(await _scored(judge, _repeated(chosen, samples), episodes)).reshape(len(chosen), samples)
     if np.isnan(score_PS).all():
-        error = next((v.error for v in verdicts if v.error), NO_TASK.format(", ".join(verdicts[0].components)))
-        raise ValueError(f"none of {len(scores)} held-out answers could be judged. First error: {error}")
+        error = next((e.error for e in episodes if e.error), NO_TASK.format(", ".join(episodes[0].reward)))
+        raise ValueError(f"none of {len(episodes)} held-out answers could be judged. First error: {error}")
     if max(ks) > 2:  # a vote of one or two is the mean
         await _read_answers(judge, chosen, episodes, samples)
     return _summed_up(chosen, episodes, score_PS, ks)
+
+
+async def _scored(judge: Any, tasks: Sequence[Any], episodes: Sequence[Episode]) -> list[float]:
+    """The score of each episode; NaN if it failed. Those that an environment has scored are not judged again."""
+    mine = [i for i, e in enumerate(episodes) if e.status.judged and not e.scores]
+    out = [e.score if e.status.judged else np.nan for e in episodes]
+    verdicts = await judge.score([(tasks[i], episodes[i].text) for i in mine]) if mine else ()
+    for i, v in zip(mine, verdicts, strict=True):
+        episodes[i].reward, episodes[i].error = dict(v.components), v.error
+        out[i] = v.components.get("task", np.nan) if v.status == "ok" else np.nan
+    return out
 
 
 async def answers(
@@ -159,6 +169,7 @@ def _summed_up(tasks: Sequence[Any], episodes: list[Episode], score_PS: Reals, k
         pass_at=_intervals(pass_PK),
         maj_at=_intervals(maj_PK),
         by_level={int(n): _of_level(level_P == n, score_P, pass_PK, maj_PK) for n in np.unique(level_P[known_P])},
+        by_agent=returns_by_agent(e for e in episodes if e.status.judged),
         score_P=score_P,
         episodes=episodes,
     )

@@ -1,6 +1,6 @@
 """Every logged number, defined once: unit, healthy range, meaning. A test rejects metrics that are not listed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,9 +12,11 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "reward": ("", "rises", "mean total reward of the judged episodes of the step, without baseline episodes"),
     "accuracy": ("share", "rises", "mean score of the task over all judged episodes drawn, before selection"),
     "reward/*": ("", "", "mean of one reward component"),
+    "return/*": ("", "", "mean return of one agent, if there are several; `reward` is then a mean over agents, too"),
     "held_out": ("share", "rises", "mean score of the task on the held-out prompts, sampled at eval.temperature"),
     "held_out/failed": ("answers", "", "answers to held-out prompts that could not be judged; they do not count"),
     "held_out/length": ("tokens", "", "mean length of answers to held-out prompts, including truncated ones"),
+    "held_out/return/*": ("", "", "mean return of one agent on the held-out tasks, if there are several"),
     "held_out/*": ("share", "rises", "pass@k and maj@k on the held-out prompts, if eval.samples > 1"),
     "win_rate": (
         "share",
@@ -104,8 +106,8 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
         "truncated": _mean([e.status == Status.TRUNCATED for e in mine]),
         "length": _mean([_tokens(e) for e in mine if e.status != Status.OPEN]),
         "tokens": float(sum(_tokens(e) for e in drawn)),
-        "reward": _mean([e.total for e in judged]),
-        "accuracy": _mean([e.reward["task"] for e in judged if "task" in e.reward]),
+        "reward": _mean([r for e in judged for r in _earned(e).values()]),
+        "accuracy": _mean([e.score for e in judged]),
     }
     if any(e.status == Status.OPEN for e in mine):
         out["open"] = _mean([e.status == Status.OPEN for e in mine])
@@ -116,13 +118,34 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     components = {c for e in judged for c in e.reward}
     if len(components) > 1:
         out |= {f"reward/{c}": _mean([e.reward[c] for e in judged if c in e.reward]) for c in sorted(components)}
-    groups: dict[str, set[float]] = {}
-    for e in drawn:
-        if e.status.judged:
-            groups.setdefault(e.group, set()).add(e.total)
-    out["dead_groups"] = _mean([len(seen) == 1 for seen in groups.values()])
+    out |= {f"return/{agent}": r for agent, r in returns_by_agent(judged).items()}
+    out["dead_groups"] = _dead_groups(drawn)
     out["drawn_groups"] = float(len({e.group for e in drawn}))
     return out
+
+
+def _earned(e: Episode) -> dict[str, float]:
+    return e.earned or {"": e.total}  # without turns
+
+
+def returns_by_agent(judged: Iterable[Episode]) -> dict[str, float]:
+    """Mean returns of all agents, those of opponents included; empty if there is only one."""
+    returns: dict[str, list[float]] = {}
+    for e in judged:
+        for agent, r in e.returns.items():
+            returns.setdefault(agent, []).append(r)
+    return {a: _mean(rs) for a, rs in sorted(returns.items())} if len(returns) > 1 else {}
+
+
+def _dead_groups(drawn: Sequence[Episode]) -> float:
+    """Share of the groups in which each agent that the policy speaks for has equal returns."""
+    groups: dict[str, dict[str, set[float]]] = {}
+    for e in drawn:
+        if e.status.judged:
+            seen = groups.setdefault(e.group, {})
+            for agent, r in _earned(e).items():
+                seen.setdefault(agent, set()).add(r)
+    return _mean([all(len(rs) == 1 for rs in seen.values()) for seen in groups.values()])
 
 
 def _longest(drawn: Sequence[Episode]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from gruppo.train.run import Run
 
 def scores(found: Evaluation) -> dict[str, float]:
     """{key of an answer: its task score}, for the judged answers."""
-    return {str(e.uid): float(e.reward["task"]) for e in found.episodes if "task" in e.reward}
+    return {str(e.uid): float(e.score) for e in found.episodes if e.scores}
 
 
 def win_rate(before: Mapping[str, float], found: Evaluation) -> Interval | None:
