@@ -39,7 +39,7 @@ def random_sequence(rng: np.random.Generator, number: int) -> tuple[Sequence, li
         temperature=None if rng.random() < 0.5 else rng.uniform(0.5, 2, n).astype(np.float32),
         allowed=None if rng.random() < 0.5 else {p: rng.integers(0, 99, int(rng.integers(1, 4))) for p in where},
         node=None if rng.random() < 0.5 else rng.integers(-1, 4, n),
-        train_as=None if rng.random() < 0.6 else 900_000 + np.arange(int(rng.integers(2, 7))),
+        train_as=None if rng.random() < 0.6 else 90_000_000 + np.arange(int(rng.integers(2, 7))),
     )
     return sequence, turns
 
