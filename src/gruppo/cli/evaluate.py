@@ -15,6 +15,7 @@ from gruppo.engines.config import engine_of
 from gruppo.lab.compare.statistics import Pair, pairwise
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Sampling
+from gruppo.stages.converse import play_of
 from gruppo.stages.record import from_table, to_table
 from gruppo.tasks.fit import most_tokens
 from gruppo.tasks.judge import judge_of
@@ -171,14 +172,14 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
     for policy, _ in loaded.values():
         if policy.fallback:
             _to_stderr(policy.fallback)
-    judge = judge_of(tasks, config.task, _to_stderr).start()
+    judge, play = judge_of(tasks, config.task, _to_stderr).start(), play_of(tasks, config.task)
     out: dict[str, Evaluation] = {}
     try:
         for name, (policy, tokenizer) in loaded.items():
             engine = engine_of(config.engine, {"policy": policy}, tokenizer, _to_stderr)
             longest = sampling.max_tokens or most_tokens(tasks, tokenizer, policy.context)
             how, e = replace(sampling, max_tokens=longest), config.eval
-            out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k))
+            out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k, play))
     finally:
         judge.close()
     return out

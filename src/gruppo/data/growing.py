@@ -144,6 +144,11 @@ class Growing:
         """Whether an action is under way."""
         return self._begun >= 0
 
+    @property
+    def action(self) -> Ints:
+        """The tokens of the action that is under way."""
+        return self.ids[self._begun :] if self.acting else self.ids[:0]
+
     # writing
 
     def begin(self, prompt: Ints, *, source: NDArray[np.int8] | None = None, train_as: Ints | None = None) -> int:

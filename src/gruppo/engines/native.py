@@ -87,6 +87,10 @@ class NativeEngine:
             )
         return self.models[role]  # type: ignore[return-value]
 
+    def context(self, role: str = "policy") -> int:
+        """The positions that a sequence of this role can have."""
+        return self._model(role).context
+
     @property
     def promises(self) -> frozenset[str]:
         missing = {"lockstep": not self.waves.lockstep, "stop_text": self.decode is None}

@@ -1,7 +1,7 @@
 """How one episode is played: a prompt is answered, or an earlier episode continues from a position.
 
-Rollouts make episodes with `ctx.play`. Here an episode is one answer. An environment can play several turns behind the
-same call (none is included yet), so that a rollout that only calls `ctx.play` need not change.
+Rollouts make episodes with `ctx.play`. Here an episode is one answer; `converse` plays several turns in an environment
+behind the same call, so that a rollout that only calls `ctx.play` need not change.
 """
 
 import json
@@ -119,6 +119,11 @@ async def one_answer(
         if window and completion.reason == "length" and len(completion.ids) < wanted[i].max_tokens:
             episode.status = Status.OPEN
         yield i, episode
+
+
+def shown(play: Play, task: Any) -> Any:
+    """The task as the policy sees it first; one that is played in an environment begins with an observation."""
+    return play.shown(task) if hasattr(play, "shown") else task  # type: ignore[attr-defined]
 
 
 def ending(completion: Completion) -> Status:

@@ -23,7 +23,7 @@ from gruppo.data import Batch, Episode, Note, Status, Use, pack
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.method import Method
 from gruppo.stages.objective import OLD
-from gruppo.stages.play import Fork, Play, Start, ask_of, one_answer, starts_of
+from gruppo.stages.play import Fork, Play, Start, ask_of, one_answer, shown, starts_of
 from gruppo.stages.prompting import prompts_for
 from gruppo.stages.readouts import Need, Stats, need
 from gruppo.stages.reward import add_components
@@ -99,7 +99,7 @@ class Walk:
         """Rewarded episodes from asks or prompts; without a rollout, one play per sample."""
         prompts: list[Prompt] = []
         for ask in asks:
-            prompts += [ask] if isinstance(ask, Prompt) else prompts_for(ctx, self.method.prompting, ask)
+            prompts += [ask] if isinstance(ask, Prompt) else prompts_for(ctx, self.method.prompting, self.shown(ask))
         return await self.rewarded(ctx, await (rollout(ctx, prompts) if rollout else ctx.play(prompts)))
 
     async def played(self, ctx: Context, starts: Sequence[Prompt | Start | Fork], window: int = 0) -> list[Episode]:
@@ -178,8 +178,12 @@ class Walk:
         if e.ask is None and 0 <= e.index < len(self.tasks):
             task = self.tasks[e.index]
             with suppress(ValueError):  # options that no file holds: most rooms do not ask for it
-                e.ask = ask_of(e, task) if task.uid == e.task else None
+                e.ask = self.shown(ask_of(e, task)) if task.uid == e.task else None
         return e
+
+    def shown(self, ask: Ask) -> Ask:
+        """The ask for a task with an environment shows what is seen first."""
+        return replace(ask, task=shown(self.play, ask.task))
 
     # from episodes to a batch with credit
 

@@ -160,12 +160,29 @@ class Quiet:
             self.judge.say(notes.pop(0))
 
 
-def judge_of(tasks: TaskSet, config: TaskConfig, say: Callable[[str], None] = _to_stderr) -> Judge:
+class NoJudge:
+    """For tasks that an environment judges: whatever it has not paid has no reward."""
+
+    scorer, in_order, restarts = "", False, 0
+
+    def start(self) -> "NoJudge":
+        return self
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    async def score(self, items: Sequence[tuple[Task, str]]) -> list[Verdict]:
+        error = "the environment paid no reward called `task`. Its last `Seen` must have one, or outcomes of all seats."
+        return [Verdict({}, "env_error", error) for _ in items]
+
+    async def answers(self, groups: Sequence[Sequence[tuple[Task, str]]]) -> list[list[str]]:
+        """What was done, as it was written."""
+        return [[text for _, text in group] for group in groups]
+
+
+def judge_of(tasks: TaskSet, config: TaskConfig, say: Callable[[str], None] = _to_stderr) -> "Judge | NoJudge":
     """The judge of a task set, with the limits of the settings."""
-    if tasks.env:
-        raise ValueError(
-            f"task={config.name}: it is played in an environment ({tasks.env}), and no rollout plays episodes of "
-            "several turns yet, so it can be neither trained nor evaluated. Play it: gruppo env play NAME."
-        )
+    if not str(tasks.scorer):
+        return NoJudge()
     c = config
     return Judge(tasks.scorer, c.seconds, c.start_seconds, c.workers, c.concurrency, c.call_seconds, say)

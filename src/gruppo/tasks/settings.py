@@ -26,6 +26,8 @@ class TaskConfig(Checked):
     system: str = ""  # system prompt, for models with a chat template
     template: str = ""  # prompt made from the fields of a row: "{question} Answer with a number."
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # for a gym task, or for your make
+    format: str = "line"  # how an action is read in an environment: line, tags, rlvmr, json, tags:THOUGHT,...:ACTION
+    window: int = setting(-1, low=-1)  # turns before the present one that are seen in an environment; -1: all
     reward: str = ""  # exact, math, reward_model, llm_judge, ... or ./file.py:function; empty: the task's own
     args: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # arguments of the reward
     seconds: float = setting(5.0, above=0, high=1e6)  # time limit for judging one answer
@@ -48,7 +50,8 @@ def plain(value: Any) -> Any:
 
 def refuse_unused(settings: TaskConfig, used: tuple[str, ...]) -> None:
     """Refuses a setting that the task would silently ignore."""
-    everywhere = ("name", "reward", "args", *JUDGING, "system", "template")
+    # format and window: stages.converse refuses them where there is no environment.
+    everywhere = ("name", "reward", "args", *JUDGING, "system", "template", "format", "window")
     for f in fields(TaskConfig):
         value = getattr(settings, f.name)
         if f.name not in (*everywhere, *used) and value != getattr(_PLAIN, f.name):

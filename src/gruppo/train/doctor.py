@@ -115,12 +115,19 @@ def _tokens(run: Run, episodes: list[Episode]) -> Check:
     """bos occurs once, first (the policy itself may sample more of them), and the ids decode to the text."""
     bad, bos = 0, run.tokenizer.bos
     for e in episodes:
-        s = e.sequences[0]
-        decided, given = s.ids[s.source != Source.ENV], s.ids[s.source != Source.POLICY]
-        ok = bos is None or (s.ids[0] == bos and (given == bos).sum() == 1)
-        bad += not (ok and run.tokenizer.decode(decided) == e.text)
+        begun = [bos is None or (s.ids[0] == bos and (s.ids[s.source != Source.POLICY] == bos).sum() == 1)
+                 for s in e.sequences]  # fmt: skip
+        bad += not (all(begun) and _says(run.tokenizer, e))
     found = f"ids and text of an answer must belong together, with bos once: they do not in {bad} of {len(episodes)}"
     return Check("tokens", bad == 0, bad, 0, found, "Look at the tokenizer and its chat template.")
+
+
+def _says(tokenizer: Any, e: Episode) -> bool:
+    """Whether the ids decode to the text: that of each turn, if they have texts (what was given may come before it)."""
+    if any(t.text for t in e.turns):
+        return all(t.text.endswith(tokenizer.decode(e.sequences[t.sequence].ids[t.start : t.stop])) for t in e.turns)
+    s = e.sequences[0]
+    return tokenizer.decode(s.ids[s.source != Source.ENV]) == e.text
 
 
 def _coverage(run: Run, batch: Batch) -> Check:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gruppo.data import Episode, Source, Status, key_hash
 from gruppo.stages import Ask, Context, Sampling
-from gruppo.stages.play import Play, Start, one_answer
+from gruppo.stages.play import Play, Start, one_answer, shown
 from gruppo.stages.prompting import plain
 from gruppo.stages.walk import NO_TASK
 from gruppo.train.estimates import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
@@ -125,7 +125,7 @@ async def answers(
 ) -> list[Episode]:
     """`samples` answers to each task, grouped by task, each with its own random key; not scored."""
     ctx = Context(engine=engine, tokenizer=tokenizer, sampling=sampling, samples=samples)
-    asked = _repeated([plain(ctx, Ask(task, samples))[0] for task in tasks], samples)
+    asked = _repeated([plain(ctx, Ask(shown(play, task), samples))[0] for task in tasks], samples)
     keys = [int(key_hash("eval", t.uid, *([s] if s else []))) for t in tasks for s in range(samples)]
     starts = [Start(p, key, sampling) for p, key in zip(asked, keys, strict=True)]
     found = {i: e async for i, e in play(ctx, starts)}

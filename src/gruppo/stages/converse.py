@@ -1,0 +1,277 @@
+"""How an episode is played in an environment: observation, action, observation, … until it is over.
+
+What `ctx.play` does for a task with an environment, in training, redraws, evaluation and step zero alike. Token ids go
+in and token ids come out: what was sampled is never encoded again, and an observation is what the chat template puts
+after it. All episodes are callers of one engine, so they share its running batch, and each turn computes only what is
+new. In lockstep the same bits come out however long an environment takes.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from gruppo.data import Episode, Growing, Note, Status, key_hash
+from gruppo.envs.base import Seen, seats_of
+from gruppo.envs.format import Format, Line, Said, format_of
+from gruppo.envs.guard import TIMEOUT, Guarded
+from gruppo.envs.hosted import Hosted
+from gruppo.envs.registry import make_env
+from gruppo.envs.wrappers import Retry, TurnLimit, Window, cut
+from gruppo.stages.context import Ask, Context
+from gruppo.stages.play import Fork, Play, Start, asked_of, one_answer, prompt_source, request_after
+from gruppo.tasks import TaskConfig
+
+GOAL = "goal"  # in the meta of a task: its prompt without the first observation
+
+
+@dataclass
+class Converse:
+    """Plays environments. Those of other libraries have processes, which are kept for the next episode.
+
+    format  how an action is read from what the policy wrote
+    window  the last turns that the policy sees; -1: all of them, in one growing context
+    """
+
+    format: Format = field(default_factory=Line)
+    window: int = -1
+    free: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+
+    async def __call__(
+        self, ctx: Context, starts: Sequence[Start | Fork], window: int = 0
+    ) -> AsyncIterator[tuple[int, Episode]]:
+        if window:
+            raise ValueError(
+                "answers in windows of tokens are for one answer a task: an environment is not left in the middle of "
+                "an action. Use another method, or a task without an environment."
+            )
+        alone = [i for i, s in enumerate(starts) if "env" not in ask_of(s).task.meta]  # of a mixture
+        async for n, episode in one_answer(ctx, [starts[i] for i in alone]):
+            yield alone[n], episode
+        ended: asyncio.Queue[tuple[int, Episode]] = asyncio.Queue()
+
+        async def play(i: int, start: Start | Fork) -> None:
+            with self.borrowed(start) as env:
+                await ended.put((i, await Dialogue(self, ctx, start, env).played()))
+
+        rest = [i for i in range(len(starts)) if i not in set(alone)]
+        playing = asyncio.create_task(ctx.engine.together([play(i, starts[i]) for i in rest]))
+        try:
+            for _ in rest:
+                waiting = asyncio.create_task(ended.get())
+                await asyncio.wait({waiting, playing}, return_when=asyncio.FIRST_COMPLETED)
+                if not waiting.done() and ended.empty():  # one of them has failed
+                    waiting.cancel()
+                    await playing
+                yield await waiting
+            await playing
+        finally:
+            playing.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await playing
+
+    def shown(self, task: Any) -> Any:
+        """The task with its first observation in the prompt, so that prompting sees what the policy will see."""
+        if GOAL in task.meta or "env" not in task.meta:
+            return task
+        with self.borrowed(Ask(task, 1)) as env:
+            seen = env.reset(task)
+        return replace(task, prompt=said_first(task.prompt, seen), meta={**task.meta, GOAL: task.prompt})
+
+    def close(self) -> None:
+        """Ends the processes of environments."""
+        for envs in self.free.values():
+            for env in envs:
+                if isinstance(env, Hosted):
+                    env.close()
+        self.free.clear()
+
+    def borrowed(self, start: "Start | Fork | Ask") -> "Borrowed":
+        return Borrowed(self, ask_of(start))
+
+
+def play_of(tasks: Any, config: TaskConfig) -> Play:
+    """How the episodes of a task set are played."""
+    if tasks.env:
+        return Converse(format_of(config.format), config.window)
+    for name in ("format", "window"):
+        if (value := getattr(config, name)) != getattr(TaskConfig, name):
+            raise ValueError(
+                f"task.{name}={value}: task={config.name} is not played in an environment, so it would have no effect. "
+                "Leave it out."
+            )
+    return one_answer
+
+
+@dataclass
+class Borrowed:
+    """An environment for one episode, with the wrappers that its ask wants; given back at the end."""
+
+    player: Converse
+    ask: Ask
+
+    def __enter__(self) -> Any:
+        self.name = str(self.ask.task.meta["env"])
+        free = self.player.free.setdefault(self.name, [])
+        self.env = free.pop() if free else make_env(self.name)
+        wrapped: Any = Guarded(self.env)
+        if tries := int(self.ask.how.get("tries", 0)):
+            wrapped = Retry(wrapped, tries)
+        if turns := int(self.ask.how.get("turns", 0)):
+            wrapped = TurnLimit(wrapped, turns)
+        return Window(wrapped, self.player.window) if self.player.window >= 0 else wrapped
+
+    def __exit__(self, *error: object) -> None:
+        self.player.free[self.name].append(self.env)
+
+
+def ask_of(start: "Start | Fork | Ask") -> Ask:
+    if isinstance(start, Ask):
+        return start
+    return start.prompt.ask if isinstance(start, Start) else start.episode.ask
+
+
+def said_first(goal: str, seen: Seen) -> str:
+    return seen.text if seen.fresh or not goal else f"{goal}\n{seen.text}".rstrip()
+
+
+class Dialogue:
+    """One episode in its environment. Every agent of a game has a context of its own."""
+
+    def __init__(self, player: Converse, ctx: Context, start: Start | Fork, env: Any) -> None:
+        self.player, self.ctx, self.start, self.env = player, ctx, start, env
+        self.ask = ask_of(start)
+        self.goal = str(self.ask.task.meta.get(GOAL, self.ask.task.prompt))
+        self.context_of: dict[str, int] = {}
+        self.done_in: set[tuple[str, str]] = set()  # what was done in which state
+        self.begun = np.zeros(0, np.int64)  # of the first action, given by prompting
+
+    async def played(self) -> Episode:
+        seen = await self._env("reset", self.ask.task)
+        if isinstance(self.start, Fork):
+            seen = await self._replayed(self.start, seen)
+        else:
+            self._open(self.start)
+            self.context_of[seen.agent] = 0
+        while not seen.done:
+            said = await self._action(seen)
+            if said is None:
+                return self._ended(cut(self.env, seen))
+            seen = self._paid(seen, said, await self._env("step", said.action))
+            if not seen.done:
+                self._observe(seen)
+        return self._ended(seen)
+
+    def _open(self, start: Start) -> None:
+        prompt, ask = start.prompt, self.ask
+        self.grown = Growing(
+            start.uid,
+            ask.task.uid,
+            prompt.group,
+            notes={k: Note(np.array([v], np.float32)) for k, v in ask.notes.items()},
+            step=self.ctx.step,
+            ask=ask,
+            asked=asked_of(ask),
+            index=ask.index,
+            domain=ask.task.domain,
+        )
+        source = prompt_source(prompt) if prompt.given else None
+        self.grown.begin(prompt.ids, source=source, train_as=prompt.train_as)
+        self.begun = prompt.begun
+
+    async def _replayed(self, start: Fork, seen: Seen) -> Seen:
+        """The environment as it was before the action that the fork goes on with: its actions are played again."""
+        self.grown = start.grown()
+        for i, turn in enumerate(self.grown.turns):
+            self.context_of.setdefault(seen.agent, turn.sequence)
+            said = self.player.format(turn.text)
+            self.done_in.add((turn.state, turn.action_key))
+            seen = await self._env("step", said.action)
+            if seen.done:
+                raise ValueError(
+                    f"episode {start.episode.uid} cannot be continued after turn {i}: played again, its actions end "
+                    f"the episode there ({seen.error or 'it is over'}). Is the environment a pure function of its "
+                    "actions? gruppo env check says."
+                )
+        self.context_of.setdefault(seen.agent, start.sequence)
+        return seen
+
+    async def _env(self, call: str, given: Any) -> Seen:
+        """Environments in this process are fast; those with a process of their own must not hold up the others."""
+        inner = self.env
+        while not isinstance(inner, Hosted) and hasattr(inner, "env"):
+            inner = inner.env
+        act = getattr(self.env, call)
+        return await asyncio.to_thread(act, given) if isinstance(inner, Hosted) else act(given)
+
+    # an action
+
+    async def _action(self, seen: Seen) -> Said | None:
+        """What the policy says to what it sees, as it was read; None if its context is full."""
+        ids, sampling = self.grown.ids, self.start.sampling
+        room = self.ctx.engine.context() - len(ids)
+        if room < 1:
+            return None
+        here = self.context_of[seen.agent]
+        key = self.grown.uid if here == 0 else int(key_hash(self.grown.uid, "context", here))
+        request = request_after(self.ctx, ids, key, replace(sampling, max_tokens=min(sampling.max_tokens, room)))
+        c = await self.ctx.engine.ask(request)
+        self.grown.write(c.ids, c.logp, c.version, temperature=request.temperature, allowed=c.allowed)
+        self.cut = c.reason == "length"
+        begun, self.begun = self.begun, self.begun[:0]
+        self.said = self.ctx.tokenizer.decode(np.concatenate([begun, self.grown.action]))
+        return self.player.format(self.said)
+
+    def _paid(self, before: Seen, said: Said, seen: Seen) -> Seen:
+        """The turn ends, with what it has earned."""
+        key = " ".join(said.action.lower().split())
+        flags = set(said.flags)
+        flags |= {"truncated"} if self.cut else set()
+        flags |= {"invalid"} if not seen.valid and not said.void else set()
+        flags |= {"repeated"} if (before.state, key) in self.done_in else set()
+        self.done_in.add((before.state, key))
+        ends = seen.done and len(seats_of(self.env)) == 1
+        rewards = {name: r for name, r in seen.rewards.items() if not (ends and name == "task")}
+        self.grown.end(
+            state=before.state,
+            action_key=key,
+            agent=before.agent,
+            reward=rewards,
+            flags=frozenset(flags),
+            tag=said.tag,
+            text=self.said,
+        )
+        return seen
+
+    def _observe(self, seen: Seen) -> None:
+        """What the agent that acts next sees: in its context, or in a new one."""
+        task, chat = self.ask.task, self.ctx.tokenizer.chat
+        if seen.fresh or seen.agent not in self.context_of:
+            shown = replace(task, prompt=said_first(self.goal, seen))
+            self.context_of[seen.agent] = self.grown.begin(chat(shown.messages))
+            return
+        self.grown.switch(self.context_of[seen.agent])
+        ids = self.grown.ids
+        message = {"role": "user", "content": seen.text}
+        self.grown.observe(self.ctx.tokenizer.follow([message], int(ids[-1]) if len(ids) else None))
+
+    # the end
+
+    def _ended(self, seen: Seen) -> Episode:
+        for agent, outcome in seen.outcomes.items():
+            mine = [t for t in self.grown.turns if t.agent == agent]
+            if mine:
+                mine[-1].reward = {**mine[-1].reward, "task": float(outcome)}
+        if seen.error:
+            status = Status.TIMEOUT if seen.error.startswith(TIMEOUT) else Status.ENV_ERROR
+            return self.grown.finish(status, error=seen.error, text=self._text(), final_state=seen.state)
+        one = len(seats_of(self.env)) == 1
+        reward: Mapping[str, float] = {"task": float(seen.rewards["task"])} if one and "task" in seen.rewards else {}
+        status = Status.TRUNCATED if seen.truncated else Status.OK
+        return self.grown.finish(status, reward=dict(reward), text=self._text(), final_state=seen.state)
+
+    def _text(self) -> str:
+        return "\n".join(t.text for t in self.grown.turns)
