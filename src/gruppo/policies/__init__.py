@@ -10,9 +10,10 @@ from gruppo.policies.lora import Lora, Unadapted, has_adapter
 from gruppo.policies.save import save_policy
 from gruppo.policies.tiny import TinyTransformer
 from gruppo.policies.tokenizer import CharTokenizer
+from gruppo.policies.words import WordTokenizer
 
 __all__ = [
     "Cache", "CharTokenizer", "Critic", "Incremental", "Lora", "Policy", "TinyConfig", "TinyTransformer",
-    "Unadapted", "clone", "has_adapter", "learned_state", "load_learned", "load_policy", "load_tokenizer", "names",
-    "packed", "save_policy",
+    "Unadapted", "WordTokenizer", "clone", "has_adapter", "learned_state", "load_learned", "load_policy",
+    "load_tokenizer", "names", "packed", "save_policy",
 ]  # fmt: skip

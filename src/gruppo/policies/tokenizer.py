@@ -22,6 +22,44 @@ def refuse_tools(messages: Sequence[Mapping[str, Any]], who: str) -> None:
         )
 
 
+def write_fast(folder: str | Path, specials: Sequence[str], pieces: Mapping[str, Any]) -> None:
+    """tokenizer.json, of these pieces in the words of the package tokenizers, and tokenizer_config.json.
+
+    The special tokens are the first ids. There is no chat template: its text would pass through the tokenizer, where
+    `<bos>` is five characters.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    added = [
+        {"id": i, "content": t, "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for i, t in enumerate(specials)
+    ]
+    tokenizer = dict.fromkeys(("truncation", "padding", "normalizer")) | {"version": "1.0", "added_tokens": added}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,  # `<eos>` in a text stays five characters
+        "model_input_names": ["input_ids", "attention_mask"],  # a Llama takes no token_type_ids
+        "padding_side": "left",  # prompts of a batch end together, and answers follow
+        "pad_token": "<pad>",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+    }
+    write_json(folder / "tokenizer.json", tokenizer | dict(pieces))
+    write_json(folder / "tokenizer_config.json", config)
+
+
+def starting(single: Sequence[str], pair: Sequence[str], special: Mapping[str, Any]) -> dict[str, Any]:
+    """What is put around one text A, and around two texts A and B."""
+
+    def piece(name: str) -> dict[str, Any]:
+        return {"SpecialToken" if name in special else "Sequence": {"id": name, "type_id": 0}}
+
+    pieces = {"single": [piece(p) for p in single], "pair": [piece(p) for p in pair]}
+    return {"type": "TemplateProcessing", **pieces, "special_tokens": dict(special)}
+
+
 class CharTokenizer:
     """ids 0, 1, 2 are `<pad>`, `<bos>`, `<eos>`; 3 is newline; then the characters 32 to 126 in order.
 
@@ -64,48 +102,28 @@ class CharTokenizer:
         text = "\n\n".join(m["content"] for m in messages)
         return np.concatenate([np.array([self.bos], np.int64), self.encode(text)])
 
+    def follow(self, messages: Sequence[Mapping[str, Any]], last: int | None = None) -> NDArray[np.int64]:
+        """What follows a sampled answer, whose last id is `last`: `<eos>`, unless that is the last, and the contents.
+
+        `chat` has no `<eos>` after an answer, so it does not render such a dialogue: extend it.
+        """
+        refuse_tools(messages, "the built-in policy")
+        text = self.encode("\n\n".join(m["content"] for m in messages))
+        return text if last == self.eos else np.concatenate([np.array([self.eos], np.int64), text])
+
     def words(self) -> Mapping[str, int]:
         """Every token and its id."""
         return self._id
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer`, which gives the ids of `chat`.
-
-        There is no chat template: its text would pass through the tokenizer, where `<bos>` is five characters.
-        """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        added = [
-            {"id": i, "content": t, "special": True, "normalized": False}
-            | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-            for i, t in enumerate(SPECIALS)
-        ]
+        """Write tokenizer.json and tokenizer_config.json for `AutoTokenizer`, which gives the ids of `chat`."""
         # Every character, newline included, is a word of its own; unknown words are an error there too.
         split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
         model = {"type": "WordLevel", "vocab": self._id, "unk_token": "<unk>"}
-        tokenizer = dict.fromkeys(("truncation", "padding", "normalizer"))
-        tokenizer |= {"version": "1.0", "added_tokens": added, "pre_tokenizer": split, "model": model}
-        tokenizer |= {"post_processor": self._post_processor(), "decoder": {"type": "Fuse"}}
-        config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            "split_special_tokens": True,  # `<eos>` in a text stays five characters
-            "model_input_names": ["input_ids", "attention_mask"],  # a Llama takes no token_type_ids
-            "padding_side": "left",  # prompts of a batch end together, and answers follow
-            "pad_token": "<pad>",
-            "bos_token": "<bos>",
-            "eos_token": "<eos>",
-        }
-        write_json(folder / "tokenizer.json", tokenizer)
-        write_json(folder / "tokenizer_config.json", config)
-
-    def _post_processor(self) -> dict[str, Any]:
-        """`<bos>` in front of a text, in the words of the package tokenizers."""
-        bos, first, second = ({"SpecialToken": {"id": "<bos>", "type_id": 0}},
-                              *({"Sequence": {"id": part, "type_id": 0}} for part in "AB"))  # fmt: skip
         special = {"<bos>": {"id": "<bos>", "ids": [self.bos], "tokens": ["<bos>"]}}
-        pieces = {"single": [bos, first], "pair": [bos, first, second]}
-        return {"type": "TemplateProcessing", **pieces, "special_tokens": special}
+        added = starting(("<bos>", "A"), ("<bos>", "A", "B"), special)
+        pieces = {"pre_tokenizer": split, "model": model, "post_processor": added, "decoder": {"type": "Fuse"}}
+        write_fast(folder, SPECIALS, pieces)
 
     @classmethod
     def fits(cls, folder: str | Path) -> bool:
