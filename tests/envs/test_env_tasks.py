@@ -7,7 +7,6 @@ from pathlib import Path
 import bad_worlds
 import pytest
 
-from gruppo.cli import main
 from gruppo.envs import BUILT_IN, env_class, make_env, play
 from gruppo.envs.adapters import ADAPTERS
 from gruppo.envs.check import LAWS
@@ -139,16 +138,6 @@ def test_a_stored_task_set_keeps_its_environment(tmp_path: Path) -> None:
 def test_a_task_without_facts_is_refused_by_the_world() -> None:
     with pytest.raises(ValueError, match=r"no meta\['facts'\]"):
         make_env("lake").reset(Task("a", "p", "", 1, "x"))
-
-
-@pytest.mark.parametrize("task", ["household", "mix:lake+addition"])
-def test_training_in_an_environment_is_refused_in_words(
-    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Until a rollout plays episodes of several turns."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", f"task={task}", "steps=1"]) == 2
-    assert "is played in an environment" in capsys.readouterr().err
 
 
 def test_the_page_names_every_world_law_and_adapter() -> None:

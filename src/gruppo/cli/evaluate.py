@@ -172,13 +172,13 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
     for policy, _ in loaded.values():
         if policy.fallback:
             _to_stderr(policy.fallback)
-    judge, play = judge_of(tasks, config.task, _to_stderr).start(), play_of(tasks, config.task)
+    judge = judge_of(tasks, config.task, _to_stderr).start()
     out: dict[str, Evaluation] = {}
     try:
         for name, (policy, tokenizer) in loaded.items():
             engine = engine_of(config.engine, {"policy": policy}, tokenizer, _to_stderr)
             longest = sampling.max_tokens or most_tokens(tasks, tokenizer, policy.context)
-            how, e = replace(sampling, max_tokens=longest), config.eval
+            how, e, play = replace(sampling, max_tokens=longest), config.eval, play_of(tasks, config.task, tokenizer)
             out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k, play))
     finally:
         judge.close()

@@ -214,9 +214,11 @@ def learnable_N(method: Method, batch: Batch) -> Tensor:
 
 
 def cut_off(share: float, tokens: int) -> str:
-    """Why rewards are equal, and what helps, if most answers were cut off; else ""."""
+    """Why rewards are equal, and what helps, if most answers were cut off; else "". 0 tokens: in an environment."""
     if not share > 0.5:
         return ""
+    if not tokens:
+        return f"{share:.0%} of the episodes ran out of turns: an easier task.level, or more task.options.turns, helps."
     return (
         f"{share:.0%} of the answers were cut off at {tokens} tokens, before they had ended, so the scorer could not "
         f"see an answer. Give them more room, for example sampling.max_tokens={4 * tokens} (if the model's context "

@@ -34,10 +34,12 @@ class Converse:
 
     format  how an action is read from what the policy wrote
     window  the last turns that the policy sees; -1: all of them, in one growing context
+    rules   whether the rules of a world are the system prompt of its tasks, if they have none
     """
 
     format: Format = field(default_factory=Line)
     window: int = -1
+    rules: bool = False
     free: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
 
     async def __call__(
@@ -49,8 +51,9 @@ class Converse:
                 "an action. Use another method, or a task without an environment."
             )
         alone = [i for i, s in enumerate(starts) if "env" not in ask_of(s).task.meta]  # of a mixture
-        async for n, episode in one_answer(ctx, [starts[i] for i in alone]):
-            yield alone[n], episode
+        if alone:
+            async for n, episode in one_answer(ctx, [starts[i] for i in alone]):
+                yield alone[n], episode
         ended: asyncio.Queue[tuple[int, Episode]] = asyncio.Queue()
 
         async def play(i: int, start: Start | Fork) -> None:
@@ -79,7 +82,9 @@ class Converse:
             return task
         with self.borrowed(Ask(task, 1)) as env:
             seen = env.reset(task)
-        return replace(task, prompt=said_first(task.prompt, seen), meta={**task.meta, GOAL: task.prompt})
+            system = task.system or (str(getattr(env, "rules", "")) if self.rules else "")
+        prompt = said_first(task.prompt, seen)
+        return replace(task, prompt=prompt, system=system, meta={**task.meta, GOAL: task.prompt})
 
     def close(self) -> None:
         """Ends the processes of environments."""
@@ -93,10 +98,10 @@ class Converse:
         return Borrowed(self, ask_of(start))
 
 
-def play_of(tasks: Any, config: TaskConfig) -> Play:
-    """How the episodes of a task set are played."""
+def play_of(tasks: Any, config: TaskConfig, tokenizer: Any) -> Play:
+    """How the episodes of a task set are played. Models with a chat template are told the rules of a world."""
     if tasks.env:
-        return Converse(format_of(config.format), config.window)
+        return Converse(format_of(config.format), config.window, getattr(tokenizer, "has_template", False))
     for name in ("format", "window"):
         if (value := getattr(config, name)) != getattr(TaskConfig, name):
             raise ValueError(
@@ -147,6 +152,7 @@ class Dialogue:
         self.goal = str(self.ask.task.meta.get(GOAL, self.ask.task.prompt))
         self.context_of: dict[str, int] = {}
         self.done_in: set[tuple[str, str]] = set()  # what was done in which state
+        self.lines: list[str] = []  # for people
         self.begun = np.zeros(0, np.int64)  # of the first action, given by prompting
 
     async def played(self) -> Episode:
@@ -158,11 +164,9 @@ class Dialogue:
             self.context_of[seen.agent] = 0
         while not seen.done:
             said = await self._action(seen)
-            if said is None:
-                return self._ended(cut(self.env, seen))
             seen = self._paid(seen, said, await self._env("step", said.action))
-            if not seen.done:
-                self._observe(seen)
+            if not seen.done and not self._observe(seen):
+                seen = cut(self.env, seen)
         return self._ended(seen)
 
     def _open(self, start: Start) -> None:
@@ -189,7 +193,9 @@ class Dialogue:
             self.context_of.setdefault(seen.agent, turn.sequence)
             said = self.player.format(turn.text)
             self.done_in.add((turn.state, turn.action_key))
+            self._tell(seen, turn.text)
             seen = await self._env("step", said.action)
+            self.lines.append(seen.text)
             if seen.done:
                 raise ValueError(
                     f"episode {start.episode.uid} cannot be continued after turn {i}: played again, its actions end "
@@ -209,12 +215,10 @@ class Dialogue:
 
     # an action
 
-    async def _action(self, seen: Seen) -> Said | None:
-        """What the policy says to what it sees, as it was read; None if its context is full."""
+    async def _action(self, seen: Seen) -> Said:
+        """What the policy says to what it sees, as it was read."""
         ids, sampling = self.grown.ids, self.start.sampling
-        room = self.ctx.engine.context() - len(ids)
-        if room < 1:
-            return None
+        room = max(self.ctx.engine.context() - len(ids), 1)
         here = self.context_of[seen.agent]
         key = self.grown.uid if here == 0 else int(key_hash(self.grown.uid, "context", here))
         request = request_after(self.ctx, ids, key, replace(sampling, max_tokens=min(sampling.max_tokens, room)))
@@ -227,6 +231,8 @@ class Dialogue:
 
     def _paid(self, before: Seen, said: Said, seen: Seen) -> Seen:
         """The turn ends, with what it has earned."""
+        self._tell(before, self.said)
+        self.lines.append(seen.text)
         key = " ".join(said.action.lower().split())
         flags = set(said.flags)
         flags |= {"truncated"} if self.cut else set()
@@ -246,17 +252,23 @@ class Dialogue:
         )
         return seen
 
-    def _observe(self, seen: Seen) -> None:
-        """What the agent that acts next sees: in its context, or in a new one."""
-        task, chat = self.ask.task, self.ctx.tokenizer.chat
+    def _observe(self, seen: Seen) -> bool:
+        """What the agent that acts next sees, in its context or in a new one. False if no action would fit after it."""
+        tokenizer, room = self.ctx.tokenizer, self.ctx.engine.context()
         if seen.fresh or seen.agent not in self.context_of:
-            shown = replace(task, prompt=said_first(self.goal, seen))
-            self.context_of[seen.agent] = self.grown.begin(chat(shown.messages))
-            return
+            shown = replace(self.ask.task, prompt=said_first(self.goal, seen))
+            ids = tokenizer.chat(shown.messages)
+            if len(ids) < room:
+                self.context_of[seen.agent] = self.grown.begin(ids)
+            return len(ids) < room
         self.grown.switch(self.context_of[seen.agent])
-        ids = self.grown.ids
+        before = self.grown.ids
         message = {"role": "user", "content": seen.text}
-        self.grown.observe(self.ctx.tokenizer.follow([message], int(ids[-1]) if len(ids) else None))
+        ids = tokenizer.follow([message], int(before[-1]) if len(before) else None)
+        if len(before) + len(ids) >= room:
+            return False
+        self.grown.observe(ids)
+        return True
 
     # the end
 
@@ -273,5 +285,10 @@ class Dialogue:
         status = Status.TRUNCATED if seen.truncated else Status.OK
         return self.grown.finish(status, reward=dict(reward), text=self._text(), final_state=seen.state)
 
+    def _tell(self, seen: Seen, said: str) -> None:
+        who = seen.agent if len(seats_of(self.env)) > 1 else ""
+        self.lines.append(f"{who}> {said}")
+
     def _text(self) -> str:
-        return "\n".join(t.text for t in self.grown.turns)
+        """The dialogue after the prompt; actions are marked with >."""
+        return "\n".join(line for line in self.lines if line)

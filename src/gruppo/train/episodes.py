@@ -72,6 +72,7 @@ def row_of(e: Episode, step: int, prompt: str, reference: str, advantage: float)
         "advantage": advantage,
         "status": e.status.name.lower(),
         "tokens": int(sum((s.source == e.source).sum() for s in e.sequences)),
+        "turns": len(e.turns),
         "source": e.source.name.lower(),
         "use": e.use.name.lower(),
         "error": e.error,
@@ -152,7 +153,9 @@ def in_words(row: Row, width: int = 0) -> str:
     shown = f"reward {_number(row['reward'])}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
     facts = [f"step {row['step']}", row["domain"] or row["task"], shown]
     facts += [f"advantage {row['advantage']:+.3g}"] if row["advantage"] == row["advantage"] else []
-    facts += [f"{row['tokens']} tokens", ENDED.get(row["status"], row["status"])]
+    many = row["turns"] > 1
+    facts += [f"{row['turns']} turns"] if many else []
+    facts += [f"{row['tokens']} tokens", ENDED.get((row["status"], many), ENDED.get(row["status"], row["status"]))]
     lines = [" · ".join(facts)]
     for name in ("prompt", "answer", "reference", "error"):
         if row[name] or name == "answer":
@@ -160,7 +163,11 @@ def in_words(row: Row, width: int = 0) -> str:
     return "\n".join(lines)
 
 
-ENDED = {"ok": "ended", "truncated": "cut off (sampling.max_tokens)"}
+ENDED: dict[Any, str] = {
+    "ok": "ended",
+    "truncated": "cut off (sampling.max_tokens)",
+    ("truncated", True): "ran out of turns",
+}
 
 
 def _number(x: float) -> str:

@@ -38,7 +38,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
             sampler_gap(learner.tally, batch, batch.logp_old_N)
         batch = walk.credited(ctx, batch)  # credit, select.tokens
         if not run.checked:
-            run.warn(*check_first_batch(method, batch, run.sampling.max_tokens))
+            run.warn(*check_first_batch(method, batch, 0 if run.tasks.env else run.sampling.max_tokens))
             run.warn_if_hidden(drawn)
             run.checked = True
         ctx.episodes = kept

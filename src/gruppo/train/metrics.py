@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from gruppo.data import Batch, Episode, Source, Status, Use
+from gruppo.data.episode import FLAGS
 from gruppo.pieces.ratio import effective_share
 
 METRICS: dict[str, tuple[str, str, str]] = {
@@ -26,7 +27,13 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "held_out/preferred": ("share", "rises", "held-out recorded pairs that the implicit reward ranks correctly"),
     "length": ("tokens", "steady", "mean length of answers, sampled or recorded, truncated or not, but not open"),
     "entropy": ("nats", "falls slowly, not to 0", "minus the mean log π_gen of sampled tokens"),
-    "truncated": ("share", "near 0", "episodes that ran out of tokens"),
+    "truncated": ("share", "near 0", "episodes that ran out of tokens or turns"),
+    "turns": ("", "", "mean number of turns of an episode, where one has several"),
+    "turns/*": (
+        "share",
+        "near 0",
+        "turns without an action (void), not allowed (invalid), cut off, repeated",
+    ),
     "open": ("share", "", "unfinished answers that continue in the next step; they have no reward yet"),
     "failed": ("share", "0", "episodes that were not judged: the scorer or environment raised, hung or was cancelled"),
     "timed_out": ("share", "0", "episodes whose scorer or environment hung and was killed; part of `failed`"),
@@ -111,7 +118,7 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     }
     if any(e.status == Status.OPEN for e in mine):
         out["open"] = _mean([e.status == Status.OPEN for e in mine])
-    out |= _longest(mine)
+    out |= _longest(mine) | _turns(mine)
     logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])
     if len(logp):
         out["entropy"] = -_mean(logp)
@@ -146,6 +153,15 @@ def _dead_groups(drawn: Sequence[Episode]) -> float:
             for agent, r in _earned(e).items():
                 seen.setdefault(agent, set()).add(r)
     return _mean([all(len(rs) == 1 for rs in seen.values()) for seen in groups.values()])
+
+
+def _turns(drawn: Sequence[Episode]) -> dict[str, float]:
+    """Of episodes that were played in an environment, which says so by the state or the flags of turns."""
+    turns = [t for e in drawn for t in e.turns]
+    if not any(t.state or t.flags for t in turns):
+        return {}
+    shares = {f"turns/{flag}": _mean([flag in t.flags for t in turns]) for flag in FLAGS}
+    return {"turns": len(turns) / len(drawn)} | {k: v for k, v in shares.items() if v}
 
 
 def _longest(drawn: Sequence[Episode]) -> dict[str, float]:

@@ -15,6 +15,7 @@ SHOWN = (
     "accuracy",
     "held_out",
     "length",
+    "turns",
     "truncated",
     "entropy",
     "dead_groups",
@@ -94,9 +95,10 @@ class Display:
     def _table(self, step: int = 0) -> Table:
         grid = Table.grid(padding=(0, 1))
         numbers = Table(show_edge=False, box=None, pad_edge=False)
-        for name in SHOWN:
+        names = [k for k in SHOWN if k in self.row or k != "turns"]  # one answer has no turns
+        for name in names:
             numbers.add_column(name, justify="right")
-        numbers.add_row(*[self._shown(k, step) if k in self.row else "" for k in SHOWN])
+        numbers.add_row(*[self._shown(k, step) if k in self.row else "" for k in names])
         grid.add_row(self.bar)
         grid.add_row(numbers)
         return grid

@@ -83,7 +83,7 @@ class Run:
             self.tasks.train,
             self.judge,
             self.packed,
-            play_of(self.tasks, config.task),
+            play_of(self.tasks, config.task, self.tokenizer),
             budget_tokens=config.budget_tokens,
             clock=self.clock,
         )
@@ -150,7 +150,7 @@ class Run:
     def warn_if_hidden(self, drawn: Sequence[Episode]) -> None:
         """No answer of the first step is right, but some contain the right answer: the scorer looks elsewhere."""
         judged = [e for e in drawn if e.status.judged and "task" in e.reward]
-        if not judged or any(e.reward["task"] > 0 for e in judged):
+        if self.tasks.env or not judged or any(e.reward["task"] > 0 for e in judged):
             return
         known = [(e, self.walk.task_of(e).answer) for e in judged]
         near = [(e, answer) for e, answer in known if answer and answer in e.text]
@@ -182,7 +182,7 @@ class Run:
         """All groups have had equal rewards for three steps in a row: most methods learn nothing from them."""
         self.dead_steps = self.dead_steps + 1 if share == 1.0 and compares(self.method) else 0
         if self.dead_steps == 3:
-            why = cut_off(truncated, self.sampling.max_tokens)
+            why = cut_off(truncated, 0 if self.tasks.env else self.sampling.max_tokens)
             self.warn(
                 "every group of the last three steps has equal rewards, so there is nothing to compare. "
                 + (why or "Use an easier or harder task.level, more samples, or sampling.temperature=1.")

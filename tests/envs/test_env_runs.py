@@ -1,0 +1,80 @@
+"""Runs in environments, as a user makes them: train, resume bit for bit, evaluate, look at episodes."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gruppo.cli import main
+from gruppo.data.store import load_episodes
+
+SMALL = ("model=tiny-random", "prompts=4", "samples=4", "steps=4", "eval.prompts=4", "eval.every=2", "threads=1")
+SMALL += ("save.tensorboard=no", "save.checkpoint_every=2", "save.episodes_every=1", "sampling.max_tokens=4")
+SMALL += ("accept=dead_groups,mask",)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None, no_picture: None) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    kept = [json.loads(line) for line in Path(f"runs/{name}/metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if "second" not in k} for row in kept]
+
+
+@pytest.mark.parametrize("task", ["guess", "tictactoe", "mix:lake+addition"])
+def test_a_run_goes_on_bit_for_bit(task: str) -> None:
+    for name in "ab":
+        assert main(["train", *SMALL, f"task={task}", f"save.name={name}"]) == 0
+    shutil.rmtree("runs/b/checkpoints/step-000004")
+    Path("runs/b/summary.json").unlink()
+    assert main(["train", "--resume", "runs/b"]) == 0
+    a, b = (Path(f"runs/{x}/policy/model.safetensors").read_bytes() for x in "ab")
+    assert a == b and rows("a") == rows("b")
+
+
+def test_metrics_and_episodes_of_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *SMALL, "task=household", "save.name=a"]) == 0
+    row = rows("a")[-1]
+    assert row["turns"] > 1 and row["turns/invalid"] > 0 and row["failed"] == 0
+    [e, *_] = load_episodes(Path("runs/a/episodes/step-000004.arrow"))
+    assert len(e.turns) > 1 and all(t.state and t.text == t.text for t in e.turns) and set(e.reward) == {"task"}
+    capsys.readouterr()
+    assert main(["episodes", "runs/a", "--limit", "1"]) == 0
+    said = capsys.readouterr().out
+    assert f"{len(e.turns)} turns" in said and "> " in said
+    assert main(["eval", "runs/a", "eval.prompts=3"]) == 0
+    assert "on 3 held-out prompts" in capsys.readouterr().out
+
+
+def test_settings_of_environments_are_refused_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "task.window=2", "steps=1"]) == 2
+    assert "task.window=2: task=addition is not played in an environment" in capsys.readouterr().err
+    assert main(["train", "task=guess", "task.format=tagz", "steps=1"]) == 2
+    assert "no such format" in capsys.readouterr().err
+
+
+def test_a_world_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(
+        """
+from gruppo.envs import Seen
+
+class Echo:
+    def reset(self, task):
+        self.word, self.turn = task.answer, 0
+        return Seen("say " + self.word, state="begin")
+
+    def step(self, action):
+        self.turn += 1
+        done = self.turn == 3
+        return Seen("again", state=str(self.turn), valid=bool(action), rewards={"task": 1.0} if done else {}, done=done)
+"""
+    )
+    lines = [json.dumps({"env": "./mine.py:Echo", "prompt": f"task {i}", "answer": str(i)}) for i in range(20)]
+    Path("levels.jsonl").write_text("\n".join(lines))
+    assert main(["train", *SMALL, "task=./levels.jsonl", "save.name=a"]) == 0
+    assert rows("a")[-1]["turns"] == 3 and np.isclose(rows("a")[-1]["reward"], 1)
