@@ -11,7 +11,7 @@ import pytest
 from gruppo.cli import main
 from gruppo.data.store import load_episodes
 
-SMALL = ("model=tiny-random", "prompts=4", "samples=4", "steps=4", "eval.prompts=4", "eval.every=2", "threads=1")
+SMALL = ("model=tiny-random", "prompts=2", "samples=2", "steps=4", "eval.prompts=2", "eval.every=2", "threads=1")
 SMALL += ("save.tensorboard=no", "save.checkpoint_every=2", "save.episodes_every=1", "sampling.max_tokens=4")
 SMALL += ("accept=dead_groups,mask",)
 
@@ -26,7 +26,7 @@ def rows(name: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if "second" not in k} for row in kept]
 
 
-@pytest.mark.parametrize("task", ["guess", "tictactoe", "mix:lake+addition"])
+@pytest.mark.parametrize("task", ["tictactoe", "mix:guess+addition"])
 def test_a_run_goes_on_bit_for_bit(task: str) -> None:
     for name in "ab":
         assert main(["train", *SMALL, f"task={task}", f"save.name={name}"]) == 0
