@@ -98,7 +98,7 @@ REFUSED = {
     "method.cast.ref=gone": ("model 'gone'",),
     "method.cast=ppo": ("one model for each role", "method.cast.ROLE=FOLDER", "ref"),
     "method.credit=./own.py:IMITATE": ("a whole method", "Write method.credit=./own.py:IMITATE.credit"),
-    "method.objective.mean=tokn": ("mean='tokn'", "token, sequence", "the same command starts it"),
+    "method.objective.mean=tokn": ("mean='tokn'", "token, turn, sequence", "the same command starts it"),
     "sampling=hot": ("sampling=hot", "sampling.max_tokens"),
     "accept=everything": ("accept=everything", "step zero has no such check", "judged"),
     "task.reward=score": ("'score' is no import path",),
