@@ -3,16 +3,18 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from gruppo.data import Episode, Source, Status
+from gruppo.data import Episode, Source, Status, key_hash
 from gruppo.engines import NativeEngine, Request
 from gruppo.engines.base import Completion
 from gruppo.envs.base import Seen
+from gruppo.envs.hosted import Hosted
 from gruppo.envs.registry import BUILT_IN, made
 from gruppo.policies import CharTokenizer, TinyConfig, TinyTransformer
 from gruppo.stages import Context, Sampling
@@ -255,3 +257,58 @@ def test_tasks_without_a_world_are_answered_once(policy: TinyTransformer) -> Non
     world, alone = played(ctx, play, starts_of(ctx, play, tasks))
     assert len(world.turns) > 1 and len(alone.turns) == 1 and not alone.scores
     assert play.shown(tasks[1]) is tasks[1] and play.shown(play.shown(tasks[0])) == play.shown(tasks[0])
+
+
+class Faulty:
+    """`guess` that raises in one step of twenty, always in the same ones."""
+
+    def __init__(self) -> None:
+        self.env = made("guess")
+
+    def reset(self, task: Task) -> Seen:
+        self.task, self.steps = task, 0
+        return self.env.reset(task)
+
+    def step(self, action: str) -> Seen:
+        self.steps += 1
+        if int(key_hash(self.task.uid, self.steps)) % 20 == 0:
+            raise ConnectionError("no answer")
+        return self.env.step(action)
+
+
+def test_faults_are_statuses_and_nothing_is_lost(policy: TinyTransformer) -> None:
+    engine, play = engine_of(policy), Converse()
+    play.free["guess"] = [Faulty() for _ in range(60)]
+    ctx, tasks = context(engine, tokens=2), tasks_of("guess", 60)
+    found = played(ctx, play, starts_of(ctx, play, tasks))
+    for task, e in zip(tasks, found, strict=True):
+        bad = [n for n in range(1, len(e.turns) + 1) if int(key_hash(task.uid, n)) % 20 == 0]
+        if bad:
+            assert bad == [len(e.turns)] and e.status == Status.ENV_ERROR
+            assert "no answer" in e.error and not e.scores and e.reward == {}
+        else:
+            assert e.status.judged and set(e.reward) == {"task"}
+    assert 0 < sum(not e.status.judged for e in found) < 40
+
+
+class Mortal(Hosted):
+    """A world whose process is killed before its second step."""
+
+    def step(self, action: str) -> Seen:
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == 2:
+            assert self._channel is not None
+            self._channel._process.kill()
+        return super().step(action)
+
+
+def test_a_process_that_is_killed_loses_its_episode_alone(policy: TinyTransformer) -> None:
+    engine, play = engine_of(policy), Converse()
+    play.free["guess"] = [made("guess"), Mortal("guess"), made("guess")]
+    ctx = context(engine)
+    tasks = [replace(t, meta={**t.meta, "goal": t.prompt}) for t in tasks_of("guess", 3)]  # shown already
+    found = played(ctx, play, starts_of(ctx, play, tasks, turns=3))
+    play.close()
+    [bad] = [e for e in found if not e.status.judged]
+    assert bad.status == Status.ENV_ERROR and bad.error.startswith("ended") and bad.reward == {}
+    assert [e.status.judged for e in found].count(True) == 2
