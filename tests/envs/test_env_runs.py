@@ -48,7 +48,8 @@ def test_metrics_and_episodes_of_turns(capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert f"{len(e.turns)} turns" in said and "> " in said
     assert main(["eval", "runs/a", "eval.prompts=3"]) == 0
-    assert "on 3 held-out prompts" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "on 3 held-out prompts" in said and "turns/recurring" in said
 
 
 def test_settings_of_environments_are_refused_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:

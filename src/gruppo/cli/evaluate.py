@@ -202,6 +202,9 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
             out += _tries("    ", of["pass_at"], of["maj_at"])
     out.append(f"  length {e.length:.1f} tokens, truncated {e.truncated:.1%}, entropy {e.entropy:.3f} nats per token, "
                f"failed {e.failed}")  # fmt: skip
+    if e.turns:
+        out.append("  " + ", ".join(f"{name} {value:.3g}" for name, value in e.turns.items()))
+    out += [f"  return of {agent} {r:+.3f}" for agent, r in e.by_agent.items()]
     return out
 
 

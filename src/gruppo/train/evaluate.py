@@ -16,7 +16,7 @@ from gruppo.stages.play import Play, Start, one_answer, shown
 from gruppo.stages.prompting import plain
 from gruppo.stages.walk import NO_TASK
 from gruppo.train.estimates import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
-from gruppo.train.metrics import returns_by_agent
+from gruppo.train.metrics import of_turns, returns_by_agent
 
 MOST = 1000  # answers per prompt; beyond that, the number of sets of k answers overflows a float
 
@@ -38,6 +38,7 @@ class Evaluation:
     maj_at: dict[int, Interval]
     by_level: dict[int, dict[str, Any]]
     by_agent: dict[str, float]  # mean return of each agent, if there are several
+    turns: dict[str, float]  # metrics of turns, in an environment
     score_P: Reals = field(repr=False)  # of each prompt; NaN where nothing was judged
     episodes: list[Episode] = field(repr=False)
 
@@ -51,7 +52,8 @@ class Evaluation:
         named = {f"held_out/{name}@{k}": i.mean for name, at in several.items() for k, i in at.items()}
         failed = {"held_out/failed": float(self.failed)} if self.failed else {}
         agents = {f"held_out/return/{agent}": r for agent, r in self.by_agent.items()}
-        return {"held_out": self.accuracy, "held_out/length": self.length, **named, **failed, **agents}
+        turns = {f"held_out/{name}": value for name, value in self.turns.items()}
+        return {"held_out": self.accuracy, "held_out/length": self.length, **named, **failed, **agents, **turns}
 
 
 def _plain(x: Any) -> Any:
@@ -170,6 +172,7 @@ def _summed_up(tasks: Sequence[Any], episodes: list[Episode], score_PS: Reals, k
         maj_at=_intervals(maj_PK),
         by_level={int(n): _of_level(level_P == n, score_P, pass_PK, maj_PK) for n in np.unique(level_P[known_P])},
         by_agent=returns_by_agent(e for e in episodes if e.status.judged),
+        turns=of_turns(episodes),
         score_P=score_P,
         episodes=episodes,
     )

@@ -29,6 +29,9 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "entropy": ("nats", "falls slowly, not to 0", "minus the mean log π_gen of sampled tokens"),
     "truncated": ("share", "near 0", "episodes that ran out of tokens or turns"),
     "turns": ("", "", "mean number of turns of an episode, where one has several"),
+    "turns_to_success": ("", "falls", "mean number of turns of the episodes that were solved"),
+    "tool_calls": ("", "", "calls of tools in an episode"),
+    "turns/recurring": ("share", "", "turns whose state occurs in another episode of the group, too"),
     "turns/*": (
         "share",
         "near 0",
@@ -118,7 +121,7 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     }
     if any(e.status == Status.OPEN for e in mine):
         out["open"] = _mean([e.status == Status.OPEN for e in mine])
-    out |= _longest(mine) | _turns(mine)
+    out |= _longest(mine) | of_turns(mine)
     logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])
     if len(logp):
         out["entropy"] = -_mean(logp)
@@ -155,13 +158,27 @@ def _dead_groups(drawn: Sequence[Episode]) -> float:
     return _mean([all(len(rs) == 1 for rs in seen.values()) for seen in groups.values()])
 
 
-def _turns(drawn: Sequence[Episode]) -> dict[str, float]:
+def of_turns(drawn: Sequence[Episode]) -> dict[str, float]:
     """Of episodes that were played in an environment, which says so by the state or the flags of turns."""
     turns = [t for e in drawn for t in e.turns]
     if not any(t.state or t.flags for t in turns):
         return {}
+    out = {"turns": len(turns) / len(drawn)}
+    won = [len(e.turns) for e in drawn if e.status.judged and e.score >= 1]
+    out |= {"turns_to_success": _mean(won)} if won else {}
+    calls = sum(len(t.tools) for t in turns)
+    out |= {"tool_calls": calls / len(drawn)} if calls else {}
     shares = {f"turns/{flag}": _mean([flag in t.flags for t in turns]) for flag in FLAGS}
-    return {"turns": len(turns) / len(drawn)} | {k: v for k, v in shares.items() if v}
+    return out | {k: v for k, v in shares.items() if v} | {"turns/recurring": _recurring(drawn)}
+
+
+def _recurring(drawn: Sequence[Episode]) -> float:
+    """Share of the turns whose state occurs in another episode of the group, too: anchors to compare with."""
+    seen: dict[tuple[str, str], set[int]] = {}
+    where = [(e.group, t.state, e.uid) for e in drawn for t in e.turns]
+    for group, state, uid in where:
+        seen.setdefault((group, state), set()).add(uid)
+    return _mean([bool(state) and len(seen[group, state]) > 1 for group, state, _ in where])
 
 
 def _longest(drawn: Sequence[Episode]) -> dict[str, float]:
