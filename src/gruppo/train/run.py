@@ -55,6 +55,7 @@ class Run:
         self.between_steps = True  # False: weights have changed, and memory and replay not yet
         self.dead_steps, self.empty_steps = 0, 0
         self.told_errors: set[str] = set()
+        self.told_dead = False
         check(self.method, self.bare_context(0), samples=config.samples)
         m = config.model
         self.tokenizer = load_tokenizer(m.name)
@@ -181,7 +182,8 @@ class Run:
     def warn_if_dead(self, share: float, truncated: float = 0.0) -> None:
         """All groups have had equal rewards for three steps in a row: most methods learn nothing from them."""
         self.dead_steps = self.dead_steps + 1 if share == 1.0 and compares(self.method) else 0
-        if self.dead_steps == 3:
+        if self.dead_steps == 3 and not self.told_dead:  # once: `dead_groups` is in the line of every step
+            self.told_dead = True
             why = cut_off(truncated, 0 if self.tasks.env else self.sampling.max_tokens)
             self.warn(
                 "every group of the last three steps has equal rewards, so there is nothing to compare. "
