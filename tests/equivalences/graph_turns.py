@@ -4,17 +4,19 @@ import math
 from dataclasses import dataclass
 
 import torch
-from sides import GRPO, Equivalence
+from sides import GRPO, Equivalence, even
 from torch import Tensor
 
 from gruppo.data import Batch
 from gruppo.methods import method
 from gruppo.methods.gigpo import AnchorGroups
+from gruppo.methods.hgpo import NestedAnchors
 from gruppo.stages import Context, Occupant
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.penalties import ReferenceKL
 
-GIGPO = method("gigpo")
+GIGPO, HGPO = method("gigpo"), method("hgpo")
+Parts = dict[object, list[int]]
 
 
 # The other sides, written by loops
@@ -45,7 +47,7 @@ def returns_by_loops(batch: Batch, gamma: float) -> dict[int, float]:
     return out
 
 
-def normalised(x: dict[int, float], parts: dict[object, list[int]], ddof: int, eps: float = 1e-6) -> dict[int, float]:
+def normalised(x: dict[int, float], parts: Parts, ddof: int, eps: float = 1e-6) -> dict[int, float]:
     out: dict[int, float] = {}
     for rows in parts.values():
         mine = [x[k] for k in rows]
@@ -62,13 +64,14 @@ def of_turns(batch: Batch, adv: dict[int, float]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class AnchorsByLoops(Occupant):
-    """z of R over the episodes of the group, plus z of the return over turns of the group with the same state."""
+    """`whole` · z of R over the episodes of the group, plus z of the return over turns of it with the same state."""
 
+    whole: float = 1.0
     writes = ("adv_N",)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        episodes: dict[object, list[int]] = {}
-        anchors: dict[object, list[int]] = {}
+        episodes: Parts = {}
+        anchors: Parts = {}
         for turns in in_time(batch):
             e = episode_of(batch, turns[0])
             group = int(batch.group_E[e])
@@ -77,18 +80,40 @@ class AnchorsByLoops(Occupant):
                 anchors.setdefault((group, int(batch.state_K[k])), []).append(k)
         whole = normalised(dict(enumerate(batch.reward_E.tolist())), episodes, 1)
         step = normalised(returns_by_loops(batch, 0.95), anchors, 1)
-        return of_turns(batch, {k: whole[episode_of(batch, k)] + a for k, a in step.items()})
+        return of_turns(batch, {k: self.whole * whole[episode_of(batch, k)] + a for k, a in step.items()})
 
 
+@dataclass(frozen=True)
+class HistoriesByLoops(Occupant):
+    """Σ_k k a_k / Σ_k k over a_k ≠ 0, a_k: z of the return over turns of the group with the same last k states."""
+
+    writes = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        returns, depths = returns_by_loops(batch, 0.95), [Parts() for _ in range(3)]
+        for turns in in_time(batch):
+            group, states = int(batch.group_E[episode_of(batch, turns[0])]), [int(batch.state_K[k]) for k in turns]
+            for t, k in enumerate(turns):
+                for depth in range(1, min(3, t + 1) + 1):
+                    depths[depth - 1].setdefault((group, *states[t - depth + 1 : t + 1]), []).append(k)
+        items = [normalised(returns, parts, 0) for parts in depths]
+        adv: dict[int, float] = {}
+        for k in returns:
+            said = [(d + 1, a[k]) for d, a in enumerate(items) if abs(a.get(k, 0.0)) > 1e-5]
+            adv[k] = sum(w * a for w, a in said) / sum(w for w, _ in said) if said else 0.0
+        return of_turns(batch, adv)
+
+
+OVER_TURNS = GRPO.but(
+    name="grpo, mean over turns",
+    objective=ClippedSurrogate(mean="turn"),
+    penalties=ReferenceKL(kl_coef=0.01, mean="turn"),
+)
 GRAPH: list[Equivalence] = [
     Equivalence(
         "gigpo_without_steps_is_grpo",
         GIGPO.but(name="gigpo, ω = 0", credit=AnchorGroups(step_coef=0.0)),
-        GRPO.but(
-            name="grpo, mean over turns",
-            objective=ClippedSurrogate(mean="turn"),
-            penalties=ReferenceKL(kl_coef=0.01, mean="turn"),
-        ),
+        OVER_TURNS,
         "GiGPO (arXiv:2505.10978) adds the advantage of a turn to that of GRPO.",
     ),
     Equivalence(
@@ -96,5 +121,24 @@ GRAPH: list[Equivalence] = [
         GIGPO,
         GIGPO.but(name="gigpo by loops", credit=AnchorsByLoops()),
         "The second advantage compares the turns of a task that begin in the same state.",
+    ),
+    Equivalence(
+        "hgpo_without_history_is_the_step_of_gigpo",
+        HGPO.but(name="hgpo, K = 0, n - 1", credit=NestedAnchors(history=0, ddof=1)),
+        GIGPO.but(name="gigpo, its steps alone", credit=AnchorsByLoops(whole=0.0)),
+        "HGPO (arXiv:2602.22817) that looks at the present state alone makes the groups of GiGPO.",
+    ),
+    Equivalence(
+        "hgpo_by_loops",
+        HGPO,
+        HGPO.but(name="hgpo by loops", credit=HistoriesByLoops()),
+        "Groups of turns that agree in their last k states, one k after the other.",
+    ),
+    Equivalence(
+        "hgpo_of_one_turn_is_grpo",
+        HGPO.but(name="hgpo, n - 1", credit=NestedAnchors(ddof=1)),
+        OVER_TURNS,
+        "All answers of a task begin at the task, so that is their group.",
+        episodes=even,
     ),
 ]

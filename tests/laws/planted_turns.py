@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch
+from gruppo.data import Batch, Use
 from gruppo.methods import method
 from gruppo.methods.gigpo import AnchorGroups
+from gruppo.methods.hgpo import NestedAnchors
 from gruppo.pieces import advantage
 from gruppo.stages import Context, Method, Occupant
 from gruppo.stages.turns import anchor_K, turn_return
@@ -26,10 +27,21 @@ class FailedAnchors(AnchorGroups):
         return {"adv_N": torch.where(judged_N, adv_N, torch.zeros_like(adv_N))}
 
 
+@dataclass(frozen=True)
+class ApartAmongAnchors(NestedAnchors):
+    """HGPO whose groups also hold the turns of experts and of other episodes that are in no statistic."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        paid_E = torch.where(batch.learn_E, torch.nan_to_num(batch.reward_E), batch.reward_E)
+        use_E = torch.where(batch.use_E == Use.APART, int(Use.LEARN), batch.use_E)
+        return super().__call__(ctx, batch.with_columns(reward_E=paid_E, use_E=use_E))
+
+
 def spoiled(name: str, **rooms: Occupant) -> Method:
     return method(name).but(name="spoiled", **rooms)
 
 
 SPOILED: dict[str, tuple[str, Method]] = {
     "gigpo, failures among anchors": ("failures", spoiled("gigpo", credit=FailedAnchors())),
+    "hgpo, episodes apart among anchors": ("unused", spoiled("hgpo", credit=ApartAmongAnchors())),
 }

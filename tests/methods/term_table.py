@@ -28,10 +28,14 @@ PREFERENCE = [("preference", "P", "token", 1.0, False), *PAIRS]
 GRPO = [policy("sequence"), CLIPPED, KL]
 
 
+TURNS = [policy("turn"), CLIPPED, ("kl_ref", "N", "turn", 0.01, True)]
+
+
 # (name, level, mean, coefficient, additive). A term is additive if a micro-batch can compute its part of it: what
 # compares episodes, or counts the step, is not. Coefficient 0: for the log.
 TERMS: dict[str, list[Row]] = {
-    "gigpo": [policy("turn"), CLIPPED, ("kl_ref", "N", "turn", 0.01, True)],
+    "gigpo": TURNS,
+    "hgpo": TURNS,
     "cispo": [policy("token"), ("weight_clipped", "N", "token", 0.0, True)],
     "dapo": [policy("token"), CLIPPED],
     "disco": [("separate", "G", "drawn_group", 1.0, False), ("trust", "N", "token", 1.0, False)],
