@@ -1,13 +1,13 @@
 """Equivalences of methods that give credit to the turns of agents."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from sides import GRPO, Equivalence, even
 from torch import Tensor
 
-from gruppo.data import Batch
+from gruppo.data import Batch, Episode
 from gruppo.methods import method
 from gruppo.methods.gigpo import AnchorGroups
 from gruppo.methods.hgpo import NestedAnchors
@@ -15,7 +15,7 @@ from gruppo.stages import Context, Occupant
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.penalties import ReferenceKL
 
-GIGPO, HGPO = method("gigpo"), method("hgpo")
+GIGPO, HGPO, SALT = method("gigpo"), method("hgpo"), method("salt")
 Parts = dict[object, list[int]]
 
 
@@ -104,6 +104,35 @@ class HistoriesByLoops(Occupant):
         return of_turns(batch, adv)
 
 
+@dataclass(frozen=True)
+class EdgesByLoops(Occupant):
+    """The mean z of R over all turns of the group with the same state, action and next state."""
+
+    writes = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        episodes: Parts = {}
+        edges: Parts = {}
+        for turns in in_time(batch):
+            e = episode_of(batch, turns[0])
+            group = int(batch.group_E[e])
+            episodes.setdefault(group, []).append(e)
+            for k, after in zip(turns, [*turns[1:], None], strict=True):
+                end = ("end of", e) if after is None else int(batch.state_K[after])  # no final state is known
+                edges.setdefault((group, int(batch.state_K[k]), int(batch.action_key_K[k]), end), []).append(k)
+        whole = normalised(dict(enumerate(batch.reward_E.tolist())), episodes, 1)
+        adv: dict[int, float] = {}
+        for rows in edges.values():
+            mean = math.fsum(whole[episode_of(batch, k)] for k in rows) / len(rows)
+            adv |= dict.fromkeys(rows, mean)
+        return of_turns(batch, adv)
+
+
+def unlike(episodes: list[Episode]) -> list[Episode]:
+    """Nobody does what another one does."""
+    return [replace(e, turns=[replace(t, action_key=f"{e.uid} {i}") for i, t in enumerate(e.turns)]) for e in episodes]
+
+
 OVER_TURNS = GRPO.but(
     name="grpo, mean over turns",
     objective=ClippedSurrogate(mean="turn"),
@@ -140,5 +169,18 @@ GRAPH: list[Equivalence] = [
         OVER_TURNS,
         "All answers of a task begin at the task, so that is their group.",
         episodes=even,
+    ),
+    Equivalence(
+        "salt_without_common_steps_is_grpo",
+        SALT,
+        OVER_TURNS,
+        "SALT (arXiv:2510.20022) changes the advantage of steps that occur more than once.",
+        episodes=unlike,
+    ),
+    Equivalence(
+        "salt_by_loops",
+        SALT,
+        SALT.but(name="salt by loops", credit=EdgesByLoops()),
+        "Steps that are the same have the mean of their advantages.",
     ),
 ]

@@ -9,9 +9,10 @@ from gruppo.data import Batch, Use
 from gruppo.methods import method
 from gruppo.methods.gigpo import AnchorGroups
 from gruppo.methods.hgpo import NestedAnchors
+from gruppo.methods.salt import MergedSteps
 from gruppo.pieces import advantage
 from gruppo.stages import Context, Method, Occupant
-from gruppo.stages.turns import anchor_K, turn_return
+from gruppo.stages.turns import anchor_K, seat_advantage, turn_return
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ class ApartAmongAnchors(NestedAnchors):
         return super().__call__(ctx, batch.with_columns(reward_E=paid_E, use_E=use_E))
 
 
+@dataclass(frozen=True)
+class FailedEdges(MergedSteps):
+    """SALT whose edges also hold the turns of failed episodes, with an advantage of 0."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        edges, whole_K = self.edges(batch), seat_advantage(batch, self.compared)
+        return {"adv_N": batch.spread(edges.spread(batch.gather(whole_K, "K", edges, "mean")), "K", "N")}
+
+
 def spoiled(name: str, **rooms: Occupant) -> Method:
     return method(name).but(name="spoiled", **rooms)
 
@@ -44,4 +54,5 @@ def spoiled(name: str, **rooms: Occupant) -> Method:
 SPOILED: dict[str, tuple[str, Method]] = {
     "gigpo, failures among anchors": ("failures", spoiled("gigpo", credit=FailedAnchors())),
     "hgpo, episodes apart among anchors": ("unused", spoiled("hgpo", credit=ApartAmongAnchors())),
+    "salt, failures among edges": ("failures", spoiled("salt", credit=FailedEdges())),
 }

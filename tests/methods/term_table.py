@@ -36,6 +36,7 @@ TURNS = [policy("turn"), CLIPPED, ("kl_ref", "N", "turn", 0.01, True)]
 TERMS: dict[str, list[Row]] = {
     "gigpo": TURNS,
     "hgpo": TURNS,
+    "salt": TURNS,
     "cispo": [policy("token"), ("weight_clipped", "N", "token", 0.0, True)],
     "dapo": [policy("token"), CLIPPED],
     "disco": [("separate", "G", "drawn_group", 1.0, False), ("trust", "N", "token", 1.0, False)],
