@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from sides import GRPO, Equivalence, even
+from sides import GRPO, GRPO_PLAIN, Equivalence, even
 from torch import Tensor
 
 from gruppo.data import Batch, Episode
@@ -15,7 +15,7 @@ from gruppo.stages import Context, Occupant
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.penalties import ReferenceKL
 
-GIGPO, HGPO, SALT = method("gigpo"), method("hgpo"), method("salt")
+GIGPO, HGPO, SALT, DRMAS = (method(n) for n in ("gigpo", "hgpo", "salt", "drmas"))
 Parts = dict[object, list[int]]
 
 
@@ -128,6 +128,42 @@ class EdgesByLoops(Occupant):
         return of_turns(batch, adv)
 
 
+@dataclass(frozen=True)
+class AgentsByLoops(Occupant):
+    """z of the agent's return, with the extra rewards of the turn alone, over the turns of the group and agent."""
+
+    writes = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        paid: dict[int, float] = {}
+        parts: Parts = {}
+        for turns in in_time(batch):
+            e = episode_of(batch, turns[0])
+            for k in turns:
+                mine = [j for j in turns if int(batch.agent_K[j]) == int(batch.agent_K[k])]
+                rewards = {j: dict(zip(batch.components, batch.reward_KC[j].tolist(), strict=True)) for j in mine}
+                task = [r.get("task", 0.0) for r in rewards.values()]
+                extra = [r for name, r in rewards[k].items() if name != "task"]
+                own = batch.reward_EC[e].tolist()
+                paid[k] = math.fsum(r for r in (*task, *extra, *own) if not math.isnan(r))
+                parts.setdefault((int(batch.group_E[e]), int(batch.agent_K[k])), []).append(k)
+        return of_turns(batch, normalised(paid, parts, 1))
+
+
+def two_agents(episodes: list[Episode]) -> list[Episode]:
+    """Every other turn is that of a second agent; all are paid something."""
+    return [
+        replace(
+            e,
+            turns=[
+                replace(t, agent=("one", "two")[i % 2], reward={**t.reward, "task": 0.25 * ((e.uid + i) % 3)})
+                for i, t in enumerate(e.turns)
+            ],
+        )
+        for e in episodes
+    ]
+
+
 def unlike(episodes: list[Episode]) -> list[Episode]:
     """Nobody does what another one does."""
     return [replace(e, turns=[replace(t, action_key=f"{e.uid} {i}") for i, t in enumerate(e.turns)]) for e in episodes]
@@ -182,5 +218,19 @@ GRAPH: list[Equivalence] = [
         SALT,
         SALT.but(name="salt by loops", credit=EdgesByLoops()),
         "Steps that are the same have the mean of their advantages.",
+    ),
+    Equivalence(
+        "drmas_of_one_turn_is_grpo",
+        DRMAS,
+        GRPO_PLAIN,
+        "Dr. MAS (arXiv:2602.08847): where one agent acts once, its turns are the episodes of the group.",
+        episodes=even,
+    ),
+    Equivalence(
+        "drmas_by_loops",
+        DRMAS,
+        DRMAS.but(name="drmas by loops", credit=AgentsByLoops()),
+        "Every agent is compared with itself.",
+        episodes=two_agents,
     ),
 ]

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from gruppo.data import Batch, Use
 from gruppo.methods import method
+from gruppo.methods.drmas import AgentNormalised
 from gruppo.methods.gigpo import AnchorGroups
 from gruppo.methods.hgpo import NestedAnchors
 from gruppo.methods.salt import MergedSteps
 from gruppo.pieces import advantage
 from gruppo.stages import Context, Method, Occupant
-from gruppo.stages.turns import anchor_K, seat_advantage, turn_return
+from gruppo.stages.turns import anchor_K, judged_K, seat_advantage, seat_return, turn_return
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,16 @@ class FailedEdges(MergedSteps):
         return {"adv_N": batch.spread(edges.spread(batch.gather(whole_K, "K", edges, "mean")), "K", "N")}
 
 
+@dataclass(frozen=True)
+class FailedTurns(AgentNormalised):
+    """Dr. MAS whose statistics of an agent also have its turns in failed episodes, with what they were paid."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        paid_K = torch.nan_to_num(seat_return(batch))
+        adv_K = advantage.z_score(paid_K, batch.key("K", batch.group_K, batch.agent_K), eps=self.eps)
+        return {"adv_N": batch.spread(torch.where(judged_K(batch), adv_K, torch.zeros_like(adv_K)), "K", "N")}
+
+
 def spoiled(name: str, **rooms: Occupant) -> Method:
     return method(name).but(name="spoiled", **rooms)
 
@@ -55,4 +66,5 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "gigpo, failures among anchors": ("failures", spoiled("gigpo", credit=FailedAnchors())),
     "hgpo, episodes apart among anchors": ("unused", spoiled("hgpo", credit=ApartAmongAnchors())),
     "salt, failures among edges": ("failures", spoiled("salt", credit=FailedEdges())),
+    "drmas, failures in the statistics": ("failures", spoiled("drmas", credit=FailedTurns())),
 }

@@ -34,6 +34,7 @@ TURNS = [policy("turn"), CLIPPED, ("kl_ref", "N", "turn", 0.01, True)]
 # (name, level, mean, coefficient, additive). A term is additive if a micro-batch can compute its part of it: what
 # compares episodes, or counts the step, is not. Coefficient 0: for the log.
 TERMS: dict[str, list[Row]] = {
+    "drmas": [policy("turn"), CLIPPED],
     "gigpo": TURNS,
     "hgpo": TURNS,
     "salt": TURNS,

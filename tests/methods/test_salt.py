@@ -41,7 +41,7 @@ FOUR = [
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_salt_card(apart: bool) -> None:
-    """Card S084: A = (1.5, −.5, −.5, −.5). The first step is shared by all: 0. The second by two: .5. Then each its own."""
+    """Card S084: A = (1.5, −.5, −.5, −.5). The first step is shared by all, 0; the second by two, .5."""
     ways = [("Sa Tb Vc W", 1.0), ("Sa Tb Vd X", 0.0), ("Sa Tc Ud Y", 0.0), ("Sa Te Ue Z", 0.0)]
     got = by_turn(EXACT, [path(i, w, r, apart=apart) for i, (w, r) in enumerate(ways)])
     close(got[0], [0.0, 0.5, 1.5])

@@ -21,10 +21,9 @@ def z_score(x: Tensor, key: Key, *, where: Tensor | None = None, eps: float = 1e
     return centred / key.spread(torch.where(varied, std + eps, torch.full_like(std, float("inf"))))
 
 
-def raw_if_alone(adv: Tensor, x: Tensor, key: Key, where: Tensor) -> Tensor:
-    """`adv`, but x itself where it is the only row of its part: some trainers take the mean for 0 there."""
-    single = where & key.spread(gather(where, key, "count", where=where) == 1)
-    return torch.where(single, x, adv)
+def alone(key: Key, where: Tensor) -> Tensor:
+    """Rows that are the only one of their part in `where`: some trainers take the mean for 0 there."""
+    return where & key.spread(gather(where, key, "count", where=where) == 1)
 
 
 def leave_one_out(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:

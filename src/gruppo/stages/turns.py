@@ -22,7 +22,7 @@ def comparison(normalise: Normalise, eps: float, ddof: int = 1, alone: Alone = "
     def compared(x: Tensor, key: Key, where: Tensor) -> Tensor:
         scaled = normalise == "std"
         adv = advantage.z_score(x, key, where=where, eps=eps, ddof=ddof) if scaled else centre(x, key, where=where)
-        return advantage.raw_if_alone(adv, x, key, where) if alone == "raw" else adv
+        return torch.where(advantage.alone(key, where), x, adv) if alone == "raw" else adv
 
     return compared
 
