@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from sides import GRPO, GRPO_PLAIN, Equivalence, even
+from sides import GRPO, GRPO_PLAIN, Centred, Equivalence, even, one_group
 from torch import Tensor
 
 from gruppo.data import Batch, Episode
@@ -15,7 +15,7 @@ from gruppo.stages import Context, Occupant
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.penalties import ReferenceKL
 
-GIGPO, HGPO, SALT, DRMAS = (method(n) for n in ("gigpo", "hgpo", "salt", "drmas"))
+GIGPO, HGPO, SALT, DRMAS, MARS = (method(n) for n in ("gigpo", "hgpo", "salt", "drmas", "mars"))
 Parts = dict[object, list[int]]
 
 
@@ -150,6 +150,28 @@ class AgentsByLoops(Occupant):
         return of_turns(batch, normalised(paid, parts, 1))
 
 
+@dataclass(frozen=True)
+class PlayersByLoops(Occupant):
+    """What a player is paid from the turn on, less the mean of that over its turns in the step."""
+
+    writes = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        ahead: dict[int, float] = {}
+        players: Parts = {}
+        for turns in in_time(batch):
+            own = float(torch.nan_to_num(batch.reward_EC[episode_of(batch, turns[0])]).sum())
+            for player in {int(batch.agent_K[k]) for k in turns}:
+                mine = [k for k in turns if int(batch.agent_K[k]) == player]
+                players.setdefault(player, []).extend(mine)
+                ahead |= {k: own + sum(float(batch.reward_K[j]) for j in mine[i:]) for i, k in enumerate(mine)}
+        adv: dict[int, float] = {}
+        for mine in players.values():
+            mean = math.fsum(ahead[k] for k in mine) / len(mine)
+            adv |= {k: ahead[k] - mean for k in mine}
+        return of_turns(batch, adv)
+
+
 def two_agents(episodes: list[Episode]) -> list[Episode]:
     """Every other turn is that of a second agent; all are paid something."""
     return [
@@ -231,6 +253,20 @@ GRAPH: list[Equivalence] = [
         DRMAS,
         DRMAS.but(name="drmas by loops", credit=AgentsByLoops()),
         "Every agent is compared with itself.",
+        episodes=two_agents,
+    ),
+    Equivalence(
+        "mars_of_one_player_and_turn_is_centred",
+        MARS,
+        MARS.but(name="mars, R - mean", credit=Centred()),
+        "MARS (arXiv:2510.15414): with one player, one turn and one task its baseline is the mean of the group.",
+        episodes=lambda episodes: one_group(even(episodes)),
+    ),
+    Equivalence(
+        "mars_by_loops",
+        MARS,
+        MARS.but(name="mars by loops", credit=PlayersByLoops()),
+        "Every player has its own returns and its own mean.",
         episodes=two_agents,
     ),
 ]

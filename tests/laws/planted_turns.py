@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Use
+from gruppo.data import Batch, Use, centre
 from gruppo.methods import method
 from gruppo.methods.drmas import AgentNormalised
 from gruppo.methods.gigpo import AnchorGroups
 from gruppo.methods.hgpo import NestedAnchors
+from gruppo.methods.mars import PlayerCentred
 from gruppo.methods.salt import MergedSteps
 from gruppo.pieces import advantage
 from gruppo.stages import Context, Method, Occupant
@@ -58,6 +59,15 @@ class FailedTurns(AgentNormalised):
         return {"adv_N": batch.spread(torch.where(judged_K(batch), adv_K, torch.zeros_like(adv_K)), "K", "N")}
 
 
+@dataclass(frozen=True)
+class FailedGames(PlayerCentred):
+    """MARS whose mean of a player also has the turns of failed games, with what they were paid until then."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        adv_K = centre(turn_return(batch, self.gamma), self.players(batch))
+        return {"adv_N": batch.spread(torch.where(judged_K(batch), adv_K, torch.zeros_like(adv_K)), "K", "N")}
+
+
 def spoiled(name: str, **rooms: Occupant) -> Method:
     return method(name).but(name="spoiled", **rooms)
 
@@ -67,4 +77,5 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "hgpo, episodes apart among anchors": ("unused", spoiled("hgpo", credit=ApartAmongAnchors())),
     "salt, failures among edges": ("failures", spoiled("salt", credit=FailedEdges())),
     "drmas, failures in the statistics": ("failures", spoiled("drmas", credit=FailedTurns())),
+    "mars, failed games in the mean": ("failures", spoiled("mars", credit=FailedGames())),
 }

@@ -37,6 +37,7 @@ TERMS: dict[str, list[Row]] = {
     "drmas": [policy("turn"), CLIPPED],
     "gigpo": TURNS,
     "hgpo": TURNS,
+    "mars": [policy("sequence"), CLIPPED, ("kl_ref", "N", "sequence", 0.2, True)],
     "salt": TURNS,
     "cispo": [policy("token"), ("weight_clipped", "N", "token", 0.0, True)],
     "dapo": [policy("token"), CLIPPED],

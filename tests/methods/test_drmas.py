@@ -1,4 +1,4 @@
-"""Evidence for drmas: laws, mistakes, equivalences, resume, and numbers worked by hand on episodes of several agents."""
+"""Evidence for drmas: laws, mistakes, equivalences, resume, and numbers worked by hand on several agents."""
 
 import math
 
