@@ -28,9 +28,17 @@ PREFERENCE = [("preference", "P", "token", 1.0, False), *PAIRS]
 GRPO = [policy("sequence"), CLIPPED, KL]
 
 
+TURNS = [policy("turn"), CLIPPED, ("kl_ref", "N", "turn", 0.01, True)]
+
+
 # (name, level, mean, coefficient, additive). A term is additive if a micro-batch can compute its part of it: what
 # compares episodes, or counts the step, is not. Coefficient 0: for the log.
 TERMS: dict[str, list[Row]] = {
+    "drmas": [policy("turn"), CLIPPED],
+    "gigpo": TURNS,
+    "hgpo": TURNS,
+    "mars": [policy("sequence"), CLIPPED, ("kl_ref", "N", "sequence", 0.2, True)],
+    "salt": TURNS,
     "cispo": [policy("token"), ("weight_clipped", "N", "token", 0.0, True)],
     "dapo": [policy("token"), CLIPPED],
     "disco": [("separate", "G", "drawn_group", 1.0, False), ("trust", "N", "token", 1.0, False)],

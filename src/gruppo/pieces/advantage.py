@@ -21,6 +21,11 @@ def z_score(x: Tensor, key: Key, *, where: Tensor | None = None, eps: float = 1e
     return centred / key.spread(torch.where(varied, std + eps, torch.full_like(std, float("inf"))))
 
 
+def alone(key: Key, where: Tensor) -> Tensor:
+    """Rows that are the only one of their part in `where`: some trainers take the mean for 0 there."""
+    return where & key.spread(gather(where, key, "count", where=where) == 1)
+
+
 def leave_one_out(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:
     """x_i − mean of the other rows = n/(n−1) (x_i − mean); 0 in a part of one row."""
     centred, _, count = segment.deviations(x, key, where=where)

@@ -1,0 +1,272 @@
+"""Equivalences of methods that give credit to the turns of agents."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from sides import GRPO, GRPO_PLAIN, Centred, Equivalence, even, one_group
+from torch import Tensor
+
+from gruppo.data import Batch, Episode
+from gruppo.methods import method
+from gruppo.methods.gigpo import AnchorGroups
+from gruppo.methods.hgpo import NestedAnchors
+from gruppo.stages import Context, Occupant
+from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.penalties import ReferenceKL
+
+GIGPO, HGPO, SALT, DRMAS, MARS = (method(n) for n in ("gigpo", "hgpo", "salt", "drmas", "mars"))
+Parts = dict[object, list[int]]
+
+
+# The other sides, written by loops
+
+
+def in_time(batch: Batch) -> list[list[int]]:
+    """For every judged episode, its turns in the order of time."""
+    out: dict[int, list[int]] = {}
+    for k in sorted(range(batch.size("K")), key=lambda k: int(batch.turn_index_K[k])):
+        e = int(batch.episode_S[batch.seq_K[k]])
+        if bool(batch.judged_E[e]):
+            out.setdefault(e, []).append(k)
+    return list(out.values())
+
+
+def episode_of(batch: Batch, k: int) -> int:
+    return int(batch.episode_S[batch.seq_K[k]])
+
+
+def returns_by_loops(batch: Batch, gamma: float) -> dict[int, float]:
+    """{turn: its discounted return}; the reward of the episode itself comes with its last turn."""
+    out: dict[int, float] = {}
+    for turns in in_time(batch):
+        ahead = float(torch.nan_to_num(batch.reward_EC[episode_of(batch, turns[0])]).sum())
+        for i, k in enumerate(reversed(turns)):
+            ahead = float(batch.reward_K[k]) + (gamma if i else 1.0) * ahead
+            out[k] = ahead
+    return out
+
+
+def normalised(x: dict[int, float], parts: Parts, ddof: int, eps: float = 1e-6) -> dict[int, float]:
+    out: dict[int, float] = {}
+    for rows in parts.values():
+        mine = [x[k] for k in rows]
+        mean = math.fsum(mine) / len(mine)
+        var = math.fsum((v - mean) ** 2 for v in mine) / max(len(mine) - ddof, 1)
+        flat = len(mine) <= ddof or max(mine) - min(mine) < 1e-12
+        out |= {k: 0.0 if flat else (x[k] - mean) / (math.sqrt(var) + eps) for k in rows}
+    return out
+
+
+def of_turns(batch: Batch, adv: dict[int, float]) -> dict[str, Tensor]:
+    return {"adv_N": torch.tensor([adv.get(k, 0.0) for k in batch.turn_N.tolist()], dtype=torch.float64)}
+
+
+@dataclass(frozen=True)
+class AnchorsByLoops(Occupant):
+    """`whole` · z of R over the episodes of the group, plus z of the return over turns of it with the same state."""
+
+    whole: float = 1.0
+    writes = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        episodes: Parts = {}
+        anchors: Parts = {}
+        for turns in in_time(batch):
+            e = episode_of(batch, turns[0])
+            group = int(batch.group_E[e])
+            episodes.setdefault(group, []).append(e)
+            for k in turns:
+                anchors.setdefault((group, int(batch.state_K[k])), []).append(k)
+        whole = normalised(dict(enumerate(batch.reward_E.tolist())), episodes, 1)
+        step = normalised(returns_by_loops(batch, 0.95), anchors, 1)
+        return of_turns(batch, {k: self.whole * whole[episode_of(batch, k)] + a for k, a in step.items()})
+
+
+@dataclass(frozen=True)
+class HistoriesByLoops(Occupant):
+    """Σ_k k a_k / Σ_k k over a_k ≠ 0, a_k: z of the return over turns of the group with the same last k states."""
+
+    writes = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        returns, depths = returns_by_loops(batch, 0.95), [Parts() for _ in range(3)]
+        for turns in in_time(batch):
+            group, states = int(batch.group_E[episode_of(batch, turns[0])]), [int(batch.state_K[k]) for k in turns]
+            for t, k in enumerate(turns):
+                for depth in range(1, min(3, t + 1) + 1):
+                    depths[depth - 1].setdefault((group, *states[t - depth + 1 : t + 1]), []).append(k)
+        items = [normalised(returns, parts, 0) for parts in depths]
+        adv: dict[int, float] = {}
+        for k in returns:
+            said = [(d + 1, a[k]) for d, a in enumerate(items) if abs(a.get(k, 0.0)) > 1e-5]
+            adv[k] = sum(w * a for w, a in said) / sum(w for w, _ in said) if said else 0.0
+        return of_turns(batch, adv)
+
+
+@dataclass(frozen=True)
+class EdgesByLoops(Occupant):
+    """The mean z of R over all turns of the group with the same state, action and next state."""
+
+    writes = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        episodes: Parts = {}
+        edges: Parts = {}
+        for turns in in_time(batch):
+            e = episode_of(batch, turns[0])
+            group = int(batch.group_E[e])
+            episodes.setdefault(group, []).append(e)
+            for k, after in zip(turns, [*turns[1:], None], strict=True):
+                end = ("end of", e) if after is None else int(batch.state_K[after])  # no final state is known
+                edges.setdefault((group, int(batch.state_K[k]), int(batch.action_key_K[k]), end), []).append(k)
+        whole = normalised(dict(enumerate(batch.reward_E.tolist())), episodes, 1)
+        adv: dict[int, float] = {}
+        for rows in edges.values():
+            mean = math.fsum(whole[episode_of(batch, k)] for k in rows) / len(rows)
+            adv |= dict.fromkeys(rows, mean)
+        return of_turns(batch, adv)
+
+
+@dataclass(frozen=True)
+class AgentsByLoops(Occupant):
+    """z of the agent's return, with the extra rewards of the turn alone, over the turns of the group and agent."""
+
+    writes = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        paid: dict[int, float] = {}
+        parts: Parts = {}
+        for turns in in_time(batch):
+            e = episode_of(batch, turns[0])
+            for k in turns:
+                mine = [j for j in turns if int(batch.agent_K[j]) == int(batch.agent_K[k])]
+                rewards = {j: dict(zip(batch.components, batch.reward_KC[j].tolist(), strict=True)) for j in mine}
+                task = [r.get("task", 0.0) for r in rewards.values()]
+                extra = [r for name, r in rewards[k].items() if name != "task"]
+                own = batch.reward_EC[e].tolist()
+                paid[k] = math.fsum(r for r in (*task, *extra, *own) if not math.isnan(r))
+                parts.setdefault((int(batch.group_E[e]), int(batch.agent_K[k])), []).append(k)
+        return of_turns(batch, normalised(paid, parts, 1))
+
+
+@dataclass(frozen=True)
+class PlayersByLoops(Occupant):
+    """What a player is paid from the turn on, less the mean of that over its turns in the step."""
+
+    writes = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        ahead: dict[int, float] = {}
+        players: Parts = {}
+        for turns in in_time(batch):
+            own = float(torch.nan_to_num(batch.reward_EC[episode_of(batch, turns[0])]).sum())
+            for player in {int(batch.agent_K[k]) for k in turns}:
+                mine = [k for k in turns if int(batch.agent_K[k]) == player]
+                players.setdefault(player, []).extend(mine)
+                ahead |= {k: own + sum(float(batch.reward_K[j]) for j in mine[i:]) for i, k in enumerate(mine)}
+        adv: dict[int, float] = {}
+        for mine in players.values():
+            mean = math.fsum(ahead[k] for k in mine) / len(mine)
+            adv |= {k: ahead[k] - mean for k in mine}
+        return of_turns(batch, adv)
+
+
+def two_agents(episodes: list[Episode]) -> list[Episode]:
+    """Every other turn is that of a second agent; all are paid something."""
+    return [
+        replace(
+            e,
+            turns=[
+                replace(t, agent=("one", "two")[i % 2], reward={**t.reward, "task": 0.25 * ((e.uid + i) % 3)})
+                for i, t in enumerate(e.turns)
+            ],
+        )
+        for e in episodes
+    ]
+
+
+def unlike(episodes: list[Episode]) -> list[Episode]:
+    """Nobody does what another one does."""
+    return [replace(e, turns=[replace(t, action_key=f"{e.uid} {i}") for i, t in enumerate(e.turns)]) for e in episodes]
+
+
+OVER_TURNS = GRPO.but(
+    name="grpo, mean over turns",
+    objective=ClippedSurrogate(mean="turn"),
+    penalties=ReferenceKL(kl_coef=0.01, mean="turn"),
+)
+GRAPH: list[Equivalence] = [
+    Equivalence(
+        "gigpo_without_steps_is_grpo",
+        GIGPO.but(name="gigpo, ω = 0", credit=AnchorGroups(step_coef=0.0)),
+        OVER_TURNS,
+        "GiGPO (arXiv:2505.10978) adds the advantage of a turn to that of GRPO.",
+    ),
+    Equivalence(
+        "gigpo_by_loops",
+        GIGPO,
+        GIGPO.but(name="gigpo by loops", credit=AnchorsByLoops()),
+        "The second advantage compares the turns of a task that begin in the same state.",
+    ),
+    Equivalence(
+        "hgpo_without_history_is_the_step_of_gigpo",
+        HGPO.but(name="hgpo, K = 0, n - 1", credit=NestedAnchors(history=0, ddof=1)),
+        GIGPO.but(name="gigpo, its steps alone", credit=AnchorsByLoops(whole=0.0)),
+        "HGPO (arXiv:2602.22817) that looks at the present state alone makes the groups of GiGPO.",
+    ),
+    Equivalence(
+        "hgpo_by_loops",
+        HGPO,
+        HGPO.but(name="hgpo by loops", credit=HistoriesByLoops()),
+        "Groups of turns that agree in their last k states, one k after the other.",
+    ),
+    Equivalence(
+        "hgpo_of_one_turn_is_grpo",
+        HGPO.but(name="hgpo, n - 1", credit=NestedAnchors(ddof=1)),
+        OVER_TURNS,
+        "All answers of a task begin at the task, so that is their group.",
+        episodes=even,
+    ),
+    Equivalence(
+        "salt_without_common_steps_is_grpo",
+        SALT,
+        OVER_TURNS,
+        "SALT (arXiv:2510.20022) changes the advantage of steps that occur more than once.",
+        episodes=unlike,
+    ),
+    Equivalence(
+        "salt_by_loops",
+        SALT,
+        SALT.but(name="salt by loops", credit=EdgesByLoops()),
+        "Steps that are the same have the mean of their advantages.",
+    ),
+    Equivalence(
+        "drmas_of_one_turn_is_grpo",
+        DRMAS,
+        GRPO_PLAIN,
+        "Dr. MAS (arXiv:2602.08847): where one agent acts once, its turns are the episodes of the group.",
+        episodes=even,
+    ),
+    Equivalence(
+        "drmas_by_loops",
+        DRMAS,
+        DRMAS.but(name="drmas by loops", credit=AgentsByLoops()),
+        "Every agent is compared with itself.",
+        episodes=two_agents,
+    ),
+    Equivalence(
+        "mars_of_one_player_and_turn_is_centred",
+        MARS,
+        MARS.but(name="mars, R - mean", credit=Centred()),
+        "MARS (arXiv:2510.15414): with one player, one turn and one task its baseline is the mean of the group.",
+        episodes=lambda episodes: one_group(even(episodes)),
+    ),
+    Equivalence(
+        "mars_by_loops",
+        MARS,
+        MARS.but(name="mars by loops", credit=PlayersByLoops()),
+        "Every player has its own returns and its own mean.",
+        episodes=two_agents,
+    ),
+]

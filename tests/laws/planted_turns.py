@@ -1,0 +1,81 @@
+"""Mistakes of methods that give credit to the turns of agents: one for each method."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Use, centre
+from gruppo.methods import method
+from gruppo.methods.drmas import AgentNormalised
+from gruppo.methods.gigpo import AnchorGroups
+from gruppo.methods.hgpo import NestedAnchors
+from gruppo.methods.mars import PlayerCentred
+from gruppo.methods.salt import MergedSteps
+from gruppo.pieces import advantage
+from gruppo.stages import Context, Method, Occupant
+from gruppo.stages.turns import anchor_K, judged_K, seat_advantage, seat_return, turn_return
+
+
+@dataclass(frozen=True)
+class FailedAnchors(AnchorGroups):
+    """GiGPO whose anchors also hold the turns of failed episodes, with whatever they were paid until then."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        anchors = batch.key("K", batch.group_K, anchor_K(batch))
+        step_K = advantage.z_score(turn_return(batch, self.gamma), anchors, eps=self.eps)
+        whole_E = advantage.z_score(batch.reward_E, batch.level("E", "G"), where=batch.judged_E, eps=self.eps)
+        judged_N = batch.spread(batch.judged_E, "E", "N")
+        adv_N = batch.spread(whole_E, "E", "N") + batch.spread(step_K, "K", "N")
+        return {"adv_N": torch.where(judged_N, adv_N, torch.zeros_like(adv_N))}
+
+
+@dataclass(frozen=True)
+class ApartAmongAnchors(NestedAnchors):
+    """HGPO whose groups also hold the turns of experts and of other episodes that are in no statistic."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        paid_E = torch.where(batch.learn_E, torch.nan_to_num(batch.reward_E), batch.reward_E)
+        use_E = torch.where(batch.use_E == Use.APART, int(Use.LEARN), batch.use_E)
+        return super().__call__(ctx, batch.with_columns(reward_E=paid_E, use_E=use_E))
+
+
+@dataclass(frozen=True)
+class FailedEdges(MergedSteps):
+    """SALT whose edges also hold the turns of failed episodes, with an advantage of 0."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        edges, whole_K = self.edges(batch), seat_advantage(batch, self.compared)
+        return {"adv_N": batch.spread(edges.spread(batch.gather(whole_K, "K", edges, "mean")), "K", "N")}
+
+
+@dataclass(frozen=True)
+class FailedTurns(AgentNormalised):
+    """Dr. MAS whose statistics of an agent also have its turns in failed episodes, with what they were paid."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        paid_K = torch.nan_to_num(seat_return(batch))
+        adv_K = advantage.z_score(paid_K, batch.key("K", batch.group_K, batch.agent_K), eps=self.eps)
+        return {"adv_N": batch.spread(torch.where(judged_K(batch), adv_K, torch.zeros_like(adv_K)), "K", "N")}
+
+
+@dataclass(frozen=True)
+class FailedGames(PlayerCentred):
+    """MARS whose mean of a player also has the turns of failed games, with what they were paid until then."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        adv_K = centre(turn_return(batch, self.gamma), self.players(batch))
+        return {"adv_N": batch.spread(torch.where(judged_K(batch), adv_K, torch.zeros_like(adv_K)), "K", "N")}
+
+
+def spoiled(name: str, **rooms: Occupant) -> Method:
+    return method(name).but(name="spoiled", **rooms)
+
+
+SPOILED: dict[str, tuple[str, Method]] = {
+    "gigpo, failures among anchors": ("failures", spoiled("gigpo", credit=FailedAnchors())),
+    "hgpo, episodes apart among anchors": ("unused", spoiled("hgpo", credit=ApartAmongAnchors())),
+    "salt, failures among edges": ("failures", spoiled("salt", credit=FailedEdges())),
+    "drmas, failures in the statistics": ("failures", spoiled("drmas", credit=FailedTurns())),
+    "mars, failed games in the mean": ("failures", spoiled("mars", credit=FailedGames())),
+}
