@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, Turn, Use, pack
+from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, ToolCall, Turn, Use, pack
 from gruppo.data.keyed import uniform
 from gruppo.data.prefix import WORTH
 from gruppo.data.views import as_sampled
@@ -82,6 +82,7 @@ def _drawn(seed: int, groups: int, mixed: bool, dead: bool) -> list[Episode]:
             add("equal", 1.0, replayed=True)
         add("g0", 1.0, author=Source.EXPERT)
     _say(seed, out)
+    _act(out)
     if seed % 2:
         _in_two(seed, out)
     for s in (s for e in out for s in e.sequences):
@@ -99,6 +100,22 @@ def _say(seed: int, episodes: Seq[Episode]) -> None:
     for e in episodes:
         e.text = e.answer = ANSWERS[start[e.group] % len(ANSWERS)]
         start[e.group] += 1
+
+
+THOUGHTS = ("planning", "explore", "reflection", "monitor", "")
+
+
+def _act(episodes: Seq[Episode]) -> None:
+    """What is said about turns: kinds of thoughts, calls of tools, actions that were void or invalid.
+
+    It is a function of uid and turn alone, so that nothing else of an episode depends on it.
+    """
+    for e in episodes:
+        for i, t in enumerate(e.turns):
+            t.tag = THOUGHTS[(e.uid + 2 * i) % 5]
+            t.tools = tuple(ToolCall("search", str(j), 0.1) for j in range((e.uid + i) % 3 if e.uid % 9 else 0))
+            void, invalid = e.uid % 4 == 2 and i == 1, (e.uid + i) % 5 == 3
+            t.flags = frozenset([*(["void"] if void else []), *(["invalid"] if invalid else [])])
 
 
 def _in_two(seed: int, episodes: Seq[Episode]) -> None:

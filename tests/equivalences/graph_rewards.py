@@ -1,0 +1,161 @@
+"""Equivalences of the agents' methods that change rewards, selection or the horizon."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from graph_history import a_past
+from sides import (
+    GRPO,
+    GRPO_PLAIN,
+    NOW,
+    OLD,
+    RLOO,
+    Centred,
+    Equivalence,
+    Normalised,
+    even,
+    whole_terms,
+    whole_value,
+)
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, Source, Use
+from gruppo.methods import method
+from gruppo.methods.loop import MaskSmall, UnitClipped
+from gruppo.stages import Context, Memory, Need, Occupant, Stats, StepRecord, Term, Values
+from gruppo.stages.credit import LeaveOneOut
+
+SIMPLETIR, OTC = method("simpletir"), method("otc")
+LOOP = method("loop")
+
+
+@dataclass(frozen=True)
+class UnitsByLoops(Occupant):
+    """1/B Σ_i Σ_u min(r A, clip(r, .8, 1.2) A), r the product of the ratios of unit u: a turn or an episode."""
+
+    level: str = "K"
+    reads = ("adv_N",)
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return (NOW, OLD)
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch)
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        home = (batch.turn_N if self.level == "K" else batch.episode_N).tolist()
+        units: dict[int, list[int]] = {}
+        for n in torch.nonzero(batch.learn_N)[:, 0].tolist():
+            units.setdefault(home[n], []).append(n)
+        episodes = {int(batch.episode_N[rows[0]]) for rows in units.values()}
+        total: Tensor = 0.0 * stats.logp_N.sum()
+        for rows in units.values():
+            r = torch.exp(sum((stats.logp_N[n] - batch.logp_old_N[n] for n in rows), 0.0 * total))
+            a, size = float(batch.adv_N[rows[0]]), float(r.detach())
+            held = torch.full_like(r, min(max(size, 0.8), 1.2))
+            total = total + (r * a if size * a <= float(held) * a else held * a)
+        return whole_value(batch, total / max(len(episodes), 1))
+
+
+def loop_of(unit: str) -> Equivalence:
+    level = {"turn": "K", "trajectory": "E"}[unit]
+    return Equivalence(
+        f"loop_{unit}_by_loops",
+        LOOP.but(name=f"loop, a ratio for a {unit}", objective=UnitClipped(unit=unit)),  # type: ignore[arg-type]
+        LOOP.but(name=f"loop, {unit} by {unit}", objective=UnitsByLoops(level), credit=Centred(bessel=True)),
+        "LOOP (arXiv:2502.01600): one product of ratios a unit, clipped as a whole, summed over an episode.",
+    )
+
+
+@dataclass(frozen=True)
+class VoidByLoops(Occupant):
+    """Drops every token of an episode that has a void turn, turn by turn."""
+
+    def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
+        flags, home = batch.flags_K.tolist(), batch.up("K", "E").tolist()
+        void = {e for flag, e in zip(flags, home, strict=True) if flag % 2}
+        keep = [e not in void for e in batch.episode_N.tolist()]
+        return torch.tensor(keep), torch.ones_like(batch.weight_N)
+
+
+@dataclass(frozen=True)
+class FewCallsByLoops(Occupant):
+    """OTC's reward, one rollout after the other, with its record in a dict."""
+
+    of_groups = True
+    replaces = ("task",)
+
+    def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> dict[str, Any]:
+        fewest = self.after(ctx.memory.get("fewest", {}), episodes)
+        out: list[float] = []
+        for e in episodes:
+            m, n, worth = sum(len(t.tools) for t in e.turns), fewest.get(e.task, 0), e.reward["task"]
+            if worth > 0:
+                f = 2 * n * m / (m + n) if n else 0.0
+                worth *= math.sin(f * math.pi / (2 * n)) if n else math.cos(m * math.pi / (2 * m + 1))
+            out.append(worth)
+        return {"few": out}
+
+    def after(self, fewest: Mapping[str, int], episodes: Sequence[Episode]) -> dict[str, int]:
+        out = dict(fewest)
+        for e in episodes:
+            if e.source == Source.POLICY and e.reward.get("task", 0.0) > 0:
+                out[e.task] = min(out.get(e.task, 99), sum(len(t.tools) for t in e.turns))
+        return out
+
+    def observe(self, record: StepRecord, memory: Memory) -> None:
+        counted = [e for e in record.drawn if e.status.judged and e.use in (Use.LEARN, Use.BASELINE)]
+        memory["fewest"] = self.after(memory.get("fewest", {}), counted)
+
+
+def told(**fields: Any) -> Callable[[list[Episode]], list[Episode]]:
+    """Episodes whose turns have these fields."""
+    return lambda episodes: [replace(e, turns=[replace(t, **fields) for t in e.turns]) for e in episodes]
+
+
+GRAPH: list[Equivalence] = [
+    Equivalence(
+        "loop_is_rloo",
+        LOOP.but(name="loop, all rollouts", select=(MaskSmall(least_adv=0.0),)),
+        RLOO.but(name="rloo without kl", credit=LeaveOneOut(kl_coef=0.0)),
+        "LOOP: in its first step, with all rollouts, it is RLOO.",
+        on_policy=True,
+    ),
+    Equivalence(
+        "loop_of_one_turn",
+        LOOP.but(name="loop, a ratio for an answer", objective=UnitClipped(unit="turn")),
+        LOOP.but(name="loop, a ratio for its trajectory", objective=UnitClipped(unit="trajectory")),
+        "LOOP: an episode of one turn is its turn.",
+        episodes=even,
+    ),
+    loop_of("turn"),
+    loop_of("trajectory"),
+    Equivalence(
+        "simpletir_without_voids",
+        SIMPLETIR,
+        GRPO_PLAIN.but(name="grpo, clips of simpletir", objective=SIMPLETIR.objective),
+        "SimpleTIR (arXiv:2509.02479): where every turn has an action, it is GRPO with its clips.",
+        episodes=told(flags=frozenset()),
+    ),
+    Equivalence(
+        "simpletir_by_loops",
+        SIMPLETIR,
+        GRPO_PLAIN.but(
+            name="void turns by loops", credit=Normalised(), select=(VoidByLoops(),), objective=SIMPLETIR.objective
+        ),
+        "SimpleTIR: rollouts with a void turn count in the group, and teach nothing.",
+    ),
+    Equivalence(
+        "otc_without_calls", OTC, GRPO, "OTC (arXiv:2504.14870): without calls it is GRPO.", episodes=told(tools=())
+    ),
+    Equivalence(
+        "otc_by_loops",
+        OTC,
+        GRPO.but(name="few calls by loops", reward=(FewCallsByLoops(),)),
+        "OTC: calls counted one by one, the fewest by task in a dict.",
+        before=a_past,
+    ),
+]

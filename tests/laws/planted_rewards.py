@@ -1,0 +1,66 @@
+"""Mistakes of the agents' methods that change rewards, selection or the horizon, planted to see the laws catch them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planted_credit import spoiled
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, Status
+from gruppo.methods.loop import UnitClipped
+from gruppo.methods.otc import ToolEfficiency
+from gruppo.methods.simpletir import MaskVoid
+from gruppo.stages import Context, Memory, Method, Stats, StepRecord, Term
+
+
+@dataclass(frozen=True)
+class TrajectoriesInParts(UnitClipped):
+    """LOOP that says a trajectory's ratio could be computed sequence by sequence."""
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return [replace(t, additive=True) for t in super().terms(ctx, batch)]
+
+
+@dataclass(frozen=True)
+class WeighsUp(MaskVoid):
+    """SimpleTIR that gives the others the weight of the masked, counted over all that was drawn, failed or not."""
+
+    def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
+        keep_N, weight_N = super().tokens(ctx, batch, stats)
+        left = batch.gather(keep_N, "N", "E", "any").sum().clamp(min=1)
+        return keep_N, weight_N * batch.size("E") / left
+
+
+@dataclass(frozen=True)
+class CallsOfFailures(ToolEfficiency):
+    """OTC that takes a rollout that failed for a right one without a call."""
+
+    def observe(self, record: StepRecord, memory: Memory) -> None:
+        drawn = [e if e.status.judged else _quick(e) for e in record.drawn]
+        super().observe(replace(record, drawn=drawn), memory)
+
+
+def _quick(e: Episode) -> Episode:
+    return replace(e, status=Status.OK, reward={"task": 1.0}, turns=[replace(t, tools=()) for t in e.turns])
+
+
+@dataclass(frozen=True)
+class CallsAtOnce(ToolEfficiency):
+    """OTC that remembers while it gives the rewards of the step."""
+
+    def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
+        self.observe(StepRecord(0, [], None, {}, None, episodes), ctx.memory)
+        return super().__call__(ctx, episodes)
+
+
+SPOILED: dict[str, tuple[str, Method]] = {
+    "loop, trajectories in parts": (
+        "micro_batches",
+        spoiled("loop", objective=TrajectoriesInParts(unit="trajectory")),
+    ),
+    "simpletir weighs failures": ("failures", spoiled("simpletir", select=(WeighsUp(),))),
+    "otc, calls of failures": ("failures", spoiled("otc", reward=(CallsOfFailures(),))),
+    "otc, memory in the call": ("memory", spoiled("otc", reward=(CallsAtOnce(),))),
+}
+RAISES = {"otc, memory in the call"}
