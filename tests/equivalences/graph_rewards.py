@@ -22,14 +22,15 @@ from sides import (
 )
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Source, Use
+from gruppo.data import Batch, Episode, Source, Use, name_hash
 from gruppo.methods import method
 from gruppo.methods.loop import MaskSmall, UnitClipped
+from gruppo.methods.rlvmr import TrajectoryAndTags
 from gruppo.stages import Context, Memory, Need, Occupant, Stats, StepRecord, Term, Values
 from gruppo.stages.credit import LeaveOneOut
+from gruppo.stages.reward import InvalidActions
 
-SIMPLETIR, OTC = method("simpletir"), method("otc")
-LOOP = method("loop")
+LOOP, SIMPLETIR, OTC, RLVMR = (method(n) for n in ("loop", "simpletir", "otc", "rlvmr"))
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,55 @@ class FewCallsByLoops(Occupant):
         memory["fewest"] = self.after(memory.get("fewest", {}), counted)
 
 
+@dataclass(frozen=True)
+class TagsByLoops(Occupant):
+    """RLVMR's advantage with its rules, turn by turn: weights a and b, statistics of R over episodes or turns."""
+
+    a: float = 0.5
+    b: float = 0.5
+    turns: bool = False
+    raw: bool = False
+    writes = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        home, group = batch.up("K", "E").tolist(), batch.group_E.tolist()
+        judged, total = batch.judged_E.tolist(), batch.reward_E.tolist()
+        order = sorted(range(len(home)), key=lambda k: (home[k], int(batch.turn_index_K[k])))
+        task = batch.return_EC[:, batch.components.index("task")].tolist()
+        paid, classes, episodes = dict[int, float](), dict[tuple[int, int], list[int]](), dict[int, list[int]]()
+        for k in order:
+            e, tag, bad = home[k], int(batch.tag_K[k]), int(batch.flags_K[k]) & 3 > 0
+            past = [j for j in order[: order.index(k)] if home[j] == e]
+            act = {j: int(batch.action_key_K[j]) for j in (*past, k)}
+            fine = [j for j in past if int(batch.flags_K[j]) & 3 == 0]
+            word = {
+                name_hash("planning"): task[e] > 0,
+                name_hash("explore"): all(act[j] != act[k] for j in fine),
+                name_hash("reflection"): not past or (past[-1] not in fine and act[past[-1]] != act[k]),
+            }
+            paid[k] = float(not bad and word.get(tag, False))
+            if judged[e]:
+                classes.setdefault((group[e], 0 if bad else tag), []).append(k)
+                episodes.setdefault(group[e], []).append(k)
+        adv = dict.fromkeys(order, 0.0)
+        for rows in classes.values():
+            z = [paid[rows[0]]] if self.raw and len(rows) == 1 else _z([paid[k] for k in rows])
+            adv |= {k: self.b * x for k, x in zip(rows, z, strict=True)}
+        for rows in episodes.values():
+            mine = rows if self.turns else list({home[k]: k for k in rows}.values())
+            score = dict(zip([home[k] for k in mine], _z([total[home[k]] for k in mine]), strict=True))
+            for k in rows:
+                adv[k] += self.a * score[home[k]]
+        return {"adv_N": torch.tensor([adv[k] for k in batch.turn_N.tolist()], dtype=torch.float64)}
+
+
+def _z(x: list[float]) -> list[float]:
+    """(x − mean) / (std + 1e-6), std with n − 1; 0 for a single one."""
+    mean = math.fsum(x) / len(x)
+    std = math.sqrt(math.fsum((v - mean) ** 2 for v in x) / max(len(x) - 1, 1))
+    return [(v - mean) / (std + 1e-6) for v in x]
+
+
 def told(**fields: Any) -> Callable[[list[Episode]], list[Episode]]:
     """Episodes whose turns have these fields."""
     return lambda episodes: [replace(e, turns=[replace(t, **fields) for t in e.turns]) for e in episodes]
@@ -157,5 +207,29 @@ GRAPH: list[Equivalence] = [
         GRPO.but(name="few calls by loops", reward=(FewCallsByLoops(),)),
         "OTC: calls counted one by one, the fewest by task in a dict.",
         before=a_past,
+    ),
+    Equivalence(
+        "rlvmr_without_tags",
+        RLVMR.but(name="rlvmr, whole trajectories", credit=TrajectoryAndTags(traj_coef=1.0)),
+        GRPO.but(
+            name="grpo, turns as samples",
+            reward=(InvalidActions(),),
+            objective=RLVMR.objective,
+            penalties=RLVMR.penalties,
+        ),
+        "RLVMR (arXiv:2507.22844): where no thought has a tag, it is GRPO with a price on invalid actions.",
+        episodes=told(tag=""),
+    ),
+    Equivalence(
+        "rlvmr_by_loops",
+        RLVMR,
+        RLVMR.but(name="rlvmr, turn by turn", credit=TagsByLoops(), reward=(InvalidActions(),)),
+        "RLVMR: rules, classes and statistics, one turn after the other.",
+    ),
+    Equivalence(
+        "rlvmr_as_released",
+        RLVMR.but(name="rlvmr, as released", credit=TrajectoryAndTags(1.0, 1.0, over="turn", alone="raw")),
+        RLVMR.but(name="the sum, turn by turn", credit=TagsByLoops(1.0, 1.0, True, True), reward=(InvalidActions(),)),
+        "RLVMR: the released code adds, compares R over turns, and keeps the raw reward of a tag that occurs once.",
     ),
 ]

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from planted_credit import spoiled
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Status
 from gruppo.methods.loop import UnitClipped
 from gruppo.methods.otc import ToolEfficiency
+from gruppo.methods.rlvmr import TrajectoryAndTags
 from gruppo.methods.simpletir import MaskVoid
 from gruppo.stages import Context, Memory, Method, Stats, StepRecord, Term
 
@@ -54,6 +56,14 @@ class CallsAtOnce(ToolEfficiency):
         return super().__call__(ctx, episodes)
 
 
+@dataclass(frozen=True)
+class TagsOfFailures(TrajectoryAndTags):
+    """RLVMR that compares the turns of a tag with those of rollouts that failed, too."""
+
+    def by_tag(self, batch: Batch, judged_K: Tensor) -> Tensor:
+        return super().by_tag(batch, torch.ones_like(judged_K))
+
+
 SPOILED: dict[str, tuple[str, Method]] = {
     "loop, trajectories in parts": (
         "micro_batches",
@@ -61,6 +71,7 @@ SPOILED: dict[str, tuple[str, Method]] = {
     ),
     "simpletir weighs failures": ("failures", spoiled("simpletir", select=(WeighsUp(),))),
     "otc, calls of failures": ("failures", spoiled("otc", reward=(CallsOfFailures(),))),
+    "rlvmr, tags of failures": ("failures", spoiled("rlvmr", credit=TagsOfFailures())),
     "otc, memory in the call": ("memory", spoiled("otc", reward=(CallsAtOnce(),))),
 }
 RAISES = {"otc, memory in the call"}

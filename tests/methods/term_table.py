@@ -54,6 +54,7 @@ TERMS: dict[str, list[Row]] = {
     "reinforce_pp_baseline": [policy("token"), CLIPPED, ("kl_ref", "N", "token", 0.001, True)],
     "remax": [policy("episode_sum")],
     "rft": [("likelihood", "N", "token", 1.0, True)],
+    "rlvmr": [policy("turn"), CLIPPED, ("kl_ref", "N", "turn", 0.01, True)],
     "rloo": [policy("episode_sum")],
     "sapo": [policy("sequence")],
     "sft": [("likelihood", "N", "token", 1.0, True)],

@@ -21,6 +21,12 @@ def z_score(x: Tensor, key: Key, *, where: Tensor | None = None, eps: float = 1e
     return centred / key.spread(torch.where(varied, std + eps, torch.full_like(std, float("inf"))))
 
 
+def raw_if_alone(adv: Tensor, x: Tensor, key: Key, where: Tensor) -> Tensor:
+    """`adv`, but x itself where it is the only row of its part: some trainers take the mean for 0 there."""
+    single = where & key.spread(gather(where, key, "count", where=where) == 1)
+    return torch.where(single, x, adv)
+
+
 def leave_one_out(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:
     """x_i − mean of the other rows = n/(n−1) (x_i − mean); 0 in a part of one row."""
     centred, _, count = segment.deviations(x, key, where=where)

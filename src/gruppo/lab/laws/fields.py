@@ -127,7 +127,8 @@ def _shown(method: Method, room: str, slot: Any, seed: int) -> str:
     if room == "reward":
         observe_twice(world, episodes)
         judged = [e for e in with_notes(method, episodes) if e.status.judged]
-        return repr({k: np.asarray(v).tolist() for k, v in occupant(world.ctx, judged).items()})
+        found = occupant(world.ctx, judged).items()
+        return repr({k: [np.asarray(x).tolist() for x in v] for k, v in found})  # of an episode, or of its turns
     if room == "update":
         return repr(_after_update(world, episodes))
     doors = _door(world, occupant, with_notes(method, episodes)) if hasattr(occupant, "episodes") else None

@@ -50,8 +50,12 @@ def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: boo
 
 def _fresh(e: Episode) -> Episode:
     """New objects around the same arrays, which are read-only."""
-    turns = [replace(t, reward=dict(t.reward)) for t in e.turns]
-    return replace(e, sequences=[replace(s) for s in e.sequences], turns=turns, reward=dict(e.reward), notes={})
+    return replace(_rewritable(e), sequences=[replace(s) for s in e.sequences], notes={})
+
+
+def _rewritable(e: Episode) -> Episode:
+    """The episode with rewards of its own, also on its turns."""
+    return replace(e, turns=[replace(t, reward=dict(t.reward)) for t in e.turns], reward=dict(e.reward))
 
 
 @lru_cache(maxsize=32)  # all laws and methods use the same few seeds
@@ -311,7 +315,7 @@ class World:
 
     def scored(self, episodes: Seq[Episode]) -> list[Episode]:
         """Copies of the episodes, with notes and with all rewards of single episodes."""
-        mine = [replace(e, reward=dict(e.reward)) for e in with_notes(self.method, episodes)]
+        mine = [_rewritable(e) for e in with_notes(self.method, episodes)]
         return at_once(self.walk.rewarded(self.ctx, mine))
 
     def selected(self, episodes: Seq[Episode]) -> list[Episode]:
