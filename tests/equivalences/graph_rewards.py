@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from graph_history import a_past
 from sides import (
@@ -22,15 +24,18 @@ from sides import (
 )
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Source, Use, name_hash
+from gruppo.data import Batch, Episode, Source, Use, name_hash, single_turn
 from gruppo.methods import method
 from gruppo.methods.loop import MaskSmall, UnitClipped
 from gruppo.methods.rlvmr import TrajectoryAndTags
 from gruppo.stages import Context, Memory, Need, Occupant, Stats, StepRecord, Term, Values
 from gruppo.stages.credit import LeaveOneOut
+from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.reward import InvalidActions
+from gruppo.stages.update import Passes
 
 LOOP, SIMPLETIR, OTC, RLVMR = (method(n) for n in ("loop", "simpletir", "otc", "rlvmr"))
+SCALINGINTER, IGPO = method("scalinginter"), method("igpo_gain")
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,47 @@ def _z(x: list[float]) -> list[float]:
     return [(v - mean) / (std + 1e-6) for v in x]
 
 
+@dataclass(frozen=True)
+class GainByLoops(Occupant):
+    """IGPO's reward: the answer is read after every context by itself."""
+
+    def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> dict[str, Any]:
+        out: list[list[float]] = []
+        for e in episodes:
+            answer, chance = ctx.tokenizer.encode(str(e.ask.task.answer)), list[float]()
+            for t in e.turns:
+                seen, unknown = e.sequences[t.sequence].ids[: t.start], np.full(len(answer), np.nan, np.float32)
+                read = ctx.read([single_turn(1, e.task, "g", seen, answer, unknown, 0, source=Source.EXPERT)])
+                chance.append(math.exp(math.fsum(read.logp_policy_N.tolist()) / len(answer)))
+            out.append([b - a for a, b in pairwise(chance)] + [0.0])
+        return {"gain": out}
+
+
+@dataclass(frozen=True)
+class ReturnsByLoops(Occupant):
+    """IGPO's advantage: all rewards of a group normalised together, then added up from the end of each episode."""
+
+    writes = ("adv_N",)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        home, group = batch.up("K", "E").tolist(), batch.group_E.tolist()
+        own = torch.where(batch.paid_EC, batch.reward_EC.nan_to_num(0.0), 0.0).sum(-1).tolist()
+        time: dict[int, list[int]] = {}
+        for k in sorted(range(len(home)), key=lambda k: int(batch.turn_index_K[k])):
+            time.setdefault(home[k], []).append(k)
+        rows: dict[int, list[int]] = {}
+        reward: dict[int, float] = {}
+        for e, turns in time.items():
+            reward |= {k: float(batch.reward_K[k]) + (own[e] if k == turns[-1] else 0.0) for k in turns}
+            if bool(batch.judged_E[e]):
+                rows.setdefault(group[e], []).extend(turns)
+        scaled = dict.fromkeys(range(len(home)), 0.0)
+        for mine in rows.values():
+            scaled |= dict(zip(mine, _z([reward[k] for k in mine]), strict=True))
+        adv = {k: math.fsum(scaled[j] for j in turns[i:]) for turns in time.values() for i, k in enumerate(turns)}
+        return {"adv_N": torch.tensor([adv[k] for k in batch.turn_N.tolist()], dtype=torch.float64)}
+
+
 def told(**fields: Any) -> Callable[[list[Episode]], list[Episode]]:
     """Episodes whose turns have these fields."""
     return lambda episodes: [replace(e, turns=[replace(t, **fields) for t in e.turns]) for e in episodes]
@@ -231,5 +277,25 @@ GRAPH: list[Equivalence] = [
         RLVMR.but(name="rlvmr, as released", credit=TrajectoryAndTags(1.0, 1.0, over="turn", alone="raw")),
         RLVMR.but(name="the sum, turn by turn", credit=TagsByLoops(1.0, 1.0, True, True), reward=(InvalidActions(),)),
         "RLVMR: the released code adds, compares R over turns, and keeps the raw reward of a tag that occurs once.",
+    ),
+    Equivalence(
+        "scalinginter_learns_as_grpo",
+        SCALINGINTER,
+        GRPO.but(name="grpo, two passes, kl 0.001", penalties=ReferenceKL(0.001), update=Passes(2, 4)),
+        "ScalingInter-RL (arXiv:2509.08755): how long episodes may be is all that differs.",
+        update=True,
+    ),
+    Equivalence(
+        "igpo_gain_of_one_turn",
+        IGPO,
+        GRPO.but(name="grpo, kl 0.001", penalties=ReferenceKL(0.001)),
+        "IGPO (arXiv:2510.14967): with one turn there is no gain, and it is GRPO.",
+        episodes=even,
+    ),
+    Equivalence(
+        "igpo_gain_by_loops",
+        IGPO,
+        IGPO.but(name="igpo, turn by turn", reward=(GainByLoops(),), credit=ReturnsByLoops()),
+        "IGPO: every context read by itself, every return added up by itself.",
     ),
 ]

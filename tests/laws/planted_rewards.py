@@ -9,11 +9,17 @@ from planted_credit import spoiled
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Status
+from gruppo.methods.igpo_gain import JointReturns
 from gruppo.methods.loop import UnitClipped
 from gruppo.methods.otc import ToolEfficiency
 from gruppo.methods.rlvmr import TrajectoryAndTags
+from gruppo.methods.scalinginter import Horizon
 from gruppo.methods.simpletir import MaskVoid
-from gruppo.stages import Context, Memory, Method, Stats, StepRecord, Term
+from gruppo.pieces import advantage
+from gruppo.stages import Ask, Context, Memory, Method, Stats, StepRecord, Term
+from gruppo.stages.credit import turn_reward
+from gruppo.stages.curriculum import Uniform, told
+from gruppo.stages.schedule import at
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,24 @@ class TagsOfFailures(TrajectoryAndTags):
         return super().by_tag(batch, torch.ones_like(judged_K))
 
 
+@dataclass(frozen=True)
+class FirstStage(Horizon):
+    """ScalingInter-RL that stays in its first stage."""
+
+    def __call__(self, ctx: Context, tasks: Any) -> list[Ask]:
+        return told(Uniform()(ctx, tasks), turns=int(at(self.turns, 0, {})))
+
+
+@dataclass(frozen=True)
+class ReturnsOfFailures(JointReturns):
+    """IGPO whose mean over turns has those of rollouts that failed in it."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        reward_K = turn_reward(batch)
+        z_K = advantage.z_score(reward_K, batch.level("K", "G"), eps=self.eps)
+        return {"adv_N": batch.spread(batch.scan(z_K, self.gamma, "K", "E"), "K", "N")}
+
+
 SPOILED: dict[str, tuple[str, Method]] = {
     "loop, trajectories in parts": (
         "micro_batches",
@@ -72,6 +96,8 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "simpletir weighs failures": ("failures", spoiled("simpletir", select=(WeighsUp(),))),
     "otc, calls of failures": ("failures", spoiled("otc", reward=(CallsOfFailures(),))),
     "rlvmr, tags of failures": ("failures", spoiled("rlvmr", credit=TagsOfFailures())),
+    "scalinginter, the first stage for ever": ("schedules", spoiled("scalinginter", curriculum=FirstStage())),
+    "igpo_gain, turns of failures": ("failures", spoiled("igpo_gain", credit=ReturnsOfFailures())),
     "otc, memory in the call": ("memory", spoiled("otc", reward=(CallsAtOnce(),))),
 }
 RAISES = {"otc, memory in the call"}

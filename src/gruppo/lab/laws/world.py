@@ -15,12 +15,13 @@ from gruppo.data.keyed import uniform
 from gruppo.data.prefix import WORTH
 from gruppo.data.views import as_sampled
 from gruppo.policies import Critic, TinyConfig, TinyTransformer
-from gruppo.stages import Context, Memory, Method, Need, Sampling, Stats, need
+from gruppo.stages import Ask, Context, Memory, Method, Need, Sampling, Stats, need
 from gruppo.stages.goal import Goal
 from gruppo.stages.occupant import NoteColumn
 from gruppo.stages.readouts import READOUTS
 from gruppo.stages.select import through_first_door
 from gruppo.stages.walk import Walk
+from gruppo.tasks import Task
 from gruppo.train.forward import serve
 from gruppo.train.learner import Learner, OptimConfig
 
@@ -170,7 +171,17 @@ def _episode(
     e = Episode(1000 + number, f"t-{group}", group, sequences, turns, parts, status, use, author, text="x", step=0)
     e.replayed, e.index = replayed, GROUPS.index(group)
     e.domain = f"desk/{1 + e.index % 2}"
+    e.ask = Ask(Task(e.task, f"{e.index}+{e.index}=", str(2 * e.index), 1 + e.index % 2, "desk"), 4, group)
     return e
+
+
+class Letters:
+    """The tokenizer of the small world: a letter is a token, and several letters share one."""
+
+    eos = 1
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array([2 + ord(letter) % (VOCAB - 2) for letter in text], np.int64)
 
 
 def _sequence(rng: np.random.Generator, number: int, source: Any, prompt: int) -> Sequence:
@@ -287,6 +298,7 @@ class World:
         self.walk.read_episodes = self.read_now
         self.store: list[Episode] = []
         ctx = Context(step=1, steps=10, seed=seed, memory=Memory(), samples=4, sampling=Sampling(max_tokens=8))
+        ctx.tokenizer = Letters()
         self.ctx = self.walk.opened(ctx)
         self.ctx.fresh = lambda n: []
         self.learner.begin(self.ctx)
