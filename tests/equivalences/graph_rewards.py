@@ -14,6 +14,7 @@ from sides import (
     GRPO_PLAIN,
     NOW,
     OLD,
+    PPO,
     RLOO,
     Centred,
     Equivalence,
@@ -28,6 +29,7 @@ from gruppo.data import Batch, Episode, Source, Use, name_hash, single_turn
 from gruppo.methods import method
 from gruppo.methods.loop import MaskSmall, UnitClipped
 from gruppo.methods.rlvmr import TrajectoryAndTags
+from gruppo.methods.ufo import MostVaried
 from gruppo.stages import Context, Memory, Need, Occupant, Stats, StepRecord, Term, Values
 from gruppo.stages.credit import LeaveOneOut
 from gruppo.stages.penalties import ReferenceKL
@@ -35,7 +37,7 @@ from gruppo.stages.reward import InvalidActions
 from gruppo.stages.update import Passes
 
 LOOP, SIMPLETIR, OTC, RLVMR = (method(n) for n in ("loop", "simpletir", "otc", "rlvmr"))
-SCALINGINTER, IGPO = method("scalinginter"), method("igpo_gain")
+SCALINGINTER, IGPO, UFO = (method(n) for n in ("scalinginter", "igpo_gain", "ufo"))
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,10 @@ class UnitsByLoops(Occupant):
             held = torch.full_like(r, min(max(size, 0.8), 1.2))
             total = total + (r * a if size * a <= float(held) * a else held * a)
         return whole_value(batch, total / max(len(episodes), 1))
+
+
+def in_use(episodes: list[Episode]) -> list[Episode]:
+    return [e for e in episodes if e.use == Use.LEARN and e.status.judged]
 
 
 def loop_of(unit: str) -> Equivalence:
@@ -207,6 +213,24 @@ class ReturnsByLoops(Occupant):
         return {"adv_N": torch.tensor([adv[k] for k in batch.turn_N.tolist()], dtype=torch.float64)}
 
 
+@dataclass(frozen=True)
+class VariedByLoops(Occupant):
+    """Keeps a quarter of the groups: one after the other, the one with the largest variance that is left."""
+
+    def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Any]]:
+        left: dict[str, list[float]] = {}
+        for e in episodes:
+            if e.status.judged and e.use in (Use.LEARN, Use.BASELINE):
+                left.setdefault(e.group, []).append(e.total)
+        kept = set[str]()
+        for _ in range(-(-len(left) // 4)):
+            spread = {g: math.fsum((a - b) ** 2 for a in x for b in x) / len(x) ** 2 for g, x in left.items()}
+            best = max(spread, key=lambda g: spread[g])
+            kept.add(best)
+            del left[best]
+        return [e.group in kept for e in episodes], []
+
+
 def told(**fields: Any) -> Callable[[list[Episode]], list[Episode]]:
     """Episodes whose turns have these fields."""
     return lambda episodes: [replace(e, turns=[replace(t, **fields) for t in e.turns]) for e in episodes]
@@ -297,5 +321,26 @@ GRAPH: list[Equivalence] = [
         IGPO,
         IGPO.but(name="igpo, turn by turn", reward=(GainByLoops(),), credit=ReturnsByLoops()),
         "IGPO: every context read by itself, every return added up by itself.",
+    ),
+    Equivalence(
+        "ufo_of_all_groups",
+        UFO.but(name="ufo, all groups", select=(MostVaried(share=1.0),)),
+        PPO.but(name="ppo, settings of ufo", credit=UFO.credit, objective=UFO.objective, penalties=UFO.penalties),
+        "UFO (arXiv:2507.14295): what was tried again is for the environment; with all groups it learns as PPO.",
+        episodes=in_use,
+        roles=("policy", "critic"),
+    ),
+    Equivalence(
+        "ufo_by_loops",
+        UFO,
+        PPO.but(
+            name="ppo on the most varied, one by one",
+            select=(VariedByLoops(),),
+            credit=UFO.credit,
+            objective=UFO.objective,
+            penalties=UFO.penalties,
+        ),
+        "UFO: the groups whose returns vary most, chosen one after the other.",
+        roles=("policy", "critic"),
     ),
 ]

@@ -15,11 +15,13 @@ from gruppo.methods.otc import ToolEfficiency
 from gruppo.methods.rlvmr import TrajectoryAndTags
 from gruppo.methods.scalinginter import Horizon
 from gruppo.methods.simpletir import MaskVoid
+from gruppo.methods.ufo import MostVaried
 from gruppo.pieces import advantage
-from gruppo.stages import Ask, Context, Memory, Method, Stats, StepRecord, Term
+from gruppo.stages import Ask, Context, Memory, Method, Prompt, Stats, StepRecord, Term
 from gruppo.stages.credit import turn_reward
 from gruppo.stages.curriculum import Uniform, told
 from gruppo.stages.schedule import at
+from gruppo.stages.select import share_of
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,16 @@ class ReturnsOfFailures(JointReturns):
         return {"adv_N": batch.spread(batch.scan(z_K, self.gamma, "K", "E"), "K", "N")}
 
 
+@dataclass(frozen=True)
+class FirstGroups(MostVaried):
+    """UFO that learns from the groups that happen to stand first."""
+
+    def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
+        groups = list(dict.fromkeys(e.group for e in episodes if e.status.judged))
+        first = groups[: share_of(self.share, len(groups))]
+        return [e.group in first for e in episodes], []
+
+
 SPOILED: dict[str, tuple[str, Method]] = {
     "loop, trajectories in parts": (
         "micro_batches",
@@ -98,6 +110,7 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "rlvmr, tags of failures": ("failures", spoiled("rlvmr", credit=TagsOfFailures())),
     "scalinginter, the first stage for ever": ("schedules", spoiled("scalinginter", curriculum=FirstStage())),
     "igpo_gain, turns of failures": ("failures", spoiled("igpo_gain", credit=ReturnsOfFailures())),
+    "ufo takes the first groups": ("order", spoiled("ufo", select=(FirstGroups(share=0.5),))),
     "otc, memory in the call": ("memory", spoiled("otc", reward=(CallsAtOnce(),))),
 }
 RAISES = {"otc, memory in the call"}

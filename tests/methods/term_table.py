@@ -60,6 +60,8 @@ TERMS: dict[str, list[Row]] = {
     "sft": [("likelihood", "N", "token", 1.0, True)],
     "simpletir": [policy("token"), CLIPPED],
     "simpo": PREFERENCE,
+    "ufo": [policy("token"), CLIPPED, ("entropy_bonus", "N", "token", 0.001, True)],
+    "ufo critic": [VALUE],
     "vapo": [policy("token"), CLIPPED, ("imitation", "N", "token", 0.1, True)],
     "vapo critic": [VALUE],
     # a hinge, the means of a covariance and pairs reach over the whole step: no micro-batch can tell its part
