@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gruppo.data import Episode, Source, Use, gather, name_hash
+from gruppo.data import Episode, Source, Use, name_hash
 from gruppo.methods.grpo import GRPO
 from gruppo.stages import Context, Memory, Occupant, StepRecord, setting
 from gruppo.stages.requires import RecurringTasks
-from gruppo.stages.tables import Table, by_key
+from gruppo.stages.tables import Table
 
 SHORTEST = "shortest"  # tokens of the shortest right answer, by task
 
@@ -50,10 +50,7 @@ class ShorterThanBefore(Occupant):
     def observe(self, record: StepRecord, memory: Memory) -> None:
         drawn = [e for e in record.drawn if e.status.judged and e.use <= Use.BASELINE and e.source == Source.POLICY]
         key_E, length_E, right_E = _columns(drawn)
-        keys, tasks = by_key(key_E[right_E])
-        table = Table.of(memory, SHORTEST)
-        now = gather(length_E[right_E], tasks, "min")
-        memory[SHORTEST] = table.put(keys, tokens=torch.minimum(now, table.look(keys, "tokens", math.inf))).plain
+        memory[SHORTEST] = Table.of(memory, SHORTEST).lowered(key_E[right_E], "tokens", length_E[right_E]).plain
 
 
 def _columns(episodes: Sequence[Episode]) -> tuple[Tensor, Tensor, Tensor]:

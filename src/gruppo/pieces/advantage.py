@@ -26,6 +26,11 @@ def alone(key: Key, where: Tensor) -> Tensor:
     return where & key.spread(gather(where, key, "count", where=where) == 1)
 
 
+def raw_if_alone(adv: Tensor, x: Tensor, key: Key, where: Tensor) -> Tensor:
+    """`adv`, but x itself where it is the only row of its part."""
+    return torch.where(alone(key, where), x, adv)
+
+
 def leave_one_out(x: Tensor, key: Key, *, where: Tensor | None = None) -> Tensor:
     """x_i − mean of the other rows = n/(n−1) (x_i − mean); 0 in a part of one row."""
     centred, _, count = segment.deviations(x, key, where=where)

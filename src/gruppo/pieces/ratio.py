@@ -37,6 +37,16 @@ def geometric_by_token(log_N: Tensor, key: Key, where: Tensor | None = None) -> 
     return stop(torch.exp(log_S))[key.index] * torch.exp(log_N - stop(log_N))
 
 
+def product_by_token(log_N: Tensor, key: Key, where: Tensor | None = None) -> Tensor:
+    """The product s = exp(Σ l) of each part, on every row: sg(s) · exp(l_t − sg(l_t)).
+
+    The gradients of the rows of a part add up to that of s, ds/dl_t = s; a factor on a row scales only that row's
+    gradient. If every row is a part, it is the ratio of each token.
+    """
+    log_S = gather(log_N, key, "sum", where=where).clamp(-20.0, 20.0)
+    return stop(torch.exp(log_S))[key.index] * torch.exp(log_N - stop(log_N))
+
+
 def effective_share(weight: Tensor, where: Tensor) -> Tensor:
     """(Σ w)² / (n Σ w²) over the rows in `where`: 1 for equal weights, 1/n if one weight dominates."""
     w = torch.where(where, weight, torch.zeros_like(weight))

@@ -1,7 +1,7 @@
 """Which tasks come next, and how many samples of each?"""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -76,6 +76,11 @@ def asked(ctx: Context, tasks: Any, indices: Iterable[int]) -> list[Ask]:
         again = f"#{times[i]}" if times[i] > 1 else ""
         out.append(Ask(task, ctx.samples, group=f"{task.uid}{again}", key=again, index=i))
     return out
+
+
+def told(asks: Iterable[Ask], **how: Any) -> list[Ask]:
+    """The asks with these options for whoever plays them, such as turns=10."""
+    return [replace(ask, how={**ask.how, **how}) for ask in asks]
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,16 @@ class OverlongShaping(Occupant):
         return {"overlong": overlong(length, budget, buffer)}
 
 
+@dataclass(frozen=True)
+class InvalidActions(Occupant):
+    """Component `invalid` of turns: −invalid_coef for an action that the environment did not understand or allow."""
+
+    invalid_coef: float = setting(0.1, low=0)
+
+    def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
+        return {"invalid": [[-self.invalid_coef * ("invalid" in t.flags) for t in e.turns] for e in episodes]}
+
+
 def codes(names: Sequence[Any]) -> NDArray[np.int64]:
     """A number for each distinct name, from 0."""
     number = {name: i for i, name in enumerate(dict.fromkeys(names))}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gruppo.data import Key
+from gruppo.data import Key, gather
 
 KEY = "key"  # the name of the column of keys in memory
 
@@ -72,6 +72,12 @@ class Table:
             if name in columns:
                 out[name][at] = columns[name].detach().cpu().double()
         return Table(key_T, out)
+
+    def lowered(self, key_E: Tensor, column: str, value_E: Tensor) -> "Table":
+        """The table with the smallest value so far at each key; the rows may have keys in common."""
+        keys, parts = by_key(key_E)
+        now = gather(value_E, parts, "min")
+        return self.put(keys, **{column: torch.minimum(now, self.look(keys, column, float("inf")))})
 
     def _row(self, keys: Tensor) -> Tensor:
         return torch.searchsorted(self.key_T, keys.cpu().contiguous()).clamp(max=len(self) - 1)

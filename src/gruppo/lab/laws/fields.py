@@ -54,11 +54,12 @@ def schedules(method: Method, seed: int) -> str:
         for f in fields(occupant):
             if Schedule not in get_args(hints[f.name]):
                 continue
-            number = 0.3
-            moving = Schedule(f"linear(0.0, {number!r}, steps=10)")
-            now = moving.value(World(method, seed).ctx.step, {})
+            low = float(f.metadata.get("low", 0.0))
+            high = low + (0.3 if low < 1 else 30.0)  # a number of turns is whole
+            moving, step = Schedule(f"linear({low!r}, {high!r}, steps=10)"), World(method, seed).ctx.step
+            now = moving.value(step, {})
             left, right = (_with(method, room, slot, replace(occupant, **{f.name: v})) for v in (moving, now))
-            if _fingerprint(left, room, slot, seed) != _fingerprint(right, room, slot, seed):
+            if _fingerprint(left, room, slot, seed, (step,)) != _fingerprint(right, room, slot, seed, (step,)):
                 return f"{kind(occupant)}.{f.name} in {room}: {moving} is not {now:g} at its step"
     return ""
 
@@ -107,27 +108,31 @@ def _with(method: Method, room: str, slot: Any, new: Any) -> Method:
     return method.but(**{room: new})
 
 
-def _fingerprint(method: Method, room: str, slot: Any, seed: int) -> str:
-    """What a room does on one batch, as text, so that NaN equals NaN and is not mistaken for a change."""
+def _fingerprint(method: Method, room: str, slot: Any, seed: int, steps: Sequence[int] = ()) -> str:
+    """What a room does on one batch, as text, so that NaN equals NaN and is not mistaken for a change.
+
+    Rooms before the batch are looked at in these steps, by default in several.
+    """
     try:
-        return _shown(method, room, slot, seed)
+        return _shown(method, room, slot, seed, steps)
     except NothingToLearn:
         return "nothing to learn from"
 
 
-def _shown(method: Method, room: str, slot: Any, seed: int) -> str:
+def _shown(method: Method, room: str, slot: Any, seed: int, steps: Sequence[int]) -> str:
     world = World(method, seed)
     held = getattr(method, room)
     occupant = held if slot is None else held[slot[0]][slot[1]] if isinstance(held, Mapping) else held[slot]
     episodes = random_episodes(seed, groups=4, mixed=seed % 2 == 0)
     if room in BEFORE_THE_BATCH:
-        return repr(_before_the_batch(world, room, occupant, episodes))
+        return repr(_before_the_batch(world, room, occupant, episodes, steps))
     if room == "replay":
         return repr(_remembered(world, occupant, episodes))
     if room == "reward":
         observe_twice(world, episodes)
         judged = [e for e in with_notes(method, episodes) if e.status.judged]
-        return repr({k: np.asarray(v).tolist() for k, v in occupant(world.ctx, judged).items()})
+        found = occupant(world.ctx, judged).items()
+        return repr({k: [np.asarray(x).tolist() for x in v] for k, v in found})  # of an episode, or of its turns
     if room == "update":
         return repr(_after_update(world, episodes))
     doors = _door(world, occupant, with_notes(method, episodes)) if hasattr(occupant, "episodes") else None
@@ -147,12 +152,14 @@ def _times(e: Episode, factor: int) -> Episode:
     return replace(e, reward={k: factor * v for k, v in e.reward.items()}, turns=turns)
 
 
-def _before_the_batch(world: World, room: str, occupant: Any, episodes: list[Episode]) -> Any:
+def _before_the_batch(
+    world: World, room: str, occupant: Any, episodes: list[Episode], steps: Sequence[int] = ()
+) -> Any:
     desk = Desk(world)
     observe_twice(world, episodes)
     if room == "curriculum":
         out: list[Any] = []
-        for world.ctx.step in range(4):
+        for world.ctx.step in steps or range(4):
             asks = desk.asks(occupant)
             out.append([(a.task.uid, a.samples, a.group, dict(a.how), a.key, dict(a.notes)) for a in asks])
         return out
@@ -163,7 +170,7 @@ def _before_the_batch(world: World, room: str, occupant: Any, episodes: list[Epi
             for p in prompts
         ]
     made: list[Episode] = []
-    for world.ctx.step in (1, 6):  # early in a run, and in the middle of it
+    for world.ctx.step in steps or (1, 6):  # early in a run, and in the middle of it
         made += desk.episodes(occupant)
     return [
         (e.group, e.status, e.use, e.reward, {k: n.values.tolist() for k, n in e.notes.items()},

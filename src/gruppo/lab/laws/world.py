@@ -10,17 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, Turn, Use, pack
+from gruppo.data import Batch, Episode, Note, Sequence, Source, Status, ToolCall, Turn, Use, pack
 from gruppo.data.keyed import uniform
 from gruppo.data.prefix import WORTH
 from gruppo.data.views import as_sampled
 from gruppo.policies import Critic, TinyConfig, TinyTransformer
-from gruppo.stages import Context, Memory, Method, Need, Sampling, Stats, need
+from gruppo.stages import Ask, Context, Memory, Method, Need, Sampling, Stats, need
 from gruppo.stages.goal import Goal
 from gruppo.stages.occupant import NoteColumn
 from gruppo.stages.readouts import READOUTS
 from gruppo.stages.select import through_first_door
 from gruppo.stages.walk import Walk
+from gruppo.tasks import Task
 from gruppo.train.forward import serve
 from gruppo.train.learner import Learner, OptimConfig
 
@@ -50,8 +51,12 @@ def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: boo
 
 def _fresh(e: Episode) -> Episode:
     """New objects around the same arrays, which are read-only."""
-    turns = [replace(t, reward=dict(t.reward)) for t in e.turns]
-    return replace(e, sequences=[replace(s) for s in e.sequences], turns=turns, reward=dict(e.reward), notes={})
+    return replace(_rewritable(e), sequences=[replace(s) for s in e.sequences], notes={})
+
+
+def _rewritable(e: Episode) -> Episode:
+    """The episode with rewards of its own, also on its turns."""
+    return replace(e, turns=[replace(t, reward=dict(t.reward)) for t in e.turns], reward=dict(e.reward))
 
 
 @lru_cache(maxsize=32)  # all laws and methods use the same few seeds
@@ -82,6 +87,7 @@ def _drawn(seed: int, groups: int, mixed: bool, dead: bool) -> list[Episode]:
             add("equal", 1.0, replayed=True)
         add("g0", 1.0, author=Source.EXPERT)
     _say(seed, out)
+    _act(out)
     if seed % 2:
         _in_two(seed, out)
     for s in (s for e in out for s in e.sequences):
@@ -99,6 +105,22 @@ def _say(seed: int, episodes: Seq[Episode]) -> None:
     for e in episodes:
         e.text = e.answer = ANSWERS[start[e.group] % len(ANSWERS)]
         start[e.group] += 1
+
+
+THOUGHTS = ("planning", "explore", "reflection", "monitor", "")
+
+
+def _act(episodes: Seq[Episode]) -> None:
+    """What is said about turns: kinds of thoughts, calls of tools, actions that were void or invalid.
+
+    It is a function of uid and turn alone, so that nothing else of an episode depends on it.
+    """
+    for e in episodes:
+        for i, t in enumerate(e.turns):
+            t.tag = THOUGHTS[(e.uid + 2 * i) % 5]
+            t.tools = tuple(ToolCall("search", str(j), 0.1) for j in range((e.uid + i) % 3 if e.uid % 9 else 0))
+            void, invalid = e.uid % 4 == 2 and i == 1, (e.uid + i) % 5 == 3
+            t.flags = frozenset([*(["void"] if void else []), *(["invalid"] if invalid else [])])
 
 
 def _in_two(seed: int, episodes: Seq[Episode]) -> None:
@@ -149,7 +171,17 @@ def _episode(
     e = Episode(1000 + number, f"t-{group}", group, sequences, turns, parts, status, use, author, text="x", step=0)
     e.replayed, e.index = replayed, GROUPS.index(group)
     e.domain = f"desk/{1 + e.index % 2}"
+    e.ask = Ask(Task(e.task, f"{e.index}+{e.index}=", str(2 * e.index), 1 + e.index % 2, "desk"), 4, group)
     return e
+
+
+class Letters:
+    """The tokenizer of the small world: a letter is a token, and several letters share one."""
+
+    eos = 1
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array([2 + ord(letter) % (VOCAB - 2) for letter in text], np.int64)
 
 
 def _sequence(rng: np.random.Generator, number: int, source: Any, prompt: int) -> Sequence:
@@ -266,6 +298,7 @@ class World:
         self.walk.read_episodes = self.read_now
         self.store: list[Episode] = []
         ctx = Context(step=1, steps=10, seed=seed, memory=Memory(), samples=4, sampling=Sampling(max_tokens=8))
+        ctx.tokenizer = Letters()
         self.ctx = self.walk.opened(ctx)
         self.ctx.fresh = lambda n: []
         self.learner.begin(self.ctx)
@@ -294,7 +327,7 @@ class World:
 
     def scored(self, episodes: Seq[Episode]) -> list[Episode]:
         """Copies of the episodes, with notes and with all rewards of single episodes."""
-        mine = [replace(e, reward=dict(e.reward)) for e in with_notes(self.method, episodes)]
+        mine = [_rewritable(e) for e in with_notes(self.method, episodes)]
         return at_once(self.walk.rewarded(self.ctx, mine))
 
     def selected(self, episodes: Seq[Episode]) -> list[Episode]:
