@@ -72,7 +72,7 @@ class FailedGames(PlayerCentred):
 
 @dataclass(frozen=True)
 class RunsOn(ActionGae):
-    """POAD whose backup goes on into the next episode of the batch, as one over a flat buffer without its masks does."""
+    """POAD whose backup goes on into the next episode of the batch, as over a flat buffer without its masks."""
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         mine = batch.time_order("N", where=batch.sampled_N)
