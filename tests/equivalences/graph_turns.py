@@ -11,11 +11,13 @@ from gruppo.data import Batch, Episode
 from gruppo.methods import method
 from gruppo.methods.gigpo import AnchorGroups
 from gruppo.methods.hgpo import NestedAnchors
+from gruppo.methods.poad import ActionGae
 from gruppo.stages import Context, Occupant
+from gruppo.stages.credit import Gae
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.penalties import ReferenceKL
 
-GIGPO, HGPO, SALT, DRMAS, MARS = (method(n) for n in ("gigpo", "hgpo", "salt", "drmas", "mars"))
+GIGPO, HGPO, SALT, DRMAS, MARS, POAD = (method(n) for n in ("gigpo", "hgpo", "salt", "drmas", "mars", "poad"))
 Parts = dict[object, list[int]]
 
 
@@ -268,5 +270,19 @@ GRAPH: list[Equivalence] = [
         MARS.but(name="mars by loops", credit=PlayersByLoops()),
         "Every player has its own returns and its own mean.",
         episodes=two_agents,
+    ),
+    Equivalence(
+        "poad_without_a_discount_is_ppo",
+        POAD.but(name="poad, γ = 1", credit=ActionGae(gamma=1.0)),
+        POAD.but(name="ppo, γ = 1", credit=Gae(gamma=1.0, lam=0.95)),
+        "POAD (arXiv:2405.15821) and PPO over tokens differ by a discount inside actions.",
+        roles=("policy", "critic"),
+    ),
+    Equivalence(
+        "poad_with_one_discount_is_ppo_over_tokens",
+        POAD.but(name="poad, γ also inside", credit=ActionGae(gamma=0.8, gamma_inside=0.8)),
+        POAD.but(name="ppo, γ = .8", credit=Gae(gamma=0.8, lam=0.95)),
+        "NTPO: the same discount after every token.",
+        roles=("policy", "critic"),
     ),
 ]

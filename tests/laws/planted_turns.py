@@ -11,9 +11,11 @@ from gruppo.methods.drmas import AgentNormalised
 from gruppo.methods.gigpo import AnchorGroups
 from gruppo.methods.hgpo import NestedAnchors
 from gruppo.methods.mars import PlayerCentred
+from gruppo.methods.poad import ActionGae
 from gruppo.methods.salt import MergedSteps
 from gruppo.pieces import advantage
 from gruppo.stages import Context, Method, Occupant
+from gruppo.stages.credit import token_reward, whitened_gae
 from gruppo.stages.turns import anchor_K, judged_K, seat_advantage, seat_return, turn_return
 
 
@@ -68,6 +70,18 @@ class FailedGames(PlayerCentred):
         return {"adv_N": batch.spread(torch.where(judged_K(batch), adv_K, torch.zeros_like(adv_K)), "K", "N")}
 
 
+@dataclass(frozen=True)
+class RunsOn(ActionGae):
+    """POAD whose backup goes on into the next episode of the batch, as over a flat buffer without its masks."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        mine = batch.time_order("N", where=batch.sampled_N)
+        value, gamma = batch.value_critic_N[mine], self.discounts(batch)[mine]
+        adv, ret = advantage.gae(token_reward(batch, mine, 0.0), value, torch.zeros_like(mine), gamma, self.lam)
+        known = (batch.judged_E | batch.open_E)[batch.episode_N[mine]]
+        return whitened_gae(batch, mine, adv, ret, known, known)
+
+
 def spoiled(name: str, **rooms: Occupant) -> Method:
     return method(name).but(name="spoiled", **rooms)
 
@@ -78,4 +92,5 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "salt, failures among edges": ("failures", spoiled("salt", credit=FailedEdges())),
     "drmas, failures in the statistics": ("failures", spoiled("drmas", credit=FailedTurns())),
     "mars, failed games in the mean": ("failures", spoiled("mars", credit=FailedGames())),
+    "poad, into the next episode": ("order", spoiled("poad", credit=RunsOn())),
 }

@@ -55,6 +55,8 @@ TERMS: dict[str, list[Row]] = {
     "loop": [policy("episode_sum"), CLIPPED],
     "opo": [policy("episode_sum")],
     "orpo": [("likelihood", "N", "token", 1.0, True), ("preference", "P", "token", 0.1, False), *PAIRS],
+    "poad": [policy("token"), CLIPPED, ("entropy_bonus", "N", "token", 0.01, True)],
+    "poad critic": [VALUE],
     "ppo": [policy("token"), CLIPPED],
     "ppo critic": [VALUE],
     "reinforce": [policy("episode_sum")],

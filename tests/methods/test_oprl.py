@@ -9,6 +9,7 @@ from hand import answer, batch_of, column, mean, objective
 from looking_back import HINTED
 from six_answers import clip_term, close
 from small_batches import term_of
+from turn_by_turn import Step, packed, played
 
 from gruppo.data import Episode, Source, Status, Use, in_steps
 from gruppo.methods import method
@@ -135,6 +136,33 @@ def test_oprl_edges() -> None:
     pairs = m.credit(Context(), batch_of(apart, logp_old_N=OLD[:3], logp_prm_N=prm[:3]))
     assert pairs["win_P"].tolist() == [0] and pairs["lose_P"].tolist() == [1]  # a baseline is compared, not learned
     close(pairs["adv_N"].tolist()[0] - others([BETA * p for p in PAID[:3]])[0], 1.0)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_oprl_on_turns(apart: bool) -> None:
+    """Turns of an environment, with observations between them or a context each, are steps as they are: nothing is to
+    be split, what is paid and learned is what it was for answers in steps, also if the task pays on the last turn."""
+    wrote = [[Step(tokens=n) for n in lengths] for lengths in STEPS]
+    for steps, r in zip(wrote, [1.0, 0.0, 0.0], strict=True):
+        steps[-1] = steps[-1]._replace(reward=r)
+    episodes = [played(i, steps, apart=apart) for i, steps in enumerate(wrote)]
+    prm = [old + paid for old, paid in zip(OLD, PAID, strict=True)]
+    turns, steps = packed(episodes, logp_old_N=OLD, logp_prm_N=prm), oprl_batch()
+    assert turns.size("S") == (5 if apart else 3) and turns.size("K") == steps.size("K") == 5
+    m = method("oprl")
+    left, right = (m.credit(Context(), batch) for batch in (turns, steps))
+    assert left.keys() == right.keys() and all(left[k].tolist() == right[k].tolist() for k in left)
+    for role in ("policy", "prm"):
+        (value, slope), (same, alike) = (objective(m, batch, role, logp_N=LOGP) for batch in (turns, steps))
+        close(value, same)
+        close(slope["logp_N"], alike["logp_N"])
+
+
+def test_oprl_of_a_turn_without_tokens() -> None:
+    """It is no step: nothing was sampled that φ could pay for, and it is in no mean."""
+    quiet = [played(0, [Step(tokens=1), Step(tokens=0)], 1.0), played(1, [Step(tokens=1)], 0.0)]
+    batch = packed(quiet, logp_old_N=[-1.0, -1.0], logp_prm_N=[-0.5, -1.25])
+    close(method("oprl").credit(Context(), batch)["adv_N"].tolist(), [1.0 + 0.05 * 0.75, -1.0 - 0.05 * 0.75])
 
 
 def test_oprl_of_a_hint() -> None:

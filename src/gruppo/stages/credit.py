@@ -137,10 +137,11 @@ class Gae(Occupant):
 
 
 def two_gaes(
-    batch: Batch, gamma: float, lam: float | Tensor, lam_value: float, kl_coef: float = 0.0
+    batch: Batch, gamma: float | Tensor, lam: float | Tensor, lam_value: float, kl_coef: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Advantages with `lam` (a number, or one per episode), and the critic's targets with `lam_value`.
 
+    `gamma`: a number, or one for each decision, the discount of what comes after it.
     Returns (rows, advantage, target, known) for the policy's decisions in the order of time; given tokens are not
     steps. `known`: the episode is judged or open. An open episode bootstraps from its last value.
     """
@@ -148,6 +149,7 @@ def two_gaes(
     episode, value = batch.episode_N.index_select(0, mine), batch.value_critic_N.index_select(0, mine)
     open_E = batch.open_E
     tail = value * open_E.to(value.dtype).index_select(0, episode) if bool(open_E.any()) else None
+    gamma = gamma.index_select(0, mine) if isinstance(gamma, Tensor) else gamma
     error = advantage.errors(token_reward(batch, mine, kl_coef), value, episode, gamma, tail)
     lam_N = lam.index_select(0, episode) if isinstance(lam, Tensor) else lam
     adv = segment.scan(error, gamma * lam_N, episode)
