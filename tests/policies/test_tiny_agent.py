@@ -174,9 +174,18 @@ def test_more_wins_mean_less_care(script, monkeypatch):
 
     monkeypatch.setattr(script, "play", play)
     adjust(None)
-    assert corpus.care["lake"] < script.MIX["lake"][1] and corpus.care["shop"] > script.MIX["shop"][1]
-    assert all(script.LEAST <= care <= script.MIX[name][2] for name, care in corpus.care.items())
+    assert script.LEAST <= corpus.care["lake"] < script.CARE < corpus.care["shop"] <= script.MOST
     assert [s for s in range(100) if adjust.due(s)] == list(range(40, 100, 5))
+
+
+def test_a_mix_sets_care_and_weight(script):
+    mix = script.mix_of(["lake=0.1", "shop=0.5:9"])
+    corpus = script.Corpus(0, mix)
+    assert (corpus.care["lake"], corpus.care["shop"], corpus.care["guess"]) == (0.1, 0.5, script.CARE)
+    weight = dict(zip([*script.WORLDS, *script.GAMES], corpus.weight, strict=True))
+    assert (weight["lake"], weight["shop"], weight["kuhn"]) == (script.WEIGHT, 9.0, 1.0)
+    with pytest.raises(ValueError, match="'lakes' is no world with one seat"):
+        script.mix_of(["lakes=0.1"])
 
 
 def test_the_page_is_that_of_the_recipe(script):
