@@ -196,13 +196,18 @@ def page(recipe: dict[str, Any]) -> str:
             f"| `{name}`{against} | {level} | {r['success']:.2f} | {r['random']:.2f} | {r['turns']:.1f} | "
             f"{r['invalid']:.2f} | {full} |"
         )
-    outside = [n for n in WORLDS if not 0.1 <= table[f"{n} 1"]["success"] <= 0.2]
+    level_1 = {n: table[f"{n} 1"] for n in WORLDS}
+    outside = [
+        f"{n} ({r['success']:.3f}, random {r['random']:.3f})"
+        for n, r in level_1.items()
+        if not 0.1 <= r["success"] <= 0.2
+    ]
     told = {
         "rows": "\n".join(rows),
         "commands": "\n".join(commands(recipe["stages"])),
         "seconds": " and ".join(f"{stage['seconds']:.0f}" for stage in recipe["stages"]),
         "care": ", ".join(f"{n} {c:.2f}" for n, c in recipe["care"].items()),
-        "held": "" if not outside else f", {', '.join(outside)} aside",
+        "held": "and so it does" + (f", except in {', '.join(outside)}" if outside else ""),
     }
     return PAGE.format(**told, count=recipe["episodes_a_cell"], size=recipe["parameters"])
 
@@ -227,15 +232,17 @@ PAGE = """# The built-in agent
 observation of a built-in world has at most 12 tokens, an action at most 5.
 
 It knows how to act, and wins seldom: that is what it is for. At level 1 it is meant to win .10 to .20 of the held-out
-tasks in every world with one seat, and so it does{held}. It was made from scripted players that follow the winning path
-with a probability that is drawn for each episode, and else take any action that is allowed:
+tasks in every world with one seat, {held}.
+
+It was made from scripted players that follow the winning path with a probability that is drawn for each episode, and
+else take any action that is allowed:
 
 ```sh
 {commands}
 ```
 
-That took {seconds} s on one core of a busy machine. Held-out tasks were never seen. The mean care of the players at the
-end, by world: {care}.
+That took {seconds} s on one core of a busy machine. All tasks were of the train splits. The mean care of the players at
+the end, by world: {care}.
 
 ## Success
 
