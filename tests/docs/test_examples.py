@@ -13,7 +13,9 @@ from gruppo.train.metrics import known
 SMALL = ("model=tiny-random", "steps=2", "prompts=2", "samples=4", "eval.prompts=4", "save.tensorboard=no")
 
 
-@pytest.mark.parametrize("page", ["index.md", "tour.md", "evaluation.md", "engine.md", "environments.md"])
+@pytest.mark.parametrize(
+    "page", ["index.md", "tour.md", "evaluation.md", "engine.md", "environments.md", "agent-policy.md"]
+)
 def test_page_runs(page: str) -> None:
     assert len(blocks(page)) > 0
     run(page)

@@ -12,24 +12,25 @@ import torch
 from gruppo.policies.adapter import base_of, is_adapter, load_adapter
 from gruppo.policies.described import ends_of, read_config
 from gruppo.policies.files import first_line
-from gruppo.policies.folder import TinyConfig, unfit
+from gruppo.policies.folder import unfit
 from gruppo.policies.lora import Lora, add_lora
-from gruppo.policies.shape import ARCHITECTURES
+from gruppo.policies.shape import ARCHITECTURES, read_shape
 from gruppo.policies.smollm2 import NAME as SMOLLM2
 from gruppo.policies.smollm2 import smollm2_folder
 from gruppo.policies.tiny import TinyTransformer
 from gruppo.policies.tokenizer import CharTokenizer
+from gruppo.policies.words import WordTokenizer
 
 WEIGHTS = Path(__file__).parent / "weights"
-RANDOM = "tiny-random"
+RANDOM = {"tiny-random": "tiny", "tiny-agent-random": "tiny-agent"}  # untrained, and the weights with the same shape
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 TOKENIZER_FILES += ("spiece.model",)
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "spiece.model", "*.txt"]
 
 
 def names() -> list[str]:
-    """Names that need no folder: the weights in the package, a random model, and SmolLM2."""
-    return [*sorted(p.parent.name for p in WEIGHTS.glob("*/config.json")), RANDOM, SMOLLM2]
+    """Names that need no folder: the weights in the package, their shapes with random weights, and SmolLM2."""
+    return [*sorted(p.parent.name for p in WEIGHTS.glob("*/config.json")), *RANDOM, SMOLLM2]
 
 
 def load_policy(
@@ -40,7 +41,7 @@ def load_policy(
     lora: Lora | None = None,
     checkpointing: bool = False,
 ) -> Any:
-    """A policy by name or from a Hugging Face folder. `seed` initialises `tiny-random` and a new adapter."""
+    """A policy by name or from a Hugging Face folder. `seed` initialises a random policy and a new adapter."""
     if lora is not None and not lora.rank and lora != Lora():
         raise ValueError(
             "model.lora.alpha or model.lora.targets is set, but model.lora.rank is 0: without an adapter all weights "
@@ -54,8 +55,9 @@ def load_policy(
 
 
 def _load(name: str | Path, dtype: torch.dtype, device: torch.device | str, seed: int, checkpointing: bool) -> Any:
-    if str(name) == RANDOM:
-        policy = TinyTransformer(TinyConfig(vocab=CharTokenizer.vocab), seed).to(device=device, dtype=dtype)
+    if str(name) in RANDOM:
+        config = read_shape(read_config(WEIGHTS / RANDOM[str(name)]))
+        policy = TinyTransformer(config, seed).to(device=device, dtype=dtype)
         policy.checkpointing = checkpointing
         return policy
     folder = folder_of(name)
@@ -95,15 +97,14 @@ def _from_folder(
 
 def load_tokenizer(name: str | Path) -> Any:
     """The tokenizer of a policy."""
-    if str(name) == RANDOM:
-        return CharTokenizer()
-    folder = folder_of(name)
+    folder = folder_of(RANDOM.get(str(name), name))
     if is_adapter(folder):
         folder = folder_of(base_of(folder))
     read_config(folder)  # transformers reads it for the tokenizer, too, and would blame that
     ends_of(folder)
-    if CharTokenizer.fits(folder):
-        return CharTokenizer.load(folder)
+    for own in (CharTokenizer, WordTokenizer):
+        if own.fits(folder):
+            return own.load(folder)
     if not any((folder / f).is_file() for f in TOKENIZER_FILES):
         raise ValueError(
             f"model {str(name)!r}: {folder} has no tokenizer.json, so text cannot be encoded. Copy the tokenizer "

@@ -36,6 +36,7 @@ from gruppo.policies.scores import Head
 from gruppo.policies.shape import TinyConfig
 from gruppo.policies.tokenizer import CharTokenizer
 from gruppo.policies.varlen import Varlen, varlen_of
+from gruppo.policies.words import WordTokenizer
 
 
 class Rotary(NamedTuple):
@@ -261,7 +262,10 @@ class TinyTransformer(Transformer):
     # folders
 
     def save(
-        self, folder: str | Path, tokenizer: CharTokenizer | None = None, dtype: torch.dtype | None = None
+        self,
+        folder: str | Path,
+        tokenizer: CharTokenizer | WordTokenizer | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Write a folder that transformers loads with the same logits, with any adapter merged into the weights.
 

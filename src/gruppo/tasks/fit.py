@@ -4,6 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 from gruppo.policies.tokenizer import CharTokenizer
+from gruppo.policies.words import WordTokenizer
 from gruppo.tasks.base import Task, TaskSet
 
 LONGEST = 8  # prompts whose length is checked
@@ -42,7 +43,7 @@ def most_tokens(tasks: TaskSet, tokenizer: Any, context: int) -> int:
 
     The longest prompt must leave room for them. Of generated tasks only a few are read, so twice as much is left.
     """
-    if not tasks.text_tokens or isinstance(tokenizer, CharTokenizer):
+    if not tasks.text_tokens or isinstance(tokenizer, CharTokenizer | WordTokenizer):
         return tasks.max_tokens
     listed = isinstance(tasks.train, list | tuple)
     rows = (
