@@ -20,6 +20,8 @@ from sides import (
     Equivalence,
     Normalised,
     even,
+    paid,
+    right,
     whole_terms,
     whole_value,
 )
@@ -340,7 +342,8 @@ GRAPH: list[Equivalence] = [
             objective=UFO.objective,
             penalties=UFO.penalties,
         ),
-        "UFO: the groups whose returns vary most, chosen one after the other.",
+        "UFO: the groups whose returns vary most, chosen one after the other, where no two vary alike.",
+        episodes=paid(lambda e: {"task": right(e) * (1 + e.index / 7)}),
         roles=("policy", "critic"),
     ),
 ]
