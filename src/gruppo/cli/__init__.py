@@ -63,9 +63,7 @@ def parser() -> argparse.ArgumentParser:
     methods.add_argument("names", nargs="*", help="methods by name or file: ./mine.py:MINE")
     _json(methods)
     _env(sub.add_parser("env", help="environments: gruppo env list | check NAME | play NAME"))
-    _serve(
-        sub.add_parser("serve-agent", help="a policy for programs, as OpenAI serves its own: gruppo serve-agent runs/x")
-    )
+    _serve(sub.add_parser("serve-agent", help="a policy for your programs: gruppo serve-agent runs/x"))
     doctor = sub.add_parser("doctor", help="step zero: the checks before the first update")
     _settings(doctor)
     doctor.add_argument("--sandbox", action="store_true", help="instead: which isolation model-written code gets here")

@@ -24,9 +24,7 @@ LONGEST = 512  # tokens of an answer, if neither a setting nor the request says
 
 def serve_agent(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 1 << 16:
-        raise ValueError(
-            f"--port {args.port} is no port, so nothing is served. Use 1 to 65535, or 0: any that is free."
-        )
+        raise ValueError(f"--port {args.port} is no port. Use 1 to 65535, or 0: any that is free.")
     if args.key and not (args.key.isascii() and args.key.isprintable() and " " not in args.key):
         raise ValueError("--key has characters that no header can hold. Use letters and digits.")
     config = configured(args)

@@ -35,7 +35,7 @@ class TaskConfig(Checked):
     workers: int = setting(0, low=0, high=1024)  # processes that judge answers at once; 0: one per core, at most 8
     concurrency: int = setting(
         64, low=1
-    )  # answers that an `async def` reward judges at once, in each process; or agents
+    )  # answers that an `async def` reward judges at once in each process, or agents
     call_seconds: float = setting(0.0, low=0, high=1e6)  # time limit for a batched reward's call; 0: seconds per answer
     start_seconds: float = setting(60.0, above=0, high=1e6)  # time limit for loading the reward or the agent
 
