@@ -175,7 +175,7 @@ def test_a_context_that_is_full_is_refused_with_the_remedy_and_changes_nothing()
     talk = Talk(["one"], room=8)
     first = talk(user("abc"))
     assert talk.engine.asked[0].max_tokens == 4  # what is left
-    with pytest.raises(Refusal, match="the context of this policy has 8.*Shorten") as refused:
+    with pytest.raises(Refusal, match=r"the context of this policy has 8.*Shorten") as refused:
         talk(user("abc"), first, user("d"))
     assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
     assert len(talk.episode.turns) == 1
