@@ -1,4 +1,4 @@
-"""The command line: gruppo train | eval | runs | episodes | compare | claims | lab | methods | env | doctor | push."""
+"""The command line: gruppo train | eval | runs | compare | methods | env | serve-agent | …: see `parser`."""
 
 import argparse
 import re
@@ -22,6 +22,7 @@ ELSEWHERE = {  # commands that are not in gruppo.cli.commands
     "lab": "gruppo.lab.exact.command",
     "push": "gruppo.cli.push",
     "env": "gruppo.cli.env",
+    "serve-agent": "gruppo.cli.serve",
 }
 
 
@@ -30,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
         prog="gruppo", description="Policy optimisation for language models, one page per method."
     )
     top.add_argument("--version", action="version", version=f"gruppo {__version__}")
-    commands = "train | eval | runs | episodes | compare | claims | lab | methods | env | doctor | push"
+    commands = "train | eval | runs | episodes | compare | claims | lab | methods | env | serve-agent | doctor | push"
     sub = top.add_subparsers(dest="command", required=True, metavar=commands)
     train = sub.add_parser("train", help="train a policy: gruppo train method=dapo task=countdown steps=60")
     _settings(train)
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     methods.add_argument("names", nargs="*", help="methods by name or file: ./mine.py:MINE")
     _json(methods)
     _env(sub.add_parser("env", help="environments: gruppo env list | check NAME | play NAME"))
+    _serve(sub.add_parser("serve-agent", help="a policy for your programs: gruppo serve-agent runs/x"))
     doctor = sub.add_parser("doctor", help="step zero: the checks before the first update")
     _settings(doctor)
     doctor.add_argument("--sandbox", action="store_true", help="instead: which isolation model-written code gets here")
@@ -123,6 +125,14 @@ def _env(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=int, default=0, metavar="N", help="play: the luck of scripted players")
     command.add_argument("--seconds", type=float, metavar="S", help="check: time for one law (default 30)")
     _json(command)
+
+
+def _serve(command: argparse.ArgumentParser) -> None:
+    command.add_argument("policy", nargs="?", default="", help="a run, a folder, or the name of a built-in policy")
+    command.add_argument("--port", type=int, default=8000, metavar="N", help="on 127.0.0.1 (default 8000; 0: any)")
+    command.add_argument("--name", default="policy", metavar="NAME", help="what programs call the model (policy)")
+    command.add_argument("--key", default="", metavar="KEY", help="an API key that programs must send (default: any)")
+    _settings(command)
 
 
 def _compare(command: argparse.ArgumentParser) -> None:
@@ -213,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = arguments(sys.argv[1:] if argv is None else list(argv))
         module = import_module(ELSEWHERE.get(args.command, "gruppo.cli.commands"))  # torch is not loaded before
-        return getattr(module, args.command)(args)
+        return getattr(module, args.command.replace("-", "_"))(args)
     except ValueError as error:
         print(f"gruppo: {error}", file=sys.stderr)
         return 2

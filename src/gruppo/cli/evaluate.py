@@ -16,6 +16,7 @@ from gruppo.lab.compare.statistics import Pair, pairwise
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Sampling
 from gruppo.stages.converse import play_of
+from gruppo.stages.play import close_play
 from gruppo.stages.record import from_table, to_table
 from gruppo.tasks.fit import most_tokens
 from gruppo.tasks.judge import judge_of
@@ -178,8 +179,12 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
         for name, (policy, tokenizer) in loaded.items():
             engine = engine_of(config.engine, {"policy": policy}, tokenizer, _to_stderr)
             longest = sampling.max_tokens or most_tokens(tasks, tokenizer, policy.context)
-            how, e, play = replace(sampling, max_tokens=longest), config.eval, play_of(tasks, config.task, tokenizer)
-            out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k, play))
+            how, e = replace(sampling, max_tokens=longest), config.eval
+            play = play_of(tasks, config.task, tokenizer, _to_stderr)
+            try:
+                out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k, play))
+            finally:
+                close_play(play)
     finally:
         judge.close()
     return out

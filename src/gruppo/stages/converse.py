@@ -7,14 +7,15 @@ new. In lockstep the same bits come out however long an environment takes.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from gruppo.data import Episode, Growing, Note, Status, key_hash
+from gruppo.data import Episode, Status, key_hash
 from gruppo.envs.base import Seen, seats_of
 from gruppo.envs.format import Format, Line, Said, format_of
 from gruppo.envs.guard import TIMEOUT, Guarded
@@ -22,7 +23,7 @@ from gruppo.envs.hosted import Hosted
 from gruppo.envs.registry import make_env
 from gruppo.envs.wrappers import Retry, TurnLimit, Window, cut
 from gruppo.stages.context import Ask, Context
-from gruppo.stages.play import Fork, Play, Start, asked_of, one_answer, prompt_source, request_after
+from gruppo.stages.play import Fork, Play, Start, grown_of, one_answer, prompt_source, request_after
 from gruppo.tasks import TaskConfig
 
 GOAL = "goal"  # in the meta of a task: its prompt without the first observation
@@ -98,9 +99,9 @@ class Converse:
         return Borrowed(self, ask_of(start))
 
 
-def play_of(tasks: Any, config: TaskConfig, tokenizer: Any) -> Play:
+def play_of(tasks: Any, config: TaskConfig, tokenizer: Any, say: Callable[[str], None] = print) -> Play:
     """How the episodes of a task set are played. Models with a chat template are told the rules of a world."""
-    if tasks.env:
+    if tasks.env and not config.agent:
         return Converse(format_of(config.format), config.window, getattr(tokenizer, "has_template", False))
     for name in ("format", "window"):
         if (value := getattr(config, name)) != getattr(TaskConfig, name):
@@ -108,7 +109,7 @@ def play_of(tasks: Any, config: TaskConfig, tokenizer: Any) -> Play:
                 f"task.{name}={value}: task={config.name} is not played in an environment, so it would have no effect. "
                 "Leave it out."
             )
-    return one_answer
+    return import_module("gruppo.serve.player").agents_of(config, say) if config.agent else one_answer
 
 
 @dataclass
@@ -170,18 +171,7 @@ class Dialogue:
         return self._ended(seen)
 
     def _open(self, start: Start) -> None:
-        prompt, ask = start.prompt, self.ask
-        self.grown = Growing(
-            start.uid,
-            ask.task.uid,
-            prompt.group,
-            notes={k: Note(np.array([v], np.float32)) for k, v in ask.notes.items()},
-            step=self.ctx.step,
-            ask=ask,
-            asked=asked_of(ask),
-            index=ask.index,
-            domain=ask.task.domain,
-        )
+        prompt, self.grown = start.prompt, grown_of(self.ctx, start)
         source = prompt_source(prompt) if prompt.given else None
         self.grown.begin(prompt.ids, source=source, train_as=prompt.train_as)
         self.begun = prompt.begun

@@ -126,6 +126,12 @@ def shown(play: Play, task: Any) -> Any:
     return play.shown(task) if hasattr(play, "shown") else task  # type: ignore[attr-defined]
 
 
+def close_play(play: Play) -> None:
+    """Ends the processes of a play, if it has any."""
+    if hasattr(play, "close"):
+        play.close()  # type: ignore[attr-defined]
+
+
 def ending(completion: Completion) -> Status:
     return Status.OK if completion.reason == "stop" else Status.TRUNCATED
 
@@ -161,6 +167,22 @@ def episode_uid(ctx: Context, prompt: Prompt, number: int, sample: int) -> int:
     uid = key_hash(ctx.seed, ctx.step, "episode", ctx.round, prompt.group, ask.key, how, number, sample)
     assert isinstance(uid, int)
     return uid
+
+
+def grown_of(ctx: Context, start: Start) -> Growing:
+    """The episode of a start, with nothing in it: for plays of several turns."""
+    ask = start.prompt.ask
+    return Growing(
+        start.uid,
+        ask.task.uid,
+        start.prompt.group,
+        notes={k: Note(np.array([v], np.float32)) for k, v in ask.notes.items()},
+        step=ctx.step,
+        ask=ask,
+        asked=asked_of(ask),
+        index=ask.index,
+        domain=ask.task.domain,
+    )
 
 
 def episode_of(

@@ -22,6 +22,7 @@ def task_set(
 ) -> TaskSet:
     """The set of one table that is split, or of two. `tokens` per answer; 0: enough for the longest answer."""
     needs_answer = SCORERS[settings.reward][1] if settings.reward in SCORERS else not settings.reward
+    needs_answer = needs_answer and not settings.agent
     reader = Reader(train, settings, needs_answer)
     if needs_answer and not reader.may_answer:
         raise ValueError(
@@ -52,6 +53,7 @@ def task_set(
     words = 0 if tokens else text_tokens(longest)
     tokens = tokens or answer_tokens(longest + 1 if longest else 0)
     shown = next((n for n, (path, _) in SCORERS.items() if path == str(scorer)), str(scorer))
+    shown = "task.agent" if settings.agent else shown
     notes.append(
         f"{name}: {len(chosen)} tasks to train on, {len(held)} held out, judged by {shown} (task.held_out, task.reward)"
     )

@@ -19,6 +19,28 @@ OTHER_DATA = (".csv", ".tsv", ".json", ".parquet", ".arrow")
 
 def load(settings: TaskConfig, held_out_size: int = 1_000) -> TaskSet:
     """The task set that the settings describe. A ValueError says what is wrong with them."""
+    return _played(_loaded(settings, held_out_size), settings)
+
+
+def _played(made: TaskSet, settings: TaskConfig) -> TaskSet:
+    """With an agent: its program plays and pays, so there is no scorer."""
+    if not settings.agent:
+        return made
+    if made.env:
+        raise ValueError(
+            f"task={settings.name} is played in its environment, so task.agent would have no effect. Leave one of them "
+            "out; an agent can hold an environment of its own (gruppo.envs.make_env)."
+        )
+    for name in ("reward", "args"):
+        if getattr(settings, name):
+            raise ValueError(
+                f"task.{name} would have no effect: with task.agent the program returns the reward. Leave it out, and "
+                "score in the agent."
+            )
+    return replace(made, scorer="", env="agent")
+
+
+def _loaded(settings: TaskConfig, held_out_size: int) -> TaskSet:
     if settings.train_size < 0:
         raise ValueError(f"train_size={settings.train_size}: the split would be empty. Use at least 1, or 0 for all.")
     name = settings.name

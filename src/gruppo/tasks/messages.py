@@ -64,10 +64,10 @@ class Said:
 
 
 def _turns(value: Any, field: str) -> list[Turn]:
-    return [_turn(m, f"message {i} of the field {field!r}") for i, m in enumerate(value, 1)]
+    return [turn_of(m, f"message {i} of the field {field!r}") for i, m in enumerate(value, 1)]
 
 
-def _turn(message: Any, where: str) -> Turn:
+def turn_of(message: Any, where: str) -> Turn:
     if not isinstance(message, Mapping):
         raise ValueError(f"one of its messages is {type(message).__name__} and not {{role, content}}")
     role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))

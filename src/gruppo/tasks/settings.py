@@ -28,13 +28,16 @@ class TaskConfig(Checked):
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # for a gym task, or for your make
     format: str = "line"  # how an action is read in an environment: line, tags, rlvmr, json, tags:THOUGHT,...:ACTION
     window: int = setting(-1, low=-1)  # turns before the present one that are seen in an environment; -1: all
+    agent: str = ""  # your program, which plays the episodes: ./mine.py:agent or a command line (docs/serve.md)
     reward: str = ""  # exact, math, reward_model, llm_judge, ... or ./file.py:function; empty: the task's own
     args: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # arguments of the reward
-    seconds: float = setting(5.0, above=0, high=1e6)  # time limit for judging one answer
+    seconds: float = setting(5.0, above=0, high=1e6)  # time limit for judging one answer, or for an agent
     workers: int = setting(0, low=0, high=1024)  # processes that judge answers at once; 0: one per core, at most 8
-    concurrency: int = setting(64, low=1)  # answers that an `async def` reward judges at once, in each process
+    concurrency: int = setting(
+        64, low=1
+    )  # answers that an `async def` reward judges at once in each process, or agents
     call_seconds: float = setting(0.0, low=0, high=1e6)  # time limit for a batched reward's call; 0: seconds per answer
-    start_seconds: float = setting(60.0, above=0, high=1e6)  # time limit for loading the reward
+    start_seconds: float = setting(60.0, above=0, high=1e6)  # time limit for loading the reward or the agent
 
 
 _PLAIN = TaskConfig()
@@ -51,7 +54,7 @@ def plain(value: Any) -> Any:
 def refuse_unused(settings: TaskConfig, used: tuple[str, ...]) -> None:
     """Refuses a setting that the task would silently ignore."""
     # format and window: stages.converse refuses them where there is no environment.
-    everywhere = ("name", "reward", "args", *JUDGING, "system", "template", "format", "window")
+    everywhere = ("name", "reward", "args", *JUDGING, "system", "template", "format", "window", "agent")
     for f in fields(TaskConfig):
         value = getattr(settings, f.name)
         if f.name not in (*everywhere, *used) and value != getattr(_PLAIN, f.name):

@@ -33,7 +33,7 @@ def depends(config: RunConfig) -> dict[str, str]:
 
 
 def _code(config: RunConfig) -> tuple[tuple[str, str], ...]:
-    return ("task.reward", config.task.reward), ("task", config.task.name)
+    return ("task.reward", config.task.reward), ("task", config.task.name), ("task.agent", config.task.agent)
 
 
 def _named(config: RunConfig) -> Iterator[tuple[str, Path | None]]:
@@ -44,6 +44,8 @@ def _named(config: RunConfig) -> Iterator[tuple[str, Path | None]]:
     for name, value in _leaves({"args": task.args, "options": task.options}, "task"):
         if name not in written:
             yield name, _file(value)
+    for word in task.agent.split():  # files of a command line
+        yield "task.agent", _file(word) if ":" not in word and Path(word).is_file() else None
     yield "model", _file(config.model.name)
     for role, cast in config.method.cast.items():
         yield f"method.cast.{role}", _file(cast.start)

@@ -14,7 +14,8 @@ from gruppo.engines.config import engine_of
 from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
 from gruppo.stages.check import check, compares, cut_off, refuse_weaker
-from gruppo.stages.converse import Converse, play_of
+from gruppo.stages.converse import play_of
+from gruppo.stages.play import close_play
 from gruppo.stages.requires import RecurringTasks
 from gruppo.stages.walk import Walk
 from gruppo.tasks import TaskSet
@@ -84,7 +85,7 @@ class Run:
             self.tasks.train,
             self.judge,
             self.packed,
-            play_of(self.tasks, config.task, self.tokenizer),
+            play_of(self.tasks, config.task, self.tokenizer, self.say),
             budget_tokens=config.budget_tokens,
             clock=self.clock,
         )
@@ -264,8 +265,7 @@ class Run:
 
     def close(self) -> None:
         self.judge.close()
-        if isinstance(self.walk.play, Converse):
-            self.walk.play.close()
+        close_play(self.walk.play)
 
 
 def place_of(config: RunConfig) -> tuple[torch.device, torch.dtype]:
