@@ -1,16 +1,18 @@
-"""Equivalences of the methods that go back to an episode, or branch off one: spear."""
+"""Equivalences of the methods that go back to an episode, or branch off one: spear, arpo_replay."""
 
 from dataclasses import replace
 
-from sides import Equivalence
+from sides import GRPO_PLAIN, Equivalence
 
 from gruppo.data import Episode
+from gruppo.lab.laws.fields import observe_twice
+from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.spear import NowAndThen
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.replay import Forget
 
-SPEAR, DR_GRPO = method("spear"), method("dr_grpo")
+SPEAR, DR_GRPO, ARPO = method("spear"), method("dr_grpo"), method("arpo_replay")
 BARE = {"reward": (), "select": (), "replay": Forget()}
 NONE = {"share": 0.0, "low": 1.0, "high": 5.0}
 LENGTH = "sequence_sum/max_tokens"
@@ -18,6 +20,17 @@ LENGTH = "sequence_sum/max_tokens"
 
 def fresh(episodes: list[Episode]) -> list[Episode]:
     return [replace(e, replayed=False) for e in episodes]
+
+
+def not_alone(episodes: list[Episode]) -> list[Episode]:
+    """A group of one may fail."""
+    return [e for e in episodes if e.group != "one"]
+
+
+def a_past(world: World) -> None:
+    """Two steps on other answers to the same tasks, of which some are remembered."""
+    observe_twice(world, random_episodes(world.seed + 1, groups=4))
+    assert world.method.replay == Forget() or world.ctx.replay
 
 
 GRAPH = [
@@ -31,5 +44,13 @@ GRAPH = [
         DR_GRPO.but(name="dr_grpo, clips of dapo", objective=ClippedSurrogate(0.2, 0.28, mean=LENGTH)),
         "Nothing is remembered, no token is left out, no turn is paid for.",
         episodes=fresh,
+    ),
+    Equivalence(
+        "arpo_replay_without_failures",
+        ARPO.but(name="arpo_replay, any format", reward=()),
+        GRPO_PLAIN.but(name="grpo, clips of arpo_replay", objective=ClippedSurrogate(0.2, 0.3, mean="token")),
+        "Every group has a success, so none is replaced, and the format is not paid for.",
+        episodes=not_alone,
+        before=a_past,
     ),
 ]

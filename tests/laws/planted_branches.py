@@ -1,12 +1,14 @@
 """Mistakes in the methods that go back to an episode, or branch off one; see `planted.py`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch
+from gruppo.data import Batch, Episode
 from gruppo.methods import method
+from gruppo.methods.arpo_replay import SuccessForFailure
 from gruppo.methods.spear import PAST, Recalibrated
 from gruppo.stages import Context, Method
 from gruppo.stages.credit import to_tokens
@@ -24,9 +26,18 @@ class ComparesTheRemembered(Recalibrated):
         return {"adv_N": torch.where(batch.spread(batch.replayed_E, "E", "N"), past, fresh)}
 
 
+@dataclass(frozen=True)
+class NeverMindsTheSpread(SuccessForFailure):
+    """A group of which most failed also gets a remembered success: its `spread_low` does nothing."""
+
+    def failed(self, group: Sequence[Episode]) -> bool:
+        return sum(e.score for e in group) / len(group) < self.mean_low
+
+
 SPOILED: dict[str, tuple[str, Method]] = {
     "spear takes every remembered episode for good": (
         "equal_rewards",
         method("spear").but(credit=ComparesTheRemembered(), objective=method("spear").objective),
     ),
+    "arpo_replay never minds the spread": ("fields_matter", method("arpo_replay").but(replay=NeverMindsTheSpread())),
 }
