@@ -1,4 +1,4 @@
-"""Equivalences of the methods that go back to an episode, or branch off one: spear, arpo_replay."""
+"""Equivalences of the methods that go back to an episode, or branch off one: spear, arpo_replay, arpo_agentic."""
 
 from dataclasses import replace
 
@@ -8,11 +8,13 @@ from gruppo.data import Episode
 from gruppo.lab.laws.fields import observe_twice
 from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
+from gruppo.methods.arpo_agentic import SharedTurns
 from gruppo.methods.spear import NowAndThen
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.replay import Forget
 
 SPEAR, DR_GRPO, ARPO = method("spear"), method("dr_grpo"), method("arpo_replay")
+AGENTIC = method("arpo_agentic")
 BARE = {"reward": (), "select": (), "replay": Forget()}
 NONE = {"share": 0.0, "low": 1.0, "high": 5.0}
 LENGTH = "sequence_sum/max_tokens"
@@ -52,5 +54,11 @@ GRAPH = [
         "Every group has a success, so none is replaced, and the format is not paid for.",
         episodes=not_alone,
         before=a_past,
+    ),
+    Equivalence(
+        "arpo_agentic_of_single_leaves",
+        AGENTIC.but(name="arpo_agentic, hard", credit=SharedTurns()),
+        GRPO_PLAIN.but(name="grpo, mean over tokens", objective=ClippedSurrogate(mean="token")),
+        "No turn is shared, so a token has the advantage of its own leaf.",
     ),
 ]

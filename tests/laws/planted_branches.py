@@ -8,8 +8,10 @@ from torch import Tensor
 
 from gruppo.data import Batch, Episode
 from gruppo.methods import method
+from gruppo.methods.arpo_agentic import SharedTurns
 from gruppo.methods.arpo_replay import SuccessForFailure
 from gruppo.methods.spear import PAST, Recalibrated
+from gruppo.pieces.advantage import z_score
 from gruppo.stages import Context, Method
 from gruppo.stages.credit import to_tokens
 
@@ -34,10 +36,19 @@ class NeverMindsTheSpread(SuccessForFailure):
         return sum(e.score for e in group) / len(group) < self.mean_low
 
 
+@dataclass(frozen=True)
+class ComparesFailedLeaves(SharedTurns):
+    """A leaf that failed is a leaf of reward 0."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        return to_tokens(batch, z_score(torch.nan_to_num(batch.reward_E), batch.level("E", "G"), eps=self.eps))
+
+
 SPOILED: dict[str, tuple[str, Method]] = {
     "spear takes every remembered episode for good": (
         "equal_rewards",
         method("spear").but(credit=ComparesTheRemembered(), objective=method("spear").objective),
     ),
+    "arpo_agentic compares failed leaves": ("failures", method("arpo_agentic").but(credit=ComparesFailedLeaves())),
     "arpo_replay never minds the spread": ("fields_matter", method("arpo_replay").but(replay=NeverMindsTheSpread())),
 }
