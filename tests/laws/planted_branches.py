@@ -11,6 +11,7 @@ from gruppo.methods import method
 from gruppo.methods.arpo_agentic import SharedTurns
 from gruppo.methods.arpo_replay import SuccessForFailure
 from gruppo.methods.spear import PAST, Recalibrated
+from gruppo.methods.spiral import RoleBaseline
 from gruppo.pieces.advantage import z_score
 from gruppo.stages import Context, Method
 from gruppo.stages.credit import to_tokens
@@ -44,11 +45,20 @@ class ComparesFailedLeaves(SharedTurns):
         return to_tokens(batch, z_score(torch.nan_to_num(batch.reward_E), batch.level("E", "G"), eps=self.eps))
 
 
+@dataclass(frozen=True)
+class InTheOrderOfTheBatch(RoleBaseline):
+    """Episodes follow each other as they lie in the batch, which is no order in time."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        return super().__call__(ctx, batch.with_columns(uid_E=torch.arange(batch.size("E"))))
+
+
 SPOILED: dict[str, tuple[str, Method]] = {
     "spear takes every remembered episode for good": (
         "equal_rewards",
         method("spear").but(credit=ComparesTheRemembered(), objective=method("spear").objective),
     ),
+    "spiral goes by the order of the batch": ("order", method("spiral").but(credit=InTheOrderOfTheBatch())),
     "arpo_agentic compares failed leaves": ("failures", method("arpo_agentic").but(credit=ComparesFailedLeaves())),
     "arpo_replay never minds the spread": ("fields_matter", method("arpo_replay").but(replay=NeverMindsTheSpread())),
 }

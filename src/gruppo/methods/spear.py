@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Source, Status, Use, centre
-from gruppo.data.episode import FLAGS
+from gruppo.data import Batch, Episode, Source, Use, centre
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces import surrogate
 from gruppo.pieces.advantage import z_score
@@ -34,6 +33,7 @@ from gruppo.stages.credit import COMPARES, to_tokens
 from gruppo.stages.objective import NOW, OLD
 from gruppo.stages.replay import Credited, Proximal
 from gruppo.stages.requires import InRoom
+from gruppo.stages.select import WholeTurns
 
 PAST = "group_baselines"  # in memory: mean and standard deviation of every group so far
 FEW = {"share": 2e-4, "low": 1.0, "high": 5.0}
@@ -51,17 +51,6 @@ class TurnBonus(Occupant):
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         turns = np.array([len(e.turns) if len(e.turns) > 1 else 0 for e in episodes])
         return {"turns": ctx.at(self.bonus_coef) * np.minimum(self.bonus_most, self.bonus_per_turn * turns)}
-
-
-@dataclass(frozen=True)
-class WholeTurns(Occupant):
-    """Turns that ran out of tokens stay in the statistics but are not learned from."""
-
-    def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
-        alone_E = batch.gather(torch.ones_like(batch.reward_K), "K", "E", "count") == 1  # its status is the turn's
-        cut_K = batch.spread(alone_E & (batch.status_E == Status.TRUNCATED), "E", "K")
-        whole_K = ~cut_K & (batch.flags_K & FLAGS["truncated"] == 0)
-        return batch.spread(whole_K, "K", "N"), torch.ones_like(batch.weight_N)
 
 
 @dataclass(frozen=True)
