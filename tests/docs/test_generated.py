@@ -45,8 +45,9 @@ def test_every_setting_of_a_page_can_be_set(m: Method) -> None:
     assert len(rows) == len(table.splitlines()) - 2
     for path, value in rows:
         text = literal_eval(value) if value.startswith("'") else value
-        if value != "{}":  # a table of values, of which each is set by its name
-            assert apply(plain, [f"{path}={text}"]).method == m, path
+        table = literal_eval(value) if value.startswith("{") else {"": text}  # each value is set by its name
+        for name, one in table.items():
+            assert apply(plain, [f"{path}{'.' if name else ''}{name}={one}"]).method == m, path
 
 
 @pytest.mark.parametrize("m", built_in().values(), ids=lambda m: m.name)

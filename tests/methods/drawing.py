@@ -98,6 +98,9 @@ def prompt_of(e: Episode) -> str:
 
 
 SMALL = ("model=tiny", "prompts=3", "samples=4", "steps=4", "save.tensorboard=no", "eval.every=0", "threads=1")
+# Of several turns, and of a policy that knows nothing.
+IN_A_WORLD = ("model=tiny-random", "task=guess", "task.options.turns=3", "prompts=2", "samples=3")
+IN_A_WORLD += ("sampling.max_tokens=12", "accept=dead_groups,mask")
 
 
 def steps_of(method: Method, *settings: str, first: int = 0, steps: int = 1) -> tuple[dict[str, Any], list[StepRecord]]:

@@ -43,7 +43,7 @@ from gruppo.train.run import Run
 
 TESTS = Path(__file__).parents[1]
 # Their fields show only after steps that were observed, or in rollouts that were sampled: a second or more.
-HEAVY = frozenset({"pipo", "poise", "spo_segment", "spo_single", "t_ppo"})
+HEAVY = frozenset({"arpo_replay", "pipo", "poise", "spear", "spo_segment", "spo_single", "t_ppo"})
 SLOW = pytest.mark.slow
 Test = Callable[..., None]
 

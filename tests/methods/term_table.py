@@ -3,6 +3,8 @@
 The keys are "NAME", or "NAME ROLE" for a role that is not the policy.
 """
 
+from math import cos, pi
+
 Row = tuple[str, str, str, float, bool]
 
 
@@ -74,6 +76,12 @@ TERMS: dict[str, list[Row]] = {
     "ufo critic": [VALUE],
     "vapo": [policy("token"), CLIPPED, ("imitation", "N", "token", 0.1, True)],
     "vapo critic": [VALUE],
+    "spear": [
+        ("policy", "N", "sequence_sum/8", 1.0, False),
+        ("self_imitation", "N", "sequence_sum/8", (1 - cos(0.01 * pi)) / 2, False),
+        CLIPPED,
+        ("singled_out", "N", "token", 0.0, False),
+    ],
     # a hinge, the means of a covariance and pairs reach over the whole step: no micro-batch can tell its part
     "drpo_decoupled": [("separate", "G", "drawn_group", 1.0, False), ("trust", "N", "token", 1.0, False)],
     "kl_cov": [("policy", "N", "token", 1.0, False), ("singled_out", "N", "token", 0.0, False)],

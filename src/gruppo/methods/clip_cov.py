@@ -18,7 +18,7 @@ from typing import Any
 from gruppo.data import Batch
 from gruppo.methods.dapo import DAPO
 from gruppo.pieces import surrogate
-from gruppo.pieces.covariance import lowest, singled_out, token_covariance
+from gruppo.pieces.covariance import left_out
 from gruppo.pieces.ratio import ratio
 from gruppo.pieces.stop import stop
 from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, setting
@@ -52,11 +52,9 @@ class ClipCovariance(Occupant):
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         adv_N, learn_N, r_N = batch.adv_N, batch.learn_N, ratio(stats.logp_N, batch.logp_old_N)
-        cov_N = token_covariance(adv_N, stop(stats.logp_N), learn_N)
         clip_N = surrogate.clip_fraction(stop(r_N), adv_N, self.clip_low, self.clip_high)
-        candidate_N = learn_N & (cov_N > self.cov_low) & (cov_N < self.cov_high) & (clip_N == 0)
-        noise_N = ctx.uniform("clip_cov", batch.uid_N)
-        out_N = lowest(noise_N, noise_N, candidate_N, singled_out(self.chosen_share, learn_N)).to(r_N.dtype)
+        luck_N, bounds = ctx.uniform("clip_cov", batch.uid_N), (self.chosen_share, self.cov_low, self.cov_high)
+        out_N = left_out(adv_N, stop(stats.logp_N), learn_N, clip_N == 0, luck_N, *bounds).to(r_N.dtype)
         value_N = (1.0 - out_N) * surrogate.clipped(r_N, adv_N, self.clip_low, self.clip_high)
         return {"policy": batch.weight_N * value_N, "clip_fraction": clip_N, "singled_out": out_N}
 

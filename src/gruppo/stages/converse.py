@@ -27,6 +27,8 @@ from gruppo.stages.play import Fork, Play, Start, grown_of, one_answer, prompt_s
 from gruppo.tasks import TaskConfig
 
 GOAL = "goal"  # in the meta of a task: its prompt without the first observation
+LIKELY = 10  # most probable ids that an entropy is about
+FIRST_ENTROPY = "first_entropy"  # a note of turns, if Ask.how["entropy_tokens"] asks for it
 
 
 @dataclass
@@ -144,6 +146,14 @@ def said_first(goal: str, seen: Seen) -> str:
     return seen.text if seen.fresh or not goal else f"{goal}\n{seen.text}".rstrip()
 
 
+def first_entropy(topk: Any, tokens: int, vocab: int) -> float:
+    """−Σ p log p over the reported ids of the first tokens, in units of log |V|; NaN if none were reported."""
+    if not tokens or topk is None:
+        return float("nan")
+    logp = topk[1][:tokens].astype(np.float64)
+    return float(-(np.exp(logp) * logp).sum() / np.log(vocab))
+
+
 class Dialogue:
     """One episode in its environment. Every agent of a game has a context of its own."""
 
@@ -155,6 +165,8 @@ class Dialogue:
         self.done_in: set[tuple[str, str]] = set()  # what was done in which state
         self.lines: list[str] = []  # for people
         self.begun = np.zeros(0, np.int64)  # of the first action, given by prompting
+        self.watched = int(self.ask.how.get("entropy_tokens", 0))  # first tokens of each action
+        self.entropy: list[float] = []
 
     async def played(self) -> Episode:
         seen = await self._env("reset", self.ask.task)
@@ -168,7 +180,10 @@ class Dialogue:
             seen = self._paid(seen, said, await self._env("step", said.action))
             if not seen.done and not self._observe(seen):
                 seen = cut(self.env, seen)
-        return self._ended(seen)
+        ended = self._ended(seen)
+        if self.watched:
+            ended.notes[FIRST_ENTROPY] = Note(np.array(self.entropy, np.float32), "K")
+        return ended
 
     def _open(self, start: Start) -> None:
         prompt, self.grown = start.prompt, grown_of(self.ctx, start)
@@ -179,6 +194,7 @@ class Dialogue:
     async def _replayed(self, start: Fork, seen: Seen) -> Seen:
         """The environment as it was before the action that the fork goes on with: its actions are played again."""
         self.grown = start.grown()
+        self.entropy = [float("nan")] * len(self.grown.turns)
         for i, turn in enumerate(self.grown.turns):
             self.context_of.setdefault(seen.agent, turn.sequence)
             said = self.player.format(turn.text)
@@ -212,7 +228,8 @@ class Dialogue:
         here = self.context_of[seen.agent]
         key = self.grown.uid if here == 0 else int(key_hash(self.grown.uid, "context", here))
         request = request_after(self.ctx, ids, key, replace(sampling, max_tokens=min(sampling.max_tokens, room)))
-        c = await self.ctx.engine.ask(request)
+        c = await self.ctx.engine.ask(replace(request, topk_logprobs=LIKELY) if self.watched else request)
+        self.entropy.append(first_entropy(c.topk, self.watched, self.ctx.tokenizer.vocab))
         self.grown.write(c.ids, c.logp, c.version, temperature=request.temperature, allowed=c.allowed)
         self.cut = c.reason == "length"
         begun, self.begun = self.begun, self.begun[:0]

@@ -13,7 +13,11 @@ Credited = Literal["stored", "now"]
 
 
 class Replay(Protocol):
-    """`get` recalls episodes at the start of a step, for every room in `ctx.replay`; `put` stores those of the step."""
+    """`get` recalls episodes at the start of a step, for every room in `ctx.replay`; `put` stores those of the step.
+
+    Recalled episodes join the batch in groups of their own. A replay that puts them into groups of this step, or in
+    place of other episodes, has `insert(ctx, kept)`, which returns what is learned from instead of `kept`.
+    """
 
     joins: bool  # whether recalled episodes join the batch, to be learned from
     proximal: Proximal  # log π_old of a replayed row: as stored, or of this step

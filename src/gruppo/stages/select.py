@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Status, Use
+from gruppo.data.episode import FLAGS
 from gruppo.pieces.ratio import product_ratio, ratio, sequence_ratio
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.occupant import Occupant, setting
@@ -91,6 +92,17 @@ class MaskTruncated(Occupant):
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         complete_E = batch.status_E != Status.TRUNCATED
         return batch.spread(complete_E, "E", "N"), torch.ones_like(batch.weight_N)
+
+
+@dataclass(frozen=True)
+class WholeTurns(Occupant):
+    """Turns that ran out of tokens stay in the statistics but are not learned from."""
+
+    def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
+        alone_E = batch.gather(torch.ones_like(batch.reward_K), "K", "E", "count") == 1  # its status is the turn's
+        cut_K = batch.spread(alone_E & (batch.status_E == Status.TRUNCATED), "E", "K")
+        whole_K = ~cut_K & (batch.flags_K & FLAGS["truncated"] == 0)
+        return batch.spread(whole_K, "K", "N"), torch.ones_like(batch.weight_N)
 
 
 @dataclass(frozen=True)

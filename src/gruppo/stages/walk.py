@@ -194,8 +194,7 @@ class Walk:
 
         None if there is nothing to learn from. `lazy` leaves log π_old out where the update gets it for free.
         """
-        joined = [recalled(e, self.method.replay.credited) for e in ctx.replay] if self.method.replay.joins else []
-        used = [e for e in (*kept, *joined) if e.use != Use.NONE]
+        used = [e for e in self.with_replay(ctx, kept) if e.use != Use.NONE]
         if all(e.use == Use.BASELINE for e in used):
             return None
         counts: dict[str, int] = {}
@@ -205,6 +204,13 @@ class Walk:
         batch = self.packed(used, drawn=counts, views=[n.view for n in wanted])
         left_out = self.lazy_old(ctx) if lazy else frozenset[Need]()
         return self.with_needs(batch, [n for n in wanted if n not in left_out])
+
+    def with_replay(self, ctx: Context, kept: Sequence[Episode]) -> list[Episode]:
+        """What selection kept and what the replay adds: all that it recalls, or what it inserts itself."""
+        replay = self.method.replay
+        if hasattr(replay, "insert"):
+            return replay.insert(ctx, kept)
+        return [*kept, *(recalled(e, replay.credited) for e in ctx.replay if replay.joins)]
 
     def needs(self, ctx: Context) -> list[Need]:
         """What the rooms read from models; with a replay also log π_old, which is stored with its episodes."""

@@ -72,6 +72,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "singled_out": ("share", "", "Clip-Cov, KL-Cov: tokens singled out by their covariance"),
     "match": ("", "rises towards 0", "DMPO: minus the squared distance of the policy's distribution from its target"),
     "regression": ("", "rises towards 0", "Reg-GRPO: minus the squared error of the normalised log-ratio"),
+    "self_imitation": ("reward", "up", "SPEAR: surrogate over remembered episodes that are better than usual"),
     "imitation": ("nats", "towards 0", "VAPO: mean log π of the tokens of correct answers: the term as maximised"),
     "kl_ref": ("nats", "", "minus the KL to the reference, by the penalty's estimator: the term as maximised"),
     "kl_teacher": ("nats", "towards 0", "KDRL: minus the KL to the teacher, by its estimator: the term as maximised"),

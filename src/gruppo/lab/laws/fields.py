@@ -185,7 +185,10 @@ def _remembered(world: World, replay: Any, episodes: list[Episode]) -> Any:
     stored = _annotated(world, episodes)
     out: list[Any] = [replay.joins, replay.proximal, replay.credited]
     for world.ctx.step in range(8):
-        out.append([e.uid for e in replay.get(world.ctx, store)])
+        world.ctx.replay = replay.get(world.ctx, store)
+        out.append([e.uid for e in world.ctx.replay])
+        if hasattr(replay, "insert"):  # in every second step all fail
+            out.append([e.uid for e in replay.insert(world.ctx, [_times(e, world.ctx.step % 2) for e in episodes])])
         made = [replace(e, uid=e.uid + 100 * world.ctx.step, step=world.ctx.step) for e in stored[:8]]
         store = replay.put(world.ctx, store, made)
     return out
