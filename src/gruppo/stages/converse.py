@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gruppo.data import Episode, Status, key_hash
+from gruppo.data import Episode, Note, Status, key_hash
 from gruppo.envs.base import Seen, seats_of
 from gruppo.envs.format import Format, Line, Said, format_of
 from gruppo.envs.guard import TIMEOUT, Guarded
