@@ -32,6 +32,7 @@ from term_table import TERMS
 from gruppo.cli import overrides
 from gruppo.data import Batch
 from gruppo.lab.laws import LAWS, ONCE, fields, verdict
+from gruppo.lab.laws.laws import RARE
 from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import all_methods, method
 from gruppo.stages import Method, Stats, Term
@@ -68,7 +69,7 @@ def laws(name: str) -> Test:
         heavy = [SLOW] if name in HEAVY else []
         own = [pytest.param("fields_matter", (), id="fields_matter", marks=heavy)] if own_places(m) else []
         cases += [*own, pytest.param("fields_matter", (0,), id="fields_matter-all", marks=SLOW)]
-    cases += [pytest.param(law, range(3), id=f"{law}-broken") for law in m.breaks]
+    cases += [pytest.param(law, range(RARE), id=f"{law}-broken") for law in m.breaks]
     many = [law for law in kept if law not in ONCE]
     cases += [pytest.param(law, seeds_of(name, law, many=40), id=f"{law}-many", marks=SLOW) for law in many]
 
@@ -86,9 +87,10 @@ def laws(name: str) -> Test:
 def broken_on_purpose(m: Method, law: str, seeds: Sequence[int]) -> None:
     assert law in LAWS, f"{m.name} declares {law}, which is no law"
     assert len(m.breaks[law].split()) >= 5, f"{m.name} breaks {law} without a reason that a reader could judge"
-    said = [verdict(law, m, seed) for seed in (seeds if law not in ONCE else (0,))]
-    assert any(said), f"{law} holds for {m.name}: take the declaration away"
-    assert not any(s.startswith("raised") for s in said)
+    tried = (verdict(law, m, seed) for seed in (seeds if law not in ONCE else (0,)))
+    said = next((s for s in tried if s), "")
+    assert said, f"{law} holds for {m.name}: take the declaration away"
+    assert not said.startswith("raised")
 
 
 def own_places(m: Method) -> list[tuple[str, Any, Any]]:

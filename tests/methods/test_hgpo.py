@@ -104,6 +104,16 @@ def test_hgpo_edges() -> None:
     assert math.isnan(nothing) and end == 0.0
 
 
+def test_hgpo_may_push_right_episodes_down() -> None:
+    """Two right ones loop, each where nobody else is; a wrong one is alone. The right ones lose on the whole, the wrong
+    one does not: a turn is not compared with what other states lead to. With the episode as the widest group it is."""
+    walks = [walk(0, "AAAA", 1.0), walk(1, "BB", 1.0), walk(2, "C", 0.0)]
+    first, second, wrong = by_turn(method("hgpo").credit, walks)
+    assert math.fsum(first) < -1.5 and math.fsum(second) == pytest.approx(0.0) and wrong == [0.0]
+    *_, wrong = by_turn(NestedAnchors(base="episode"), walks)
+    assert wrong[0] < -2
+
+
 def test_hgpo_without_an_environment_is_grpo() -> None:
     rewards = [1.0, 0.0, 0.0, 1.0, 0.0]
     close(flat(NestedAnchors(eps=0.0), group(rewards)), z0(rewards))

@@ -89,5 +89,12 @@ HGPO = GIGPO.but(
     ),
     confidence="code",
     credit=NestedAnchors(gamma=0.95, history=2, alpha=1.0),
-    breaks={"equal_rewards": "Of equal rewards the one that is nearer is worth more: γ prefers the shorter way."},
+    version=2,  # 1 did not say that it may break the law `direction`; it computed the same
+    breaks={
+        "equal_rewards": "Of equal rewards the one that is nearer is worth more: γ prefers the shorter way.",
+        "direction": (
+            "Without the advantage of the episode, right episodes may meet each other alone. Then their early turns "
+            "are pushed down more than the late ones up, and wrong ones are not compared at all."
+        ),
+    },
 )

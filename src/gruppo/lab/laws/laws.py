@@ -262,6 +262,7 @@ LAWS: dict[str, Law] = {
         fields_matter, schedules,
     )
 }  # fmt: skip
+RARE = 64  # seeds on which a law that is declared as broken is tried: some break it now and then
 ONCE = frozenset({"record", "fields_matter", "schedules"})  # these do not depend on the seed
 
 
@@ -288,7 +289,8 @@ def check_laws(method: Method, seeds: Iterable[int] = range(3)) -> dict[str, str
 def law_by_law(method: Method, seeds: Iterable[int] = range(3)) -> Iterator[tuple[str, str]]:
     """`check_laws`, one law at a time."""
     for name in LAWS:
-        said = first(verdict(name, method, seed) for seed in (seeds if name not in ONCE else (0,)))
+        tried = range(RARE) if name in method.breaks else seeds
+        said = first(verdict(name, method, seed) for seed in (tried if name not in ONCE else (0,)))
         if name in method.breaks and not said.startswith("raised "):
             holds = f"declared as broken ({method.breaks[name]}), but it holds: take the declaration away"
             said = "" if said else holds
