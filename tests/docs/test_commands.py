@@ -29,7 +29,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("line", commands())
 def test_command_is_understood(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
-    if "[" in line or words[0] not in ("train", "eval", "runs", "episodes", "compare", "doctor", "methods", "serve-agent"):
+    if "[" in line or words[0] not in ("train", "eval", "runs", "episodes", "compare", "doctor", "methods"):
         return
     args = arguments(words)
     known = [s for s in getattr(args, "settings", []) if "./" not in s]
