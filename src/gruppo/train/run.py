@@ -293,4 +293,9 @@ def _device(name: str) -> str:
 
 
 def tasks_of(config: RunConfig) -> TaskSet:
+    if config.deterministic and config.task.agent:
+        raise ValueError(
+            "deterministic=true promises the same bits, and agents (task.agent) are served in the order in which they "
+            "call, so no run could keep it. Leave one of them out."
+        )
     return load(config.task)
