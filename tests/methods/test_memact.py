@@ -48,7 +48,7 @@ def text(ids: Any) -> str:
 
 def test_every_edit_begins_a_segment() -> None:
     """Two guesses, an edit, a guess: the second context is the goal, the note in place of the first record, and the
-    rest with their numbers. Every token that was sampled is in one segment, once, and the prefix is what the engine saw."""
+    rest with their numbers. Every sampled token is in one segment, once, and the prefix is what the engine saw."""
     e, engine = episode("9", "8", "drop 1 note not nine", "7")
     assert len(e.sequences) == 2 and [t.sequence for t in e.turns] == [0, 0, 0, 1]
     assert [set(t.flags) & {"edit", "void", "invalid"} for t in e.turns] == [set(), set(), {"edit"}, set()]
