@@ -1,8 +1,8 @@
-"""Equivalences of spear, arpo_replay, arpo_agentic and spiral."""
+"""Equivalences of spear, arpo_replay, arpo_agentic, spiral and memact."""
 
 from dataclasses import dataclass, replace
 
-from sides import GRPO_PLAIN, Equivalence, by_episode
+from sides import GRPO_PLAIN, Equivalence, by_episode, even
 from torch import Tensor
 
 from gruppo.data import Batch, Episode
@@ -10,13 +10,14 @@ from gruppo.lab.laws.fields import observe_twice
 from gruppo.lab.laws.world import World, random_episodes
 from gruppo.methods import method
 from gruppo.methods.arpo_agentic import SharedTurns
+from gruppo.methods.memact import SomeSegments
 from gruppo.methods.spear import NowAndThen
 from gruppo.stages import Context, Memory, Occupant, StepRecord
-from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.objective import ClippedSurrogate, PolicyGradient
 from gruppo.stages.replay import Forget
 
 SPEAR, DR_GRPO, ARPO = method("spear"), method("dr_grpo"), method("arpo_replay")
-AGENTIC, SPIRAL = method("arpo_agentic"), method("spiral")
+AGENTIC, SPIRAL, MEMACT = method("arpo_agentic"), method("spiral"), method("memact")
 BARE = {"reward": (), "select": (), "replay": Forget()}
 NONE = {"share": 0.0, "low": 1.0, "high": 5.0}
 LENGTH = "sequence_sum/max_tokens"
@@ -92,5 +93,12 @@ GRAPH = [
         SPIRAL.but(name="spiral by loops", credit=RunningByLoops()),
         "With one agent there is one baseline for each domain, and every episode changes it.",
         before=a_past,
+    ),
+    Equivalence(
+        "memact_without_edits",
+        MEMACT.but(name="memact, free of cost", reward=(), penalties=(), select=(SomeSegments(segments=6),)),
+        GRPO_PLAIN.but(name="grpo, policy gradient", objective=PolicyGradient(mean="sequence_sum")),
+        "One segment each, in groups of three: each is drawn twice, and none counts more than another.",
+        episodes=even,
     ),
 ]

@@ -10,6 +10,7 @@ from gruppo.data import Batch, Episode
 from gruppo.methods import method
 from gruppo.methods.arpo_agentic import SharedTurns
 from gruppo.methods.arpo_replay import SuccessForFailure
+from gruppo.methods.memact import SomeSegments
 from gruppo.methods.spear import PAST, Recalibrated
 from gruppo.methods.spiral import RoleBaseline
 from gruppo.pieces.advantage import z_score
@@ -53,11 +54,25 @@ class InTheOrderOfTheBatch(RoleBaseline):
         return super().__call__(ctx, batch.with_columns(uid_E=torch.arange(batch.size("E"))))
 
 
+@dataclass(frozen=True)
+class TakesTheFirst(SomeSegments):
+    """Of every group, the segments that lie first in the batch."""
+
+    def drawn(self, ctx: Context, batch: Batch) -> Tensor:
+        first, out = set[int](), torch.zeros(batch.size("S"))
+        for s, e in enumerate(batch.episode_S.tolist()):
+            if bool(batch.learn_E[e]) and int(batch.group_E[e]) not in first:
+                first.add(int(batch.group_E[e]))
+                out[s] = 1
+        return out
+
+
 SPOILED: dict[str, tuple[str, Method]] = {
     "spear takes every remembered episode for good": (
         "equal_rewards",
         method("spear").but(credit=ComparesTheRemembered(), objective=method("spear").objective),
     ),
+    "memact takes the first segments": ("order", method("memact").but(select=(TakesTheFirst(),))),
     "spiral goes by the order of the batch": ("order", method("spiral").but(credit=InTheOrderOfTheBatch())),
     "arpo_agentic compares failed leaves": ("failures", method("arpo_agentic").but(credit=ComparesFailedLeaves())),
     "arpo_replay never minds the spread": ("fields_matter", method("arpo_replay").but(replay=NeverMindsTheSpread())),

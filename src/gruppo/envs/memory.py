@@ -73,7 +73,8 @@ class Memory(Wrapper):
         if not self.words or size <= self.words or seen.done:
             return seen
         over = cut(self.env, seen)
-        return replace(over, rewards={**over.rewards, "overflow": -self.overflow})
+        cost = {"overflow": -self.overflow} if self.overflow else {}
+        return replace(over, rewards={**over.rewards, **cost})
 
     def own(self) -> Any:
         return self.records, self.count, self.here

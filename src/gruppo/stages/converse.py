@@ -20,6 +20,7 @@ from gruppo.envs.base import Seen, seats_of
 from gruppo.envs.format import Format, Line, Said, format_of
 from gruppo.envs.guard import TIMEOUT, Guarded
 from gruppo.envs.hosted import Hosted
+from gruppo.envs.memory import Memory
 from gruppo.envs.registry import make_env
 from gruppo.envs.wrappers import Retry, TurnLimit, Window, cut
 from gruppo.stages.context import Ask, Context
@@ -126,6 +127,13 @@ class Borrowed:
         free = self.player.free.setdefault(self.name, [])
         self.env = free.pop() if free else make_env(self.name)
         wrapped: Any = Guarded(self.env)
+        if memory := self.ask.how.get("memory"):  # {"words": …, "edits": …}
+            if self.player.window >= 0:
+                raise ValueError(
+                    f"task.window={self.player.window}: a context that the agent edits cannot also be a window of its "
+                    "last turns. Leave the window out, or use a method without a memory."
+                )
+            wrapped = Memory(wrapped, **memory, overflow=0.0)
         if tries := int(self.ask.how.get("tries", 0)):
             wrapped = Retry(wrapped, tries)
         if turns := int(self.ask.how.get("turns", 0)):
@@ -169,11 +177,12 @@ class Dialogue:
         self.entropy: list[float] = []
 
     async def played(self) -> Episode:
-        seen = await self._env("reset", self.ask.task)
+        numbered = "memory" in self.ask.how
+        seen = await self._env("reset", replace(self.ask.task, prompt=self.goal) if numbered else self.ask.task)
         if isinstance(self.start, Fork):
             seen = await self._replayed(self.start, seen)
         else:
-            self._open(self.start)
+            self._open(self.start, self._chat(seen) if numbered else self.start.prompt.ids)
             self.context_of[seen.agent] = 0
         while not seen.done:
             said = await self._action(seen)
@@ -187,9 +196,26 @@ class Dialogue:
 
     def _open(self, start: Start) -> None:
         prompt, self.grown = start.prompt, grown_of(self.ctx, start)
+    def _open(self, start: Start, ids: Any) -> None:
+        prompt, ask = start.prompt, self.ask
+        self.grown = Growing(
+            start.uid,
+            ask.task.uid,
+            prompt.group,
+            notes={k: Note(np.array([v], np.float32)) for k, v in ask.notes.items()},
+            step=self.ctx.step,
+            ask=ask,
+            asked=asked_of(ask),
+            index=ask.index,
+            domain=ask.task.domain,
+        )
         source = prompt_source(prompt) if prompt.given else None
-        self.grown.begin(prompt.ids, source=source, train_as=prompt.train_as)
+        self.grown.begin(ids, source=source, train_as=prompt.train_as)
         self.begun = prompt.begun
+
+    def _chat(self, seen: Seen) -> Any:
+        """A whole context that begins with what is seen."""
+        return self.ctx.tokenizer.chat(replace(self.ask.task, prompt=said_first(self.goal, seen)).messages)
 
     async def _replayed(self, start: Fork, seen: Seen) -> Seen:
         """The environment as it was before the action that the fork goes on with: its actions are played again."""
@@ -246,6 +272,7 @@ class Dialogue:
         flags |= {"invalid"} if not seen.valid and not said.void else set()
         flags |= {"repeated"} if (before.state, key) in self.done_in else set()
         self.done_in.add((before.state, key))
+        flags |= {"edit"} if seen.fresh and "memory" in self.ask.how else set()
         ends = seen.done and len(seats_of(self.env)) == 1
         rewards = {name: r for name, r in seen.rewards.items() if not (ends and name == "task")}
         self.grown.end(
@@ -263,8 +290,7 @@ class Dialogue:
         """What the agent that acts next sees, in its context or in a new one. False if no action would fit after it."""
         tokenizer, room = self.ctx.tokenizer, self.ctx.engine.context()
         if seen.fresh or seen.agent not in self.context_of:
-            shown = replace(self.ask.task, prompt=said_first(self.goal, seen))
-            ids = tokenizer.chat(shown.messages)
+            ids = self._chat(seen)
             if len(ids) < room:
                 self.context_of[seen.agent] = self.grown.begin(ids)
             return len(ids) < room
