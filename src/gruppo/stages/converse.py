@@ -194,21 +194,8 @@ class Dialogue:
             ended.notes[FIRST_ENTROPY] = Note(np.array(self.entropy, np.float32), "K")
         return ended
 
-    def _open(self, start: Start) -> None:
-        prompt, self.grown = start.prompt, grown_of(self.ctx, start)
     def _open(self, start: Start, ids: Any) -> None:
-        prompt, ask = start.prompt, self.ask
-        self.grown = Growing(
-            start.uid,
-            ask.task.uid,
-            prompt.group,
-            notes={k: Note(np.array([v], np.float32)) for k, v in ask.notes.items()},
-            step=self.ctx.step,
-            ask=ask,
-            asked=asked_of(ask),
-            index=ask.index,
-            domain=ask.task.domain,
-        )
+        prompt, self.grown = start.prompt, grown_of(self.ctx, start)
         source = prompt_source(prompt) if prompt.given else None
         self.grown.begin(ids, source=source, train_as=prompt.train_as)
         self.begun = prompt.begun
