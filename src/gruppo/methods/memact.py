@@ -81,7 +81,8 @@ class SomeSegments(Occupant):
         luck_S, luck_E = ctx.uniform("segment", uid_S, number_S), ctx.uniform("trajectory", batch.uid_E)
         times = [0] * batch.size("S")
         groups: dict[int, dict[int, list[int]]] = {}
-        for s in sorted(torch.nonzero(usable_S)[:, 0].tolist(), key=lambda s: float(luck_S[s])):
+        usable: list[int] = torch.nonzero(usable_S)[:, 0].tolist()
+        for s in sorted(usable, key=lambda s: float(luck_S[s])):
             e = int(batch.episode_S[s])
             groups.setdefault(int(batch.group_E[e]), {}).setdefault(e, []).append(s)
         for members in groups.values():
