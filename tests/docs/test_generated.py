@@ -45,7 +45,7 @@ def test_every_setting_of_a_page_can_be_set(m: Method) -> None:
     assert len(rows) == len(table.splitlines()) - 2
     for path, value in rows:
         text = literal_eval(value) if value.startswith("'") else value
-        table = literal_eval(value) if value.startswith("{") else {"": text}  # each value is set by its name
+        table = literal_eval(value) if value.startswith(("{'", "{}")) else {"": text}  # each value is set by its name
         for name, one in table.items():
             assert apply(plain, [f"{path}{'.' if name else ''}{name}={one}"]).method == m, path
 

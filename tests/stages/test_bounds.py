@@ -23,9 +23,10 @@ from gruppo.train.learner import OptimConfig
 
 # Numbers that may have any finite value. A new field is put here on purpose, or gets bounds.
 FREE = {
-    "reward_low", "reward_high", "threshold", "top_reward",  # rewards
+    "reward_low", "reward_high", "threshold", "top_reward", "success", "mean_low",  # rewards
     "cov_low", "cov_high", "min_adv", "blend_slope", "blend_entropy", "least",  # compared with numbers of either sign
     "kl_limit", "entropy_low", "zero_below", "full_from", "full_to", "zero_above", "target_margin", "clip_low_least",
+    "branch_base", "branch_slope", "branch_bar",
     "entropy_coef",  # a negative bonus lowers the entropy
     "seed",
 }  # fmt: skip

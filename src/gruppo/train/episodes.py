@@ -153,7 +153,7 @@ def in_words(row: Row, width: int = 0) -> str:
     shown = f"reward {_number(row['reward'])}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
     facts = [f"step {row['step']}", row["domain"] or row["task"], shown]
     facts += [f"advantage {row['advantage']:+.3g}"] if row["advantage"] == row["advantage"] else []
-    many = row["turns"] > 1
+    many = row.get("turns", 1) > 1
     facts += [f"{row['turns']} turns"] if many else []
     facts += [f"{row['tokens']} tokens", ENDED.get((row["status"], many), ENDED.get(row["status"], row["status"]))]
     lines = [" · ".join(facts)]
