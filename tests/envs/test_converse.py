@@ -186,6 +186,9 @@ def test_a_window_makes_a_sequence_of_every_turn(policy: TinyTransformer) -> Non
     ctx = context(engine)
     [e] = played(ctx, play, starts_of(ctx, play, tasks_of("guess", 1), turns=4))
     assert len(e.sequences) == len(e.turns) == 4 and [t.sequence for t in e.turns] == [0, 1, 2, 3]
+    texts = [CharTokenizer().decode(s.ids[: s.prompt_len]) for s in e.sequences]
+    [goal] = {t.prompt for t in tasks_of("guess", 1)}
+    assert [text.count(goal) for text in texts] == [1] * 4 and texts[0].count("\n") == 1  # the goal, what is seen
     first = [s.ids[s.prompt_len] for s in e.sequences]
     assert len(set(map(int, first))) > 1  # a key of its own for each context: not the same draw again
 

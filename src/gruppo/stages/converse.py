@@ -178,7 +178,7 @@ class Dialogue:
 
     async def played(self) -> Episode:
         numbered = "memory" in self.ask.how
-        seen = await self._env("reset", replace(self.ask.task, prompt=self.goal) if numbered else self.ask.task)
+        seen = await self._env("reset", replace(self.ask.task, prompt=self.goal))
         if isinstance(self.start, Fork):
             seen = await self._replayed(self.start, seen)
         else:
