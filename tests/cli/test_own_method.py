@@ -17,7 +17,8 @@ from cli_runs import EXAMPLES, SMALL, refused, rows, strict_json, trained
 import gruppo.methods
 from gruppo.cli import main
 from gruppo.cli.commands import CONFIDENCE
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 
 MEDIAN = "./examples/median_baseline.py:MEDIAN_BASELINE"

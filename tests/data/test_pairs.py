@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gruppo.data import VIEWS, Batch, Episode, Key, Pairs, Status, Use, minibatches, pack, single_turn
 from gruppo.data.pairs import inside, widest
 from gruppo.data.store import load_episodes, save_episodes
-from gruppo.lab.laws.world import World, random_cut, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World, random_cut
 from gruppo.methods import method
 from gruppo.stages import Context
 from gruppo.stages.relations import PairUp

@@ -9,6 +9,7 @@ import torch
 from doc_blocks import DOCS, make_docs
 
 from gruppo.data.batch import Columns
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.methods import built_in
 from gruppo.stages import Method, Stats
 from gruppo.stages.goal import Goal
@@ -40,7 +41,7 @@ def test_every_column_is_explained() -> None:
 def test_every_term_is_a_known_metric(m: Method) -> None:
     world = pytest.importorskip("gruppo.lab.laws.world")
     w = world.World(m, 0)
-    batch = w.prepared(w.packed(world.random_episodes(0)))
+    batch = w.prepared(w.packed(random_episodes(0)))
     for role in w.learner.trained:
         goal = Goal(m, w.ctx, role)
         stats = Stats({k: v.requires_grad_() for k, v in w.statistics(batch, role).items()})

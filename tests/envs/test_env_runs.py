@@ -52,6 +52,13 @@ def test_metrics_and_episodes_of_turns(capsys: pytest.CaptureFixture[str]) -> No
     assert "on 3 held-out prompts" in said and "turns/recurring" in said
 
 
+def test_what_only_an_environment_hears_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *SMALL, "method=ufo", "task=addition", "save.name=a", "steps=1"]) == 0
+    assert "ufo asks for further tries, and a task of one answer has none" in capsys.readouterr().out
+    assert main(["train", *SMALL, "method=ufo", "task=guess", "save.name=b", "steps=1"]) == 0
+    assert "asks for" not in capsys.readouterr().out
+
+
 def test_settings_of_environments_are_refused_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "task.window=2", "steps=1"]) == 2
     assert "task.window=2: task=addition is not played in an environment" in capsys.readouterr().err

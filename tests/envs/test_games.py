@@ -114,8 +114,8 @@ def test_the_perfect_player_never_does_worse_than_the_board_is_worth() -> None:
         worth = board_value(task.meta["facts"]["board"])  # of the side to move
         first = env.reset(task).agent
         other = next(s for s in env.seats if s != first)
-        for luck in range(3):
-            last = episode(env, task, {first: perfect, other: env.players["random"]}, 10 * i + luck)[-1][2]
+        for draw in range(3):
+            last = episode(env, task, {first: perfect, other: env.players["random"]}, 10 * i + draw)[-1][2]
             assert last.outcomes[first] >= worth
         both = episode(env, task, perfect, i)[-1][2]
         assert both.outcomes[first] == worth and sum(both.outcomes.values()) == 0

@@ -12,7 +12,7 @@ from gruppo.envs.family import content
 from gruppo.envs.players import episode, scripted
 from gruppo.envs.replay import Replayed
 from gruppo.envs.words import vocabulary
-from gruppo.envs.world import Luck
+from gruppo.envs.world import Draws
 from gruppo.tasks import Task, load_task
 
 CELLS = [(name, level) for name in BUILT_IN for level in env_class(name).levels]
@@ -67,12 +67,12 @@ def test_the_vocabulary_is_small() -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_words_of_all_worlds_in_any_order_never_raise(name: str) -> None:
-    luck, words, env = Luck("fuzz", name), vocabulary(), make_env(name)
+    draw, words, env = Draws("fuzz", name), vocabulary(), make_env(name)
     verbs = sorted({action.split()[0] for t in some(name, 1, 1) for action in (env.reset(t), env.actions())[1]})
     for task in some(name, 1, 2):
         env.reset(task)
         for _ in range(150):
-            said = [luck.pick(verbs) if luck.below(2) else luck.pick(words) for _ in range(luck.below(5))]
+            said = [draw.pick(verbs) if draw.below(2) else draw.pick(words) for _ in range(draw.below(5))]
             before = env.look()
             seen = env.step(" ".join(said))
             assert seen.valid or seen.done or (seen.state, seen.agent) == (before.state, before.agent)

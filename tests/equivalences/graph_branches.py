@@ -6,8 +6,9 @@ from sides import GRPO_PLAIN, Equivalence, by_episode, even
 from torch import Tensor
 
 from gruppo.data import Batch, Episode
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.fields import observe_twice
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.arpo_agentic import SharedTurns
 from gruppo.methods.memact import SomeSegments

@@ -9,8 +9,9 @@ from sides import GRPO, Equivalence, by_episode
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Use, name_hash
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.fields import observe_twice
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.hapo_history import ShorterThanBefore
 from gruppo.stages import Context, Memory, Occupant, StepRecord

@@ -22,7 +22,7 @@ from sides import (
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, single_turn
-from gruppo.lab.laws.world import VOCAB
+from gruppo.lab.laws.episodes import VOCAB
 from gruppo.methods import method
 from gruppo.methods.cispo import ClippedWeight
 from gruppo.methods.gmpo import GeometricMean

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Status, single_turn
-from gruppo.lab.laws.world import VOCAB, World
+from gruppo.lab.laws.episodes import VOCAB
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.disco import Discriminate
 from gruppo.stages import Context, Method, Need, Occupant, Stats, Term, Values, need

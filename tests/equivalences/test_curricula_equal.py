@@ -3,9 +3,10 @@
 import pytest
 from torch import Tensor
 
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.fields import observe_twice
 from gruppo.lab.laws.same import far
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.dump import DomainUcb
 from gruppo.methods.mmr1_vas import VarianceAware

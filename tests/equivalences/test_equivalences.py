@@ -9,8 +9,9 @@ from graph import GRAPH
 from sides import Equivalence
 from torch import Tensor
 
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import far
-from gruppo.lab.laws.world import World, random_cut, random_episodes
+from gruppo.lab.laws.world import World, random_cut
 from gruppo.stages import Method, difference
 
 EDGES = {e.name: e for e in GRAPH}

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from gruppo.data import Batch
 from gruppo.lab.laws import verdict
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import far
-from gruppo.lab.laws.world import World, random_cut, random_episodes
+from gruppo.lab.laws.world import World, random_cut
 from gruppo.methods import method
 from gruppo.pieces.divergence import full
 from gruppo.stages import Context, Role, Stats, need

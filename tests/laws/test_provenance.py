@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from gruppo.data import Episode, Source
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import far
-from gruppo.lab.laws.world import World, random_cut, random_episodes
+from gruppo.lab.laws.world import World, random_cut
 from gruppo.methods import all_methods, method
 
 GIVEN = ("dpo", "ipo", "kto", "orpo", "simpo", "sft", "rft")

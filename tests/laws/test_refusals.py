@@ -14,7 +14,8 @@ import torch
 
 from gruppo.data import Batch, Episode, Status, Use, pack, single_turn
 from gruppo.lab.laws.desk import Desk
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.disco import Discriminate, RightAgainstWrong
 from gruppo.methods.seele import HintRounds

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from gruppo.lab.laws import verdict
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import far
-from gruppo.lab.laws.world import World, random_cut, random_episodes
+from gruppo.lab.laws.world import World, random_cut
 from gruppo.methods import all_methods, method
 from gruppo.stages.select import SamplerGate, TruncatedImportance
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Status, Use, pack
 from gruppo.lab.laws import verdict
-from gruppo.lab.laws.world import UNJUDGED, World, random_cut, random_episodes
+from gruppo.lab.laws.episodes import UNJUDGED, random_episodes
+from gruppo.lab.laws.world import World, random_cut
 from gruppo.methods import method
 from gruppo.stages import Context, Memory, Occupant, StepRecord, note
 from gruppo.stages.check import problems

@@ -32,8 +32,9 @@ from term_table import TERMS
 from gruppo.cli import overrides
 from gruppo.data import Batch
 from gruppo.lab.laws import LAWS, ONCE, fields, verdict
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.laws import RARE
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import all_methods, method
 from gruppo.stages import Method, Stats, Term
 from gruppo.stages.readouts import READOUTS

@@ -11,8 +11,9 @@ from looking_back import seen
 from six_answers import close
 
 from gruppo.data import Batch, Episode, Source, Status, Use
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import far
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.poise import POISE, StateProbe, others
 from gruppo.pieces import probe

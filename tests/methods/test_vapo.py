@@ -10,7 +10,8 @@ from hand import answer, batch_of, column, mean, worked
 from six_answers import close
 
 from gruppo.data import Batch, Status, Use
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.vapo import CriticFirst, ImitateRight, LengthAdaptiveGae, adaptive_lambda
 from gruppo.stages import Context

@@ -13,7 +13,8 @@ import torch
 from small_runs import answer
 
 from gruppo.data import Batch, Source, pack
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.stages.penalties import EntropyBonus
 from gruppo.train.metrics import batch_metrics, episode_metrics

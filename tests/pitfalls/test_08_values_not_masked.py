@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from gruppo.data import Batch
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import far
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.pieces import advantage
 from gruppo.stages import Context

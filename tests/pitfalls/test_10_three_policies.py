@@ -15,8 +15,9 @@ import torch
 from small_runs import batch_of, drawn, flat, running
 
 from gruppo.data import Batch
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import far
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.stages.select import TruncatedImportance
 from gruppo.stages.update import Passes

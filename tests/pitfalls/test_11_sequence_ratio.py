@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gruppo.data import Key
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.pieces.ratio import product_ratio, ratio, sequence_ratio
 

@@ -14,7 +14,8 @@ import torch
 from small_runs import batch_of, drawn, far, grad_of, running
 
 from gruppo.data import Batch, Use, micro_batches
-from gruppo.lab.laws.world import World, random_cut, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World, random_cut
 from gruppo.methods import method
 from gruppo.stages import Stats
 from gruppo.train.forward import serve

@@ -11,7 +11,8 @@ import torch
 from small_runs import answer, far
 
 from gruppo.data import Batch, Use, pack
-from gruppo.lab.laws.world import World, random_cut, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World, random_cut
 from gruppo.methods import method
 from gruppo.pieces.aggregate import weights
 from gruppo.stages.objective import ClippedSurrogate

@@ -11,7 +11,8 @@ import torch
 from small_runs import answer, far
 
 from gruppo.data import Batch
-from gruppo.lab.laws.world import World, random_cut, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World, random_cut
 from gruppo.methods import method
 from gruppo.pieces import surrogate
 from gruppo.pieces.ratio import sequence_ratio

@@ -13,7 +13,8 @@ import torch
 from small_runs import answer, running, take_step
 
 from gruppo.data import Batch, minibatches
-from gruppo.lab.laws.world import World, random_cut, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World, random_cut
 from gruppo.methods import method
 from gruppo.stages import Stats, need
 from gruppo.stages.penalties import EntropyBonus

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gruppo.data import minibatches
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.stages.terms import Counts, Term
 

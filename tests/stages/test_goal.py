@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, pack, single_turn
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import all_methods, method
 from gruppo.pieces.aggregate import MEANS, weights
 from gruppo.stages import Context, Need, Occupant, Sampling, Stats, Term, Values, need

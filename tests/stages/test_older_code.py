@@ -8,7 +8,8 @@ import torch
 
 from gruppo.cli import overrides
 from gruppo.data import Batch
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.gspo import SequenceClipped
 from gruppo.stages import Context, Occupant, Stats, Term

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gruppo.data import Batch, Episode, Note, Use, pack, single_turn
 from gruppo.data.pack import micro_batches
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.stages import Ask, Context, Need, Occupant, Stats, Term, Values, need
 from gruppo.stages.cast import Role

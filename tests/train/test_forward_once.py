@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gruppo.data import Batch
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.episodes import random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.stages import Need, need
 from gruppo.train import forward

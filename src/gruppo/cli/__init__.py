@@ -122,7 +122,7 @@ def _env(command: argparse.ArgumentParser) -> None:
     command.add_argument("--number", type=int, default=0, metavar="N", help="play: which task (default 0)")
     command.add_argument("--player", default="", metavar="NAME", help="play: gold, random, … (default: you)")
     command.add_argument("--care", type=float, default=1.0, metavar="P", help="play: how often gold is followed (1)")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="play: the luck of scripted players")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="play: the random seed of scripted players")
     command.add_argument("--seconds", type=float, metavar="S", help="check: time for one law (default 30)")
     _json(command)
 

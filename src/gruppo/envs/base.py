@@ -35,7 +35,7 @@ class Seen:
     fresh: bool = False  # the text is the whole context: what was seen before is forgotten
 
 
-Player = Callable[[Seen, int], str]  # an action for what one seat sees; the number is the luck of this move
+Player = Callable[[Seen, int], str]  # an action for what one seat sees; the number is the random key of this move
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gruppo.envs.world import LOST, WON, Facts, Luck, Moved, World, nothing, number, spoken, wanted
+from gruppo.envs.world import LOST, WON, Draws, Facts, Moved, World, nothing, number, spoken, wanted
 
 SIGNS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 LARGEST = 99
@@ -19,11 +19,11 @@ class Calculator(World[State]):
     levels = {1: (1, 4), 2: (2, 5), 3: (3, 6), 4: (5, 9)}  # operations, turns
 
     @classmethod
-    def drawn(cls, level: int, luck: Luck) -> dict[str, Any]:
+    def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
         operations, turns = cls.levels[level]
-        terms: list[int | str] = [luck.between(1, 49 if operations == 1 else 20)]
+        terms: list[int | str] = [draw.between(1, 49 if operations == 1 else 20)]
         for _ in range(operations):
-            terms += [luck.pick(tuple(SIGNS)), luck.between(1, 49 if operations == 1 else 12)]
+            terms += [draw.pick(tuple(SIGNS)), draw.between(1, 49 if operations == 1 else 12)]
         return {"terms": terms, "turns": turns}
 
     @classmethod

@@ -135,7 +135,7 @@ def deterministic(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
             if differs := unlike(one, two):
                 yield (
                     f"the same actions on task {task.uid!r} gave another {differs} at turn {i}. Take chance from a key "
-                    "(gruppo.envs.world.Luck), not from a generator or a clock, and begin anew in reset."
+                    "(gruppo.envs.world.Draws), not from a generator or a clock, and begin anew in reset."
                 )
                 break
 

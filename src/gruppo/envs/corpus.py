@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import log
 
-from gruppo.envs.world import Luck
+from gruppo.envs.world import Draws
 
 PEOPLE = ("ann", "bob", "carl", "dora", "emma", "fred", "gina", "hugo", "ida", "john", "kate", "leo", "mia", "nick")
 FIRMS = ("acme", "bolt", "cargo", "delta", "ember", "frost")
@@ -35,13 +35,13 @@ class Corpus:
     """Facts, their sentences, and a ranking of the sentences for a query."""
 
     def __init__(self, key: int) -> None:
-        luck = Luck("corpus", key)
+        draw = Draws("corpus", key)
         self.facts: dict[tuple[str, str], str] = {}
         for relation, (subjects, objects) in RELATIONS.items():
             for subject in subjects:
-                self.facts[relation, subject] = luck.pick([o for o in objects if o != subject])
+                self.facts[relation, subject] = draw.pick([o for o in objects if o != subject])
         said = [f"the {relation} of {subject} is {value}" for (relation, subject), value in self.facts.items()]
-        self.texts: tuple[str, ...] = tuple(luck.some(said, len(said)))
+        self.texts: tuple[str, ...] = tuple(draw.some(said, len(said)))
         # Whom a sentence is about counts twice, as a title does: `boss of leo` means the boss that leo has.
         self._bags = [Counter([*text.split(), text.split()[3]]) for text in self.texts]
         self._mean = sum(bag.total() for bag in self._bags) / len(self._bags)

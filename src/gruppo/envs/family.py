@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from gruppo.envs.registry import BUILT_IN, env_class
-from gruppo.envs.world import Facts, Luck, World
+from gruppo.envs.world import Draws, Facts, World
 from gruppo.tasks.base import HELD_OUT, Family, Task, TaskSet
 from gruppo.tasks.imports import nearest
 from gruppo.tasks.numbering import hash64
@@ -84,7 +84,7 @@ def _made(family: WorldFamily, level: int, rank: int, options: Mapping[str, Any]
         return task_of(world, {**world.numbered(level, rank), **options}, level)
     held = family.held_out(level, rank)
     for attempt in range(TRIES):
-        facts = {**world.drawn(level, Luck(world.name, level, rank, attempt)), **options}
+        facts = {**world.drawn(level, Draws(world.name, level, rank, attempt)), **options}
         if (hash64("split", content(facts)) % HELD_OUT == 0) == held and world.suits(facts):
             return task_of(world, facts, level)
     raise ValueError(

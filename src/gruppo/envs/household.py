@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gruppo.envs.household_make import CONTAINERS, KEY, ROOMS, THINGS, drawn_house
-from gruppo.envs.world import WON, Facts, Luck, Moved, World, nothing, spoken, wanted
+from gruppo.envs.world import WON, Draws, Facts, Moved, World, nothing, spoken, wanted
 
 
 class State(NamedTuple):
@@ -76,8 +76,8 @@ class Household(World[State]):
     levels = {1: (2, 3, 1, 1, 0, 8), 2: (3, 4, 2, 1, 0, 16), 3: (4, 6, 3, 1, 1, 30), 4: (6, 8, 4, 2, 1, 50)}
 
     @classmethod
-    def drawn(cls, level: int, luck: Luck) -> dict[str, Any]:
-        return drawn_house(luck, *cls.levels[level])
+    def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
+        return drawn_house(draw, *cls.levels[level])
 
     @classmethod
     def suits(cls, facts: Facts) -> bool:

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-from gruppo.envs.world import Luck
+from gruppo.envs.world import Draws
 
 ROOMS = ("hall", "kitchen", "garden", "attic", "cellar", "bedroom", "bathroom", "office")
 CONTAINERS = ("box", "shelf", "fridge", "drawer", "chest", "closet", "basket", "safe")
@@ -12,40 +12,40 @@ KEY = "key"
 
 
 def drawn_house(
-    luck: Luck, rooms: int, containers: int, things: int, goals: int, locked: int, turns: int
+    draw: Draws, rooms: int, containers: int, things: int, goals: int, locked: int, turns: int
 ) -> dict[str, Any]:
     """Facts of a house. A locked container holds a goal's thing, or is its target; the key lies elsewhere."""
-    names: list[str] = [*luck.some(ROOMS, rooms)]
-    places = _placed(luck, names, [*luck.some(CONTAINERS, containers)])
-    mine = luck.some(THINGS, things)
-    shut = luck.some(list(places), locked)
+    names: list[str] = [*draw.some(ROOMS, rooms)]
+    places = _placed(draw, names, [*draw.some(CONTAINERS, containers)])
+    mine = draw.some(THINGS, things)
+    shut = draw.some(list(places), locked)
     free = [c for c in places if c not in shut]
     wanted: list[list[str]] = []
     inside: dict[str, str] = {}
     for i, thing in enumerate(mine):
-        inside[thing] = luck.pick(free)
+        inside[thing] = draw.pick(free)
         if i < goals:
-            wanted.append([thing, luck.pick([c for c in places if c != inside[thing]])])
+            wanted.append([thing, draw.pick([c for c in places if c != inside[thing]])])
     if shut and not any(target in shut for _, target in wanted):
         inside[wanted[0][0]] = shut[0]
     if shut:
-        inside[KEY] = luck.pick(free)
-    facts: dict[str, Any] = {"start": luck.pick(names), "doors": _doors(luck, names), "places": places}
+        inside[KEY] = draw.pick(free)
+    facts: dict[str, Any] = {"start": draw.pick(names), "doors": _doors(draw, names), "places": places}
     return {**facts, "things": inside, "goals": wanted, "locked": shut, "turns": turns}
 
 
-def _placed(luck: Luck, rooms: list[str], containers: list[str]) -> dict[str, str]:
+def _placed(draw: Draws, rooms: list[str], containers: list[str]) -> dict[str, str]:
     """A room for each container: one in every room first, and never more than two."""
-    seats = [*luck.some(rooms, len(rooms)), *luck.some(rooms, len(rooms))]
+    seats = [*draw.some(rooms, len(rooms)), *draw.some(rooms, len(rooms))]
     return dict(zip(containers, seats, strict=False))
 
 
-def _doors(luck: Luck, rooms: list[str]) -> list[list[str]]:
+def _doors(draw: Draws, rooms: list[str]) -> list[list[str]]:
     """A ring, and from five rooms on a door across it."""
     ring = [[a, b] for a, b in pairwise(rooms)]
     if len(rooms) > 2:
         ring.append([rooms[-1], rooms[0]])
     if len(rooms) > 4:
-        i = luck.below(len(rooms) - 3)
+        i = draw.below(len(rooms) - 3)
         ring.append([rooms[i], rooms[i + 3 if i + 3 < len(rooms) else i + 2]])
     return ring

@@ -91,7 +91,7 @@ class Kuhn(Game[State]):
 
     @classmethod
     def count(cls, level: int) -> int:
-        return 6_000  # six deals, again and again: a hand is luck, and no deal can be held out
+        return 6_000  # six deals, again and again: a hand is chance, and no deal can be held out
 
     @classmethod
     def numbered(cls, level: int, rank: int) -> dict[str, Any]:

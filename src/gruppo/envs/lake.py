@@ -7,7 +7,7 @@ lead to the same place.
 from collections.abc import Sequence
 from typing import Any
 
-from gruppo.envs.world import LOST, WON, Facts, Luck, Moved, World, nothing, spoken, wanted
+from gruppo.envs.world import LOST, WON, Draws, Facts, Moved, World, nothing, spoken, wanted
 from gruppo.tasks.numbering import hash64
 
 WAYS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -30,10 +30,10 @@ class Lake(World[State]):
     levels = {1: (3, 8, 20, False), 2: (4, 12, 25, False), 3: (6, 24, 25, False), 4: (4, 30, 20, True)}
 
     @classmethod
-    def drawn(cls, level: int, luck: Luck) -> dict[str, Any]:
+    def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
         size, turns, share, slippery = cls.levels[level]
-        start, goal = luck.some(range(size * size), 2)
-        holes = [c for c in range(size * size) if c not in (start, goal) and luck.below(100) < share]
+        start, goal = draw.some(range(size * size), 2)
+        holes = [c for c in range(size * size) if c not in (start, goal) and draw.below(100) < share]
         return {
             "size": size,
             "start": start,
@@ -64,7 +64,7 @@ class Lake(World[State]):
                 )
         self.size, self.goal_cell, self.holes = size, facts["goal"], frozenset(wanted(facts, "holes", list, "lake"))
         self.slips = bool(facts.get("slippery"))
-        self.luck = hash64(size, facts["start"], facts["goal"], *sorted(self.holes))
+        self.key_of_slips = hash64(size, facts["start"], facts["goal"], *sorted(self.holes))
         self.texts: dict[int, str] = {}
         return facts["start"], 0
 
@@ -76,8 +76,8 @@ class Lake(World[State]):
 
     def slipped(self, way: str, turn: int) -> str:
         """The way that a step really goes: as meant, or to either side, a third each."""
-        luck = hash64("slip", self.luck, turn) % 3
-        return (way, *ASTRAY[way])[luck]
+        slip = hash64("slip", self.key_of_slips, turn) % 3
+        return (way, *ASTRAY[way])[slip]
 
     def move(self, state: State, words: list[str]) -> Moved[State]:
         if len(words) != 1 or words[0] not in WAYS:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gruppo.envs.world import LOST, NOTHING, WON, Facts, Luck, Moved, World, nothing, number, spoken, wanted
+from gruppo.envs.world import LOST, NOTHING, WON, Draws, Facts, Moved, World, nothing, number, spoken, wanted
 
 KINDS = ("cup", "hat", "lamp", "book", "ring", "bag", "shirt", "shoe")
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "brown", "pink")
@@ -39,19 +39,19 @@ class Shop(World[State]):
     }
 
     @classmethod
-    def drawn(cls, level: int, luck: Luck) -> dict[str, Any]:
+    def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
         many, others, sized, priced, turns = cls.levels[level]
-        kind, colour = luck.pick(KINDS), luck.pick(COLOURS)
-        limit, size = luck.between(20, 60), luck.pick(SIZES) if sized else ""
-        goods = [_item(kind, colour, luck.between(5, limit - 1), size, luck)]
+        kind, colour = draw.pick(KINDS), draw.pick(COLOURS)
+        limit, size = draw.between(20, 60), draw.pick(SIZES) if sized else ""
+        goods = [_item(kind, colour, draw.between(5, limit - 1), size, draw)]
         while len(goods) < many:
-            item = _item(kind, luck.pick(COLOURS), luck.between(5, 99), "", luck)
+            item = _item(kind, draw.pick(COLOURS), draw.between(5, 99), "", draw)
             if not _right(item, {"kind": kind, "colour": colour, "under": limit if priced else 100, "size": size}):
                 goods.append(item)
         away = [k for k in KINDS if k != kind]
-        goods += [_item(luck.pick(away), luck.pick(COLOURS), luck.between(5, 99), "", luck) for _ in range(others)]
+        goods += [_item(draw.pick(away), draw.pick(COLOURS), draw.between(5, 99), "", draw) for _ in range(others)]
         want = {"kind": kind, "colour": colour, "under": limit if priced else 100, "size": size}
-        return {"goods": luck.some(goods, len(goods)), "want": want, "turns": turns}
+        return {"goods": draw.some(goods, len(goods)), "want": want, "turns": turns}
 
     @classmethod
     def asked(cls, facts: Facts) -> str:
@@ -142,9 +142,9 @@ class Shop(World[State]):
         return f"open {at + 1}" if page == state.page else "next" if page > state.page else "back"
 
 
-def _item(kind: str, colour: str, price: int, size: str, luck: Luck) -> dict[str, Any]:
+def _item(kind: str, colour: str, price: int, size: str, draw: Draws) -> dict[str, Any]:
     """One good; its sizes are in stock, and the one that is named is among them."""
-    sizes = [s for s in SIZES if s == size or luck.below(2)] or ["medium"]
+    sizes = [s for s in SIZES if s == size or draw.below(2)] or ["medium"]
     return {"kind": kind, "colour": colour, "price": price, "sizes": sizes}
 
 

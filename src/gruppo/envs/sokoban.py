@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from gruppo.envs.lake import ORDER, WAYS
-from gruppo.envs.world import WON, Facts, Luck, Moved, World, nothing, spoken, wanted
+from gruppo.envs.world import WON, Draws, Facts, Moved, World, nothing, spoken, wanted
 
 Cell = tuple[int, int]
 State = tuple[Cell, tuple[Cell, ...]]  # you; the boxes, sorted
@@ -110,9 +110,9 @@ class Sokoban(World[State]):
     levels = {1: (4, 1, 0, 16), 2: (5, 1, 3, 24), 3: (5, 2, 2, 40), 4: (6, 2, 5, 50)}
 
     @classmethod
-    def drawn(cls, level: int, luck: Luck) -> dict[str, Any]:
+    def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
         size, boxes, walls, turns = cls.levels[level]
-        cells = luck.some([(r, c) for r in range(1, size + 1) for c in range(1, size + 1)], 2 * boxes + walls + 1)
+        cells = draw.some([(r, c) for r in range(1, size + 1) for c in range(1, size + 1)], 2 * boxes + walls + 1)
         marks = dict(zip(cells, "@" + "$" * boxes + "." * boxes + "#" * walls, strict=True))
         edge = "#" * (size + 2)
         rows = ["".join(marks.get((r, c), " ") for c in range(1, size + 1)) for r in range(1, size + 1)]

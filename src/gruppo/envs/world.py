@@ -23,7 +23,7 @@ WON = "you win"
 LOST = "you lose"
 
 
-class Luck:
+class Draws:
     """Keyed random numbers for making tasks: the same key gives the same numbers in every Python version."""
 
     def __init__(self, *key: int | str) -> None:
@@ -113,7 +113,7 @@ class World(Generic[S]):
         raise NotImplementedError
 
     @classmethod
-    def drawn(cls, level: int, luck: Luck) -> dict[str, Any]:
+    def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
         raise NotImplementedError
 
     @classmethod

@@ -203,7 +203,7 @@ class Against(Wrapper):
             known = ", ".join(env.players)
             raise ValueError(f"player={player!r}: no such player.{nearest(player, env.players)} Players: {known}.")
         self.player: Player = env.players[player] if isinstance(player, str) else player
-        self.seats, self.luck, self.moves = (POLICY,), key, 0
+        self.seats, self.player_key, self.moves = (POLICY,), key, 0
         self.can -= {"players"}
 
     def begun(self, seen: Seen) -> Seen:
@@ -217,7 +217,7 @@ class Against(Wrapper):
     def _mine(self, seen: Seen) -> Seen:
         """Lets the others act until it is our turn."""
         while not seen.done and seen.agent != self.seat:
-            seen = self.env.step(self.player(seen, hash64(self.luck, self.task.uid, self.moves)))
+            seen = self.env.step(self.player(seen, hash64(self.player_key, self.task.uid, self.moves)))
             self.moves += 1
         rewards = {"task": seen.outcomes[self.seat]} if seen.done and not seen.error else {}
         return replace(seen, agent=POLICY, rewards=rewards, outcomes={})

@@ -53,8 +53,8 @@ class ClipCovariance(Occupant):
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         adv_N, learn_N, r_N = batch.adv_N, batch.learn_N, ratio(stats.logp_N, batch.logp_old_N)
         clip_N = surrogate.clip_fraction(stop(r_N), adv_N, self.clip_low, self.clip_high)
-        luck_N, bounds = ctx.uniform("clip_cov", batch.uid_N), (self.chosen_share, self.cov_low, self.cov_high)
-        out_N = left_out(adv_N, stop(stats.logp_N), learn_N, clip_N == 0, luck_N, *bounds).to(r_N.dtype)
+        noise_N, bounds = ctx.uniform("clip_cov", batch.uid_N), (self.chosen_share, self.cov_low, self.cov_high)
+        out_N = left_out(adv_N, stop(stats.logp_N), learn_N, clip_N == 0, noise_N, *bounds).to(r_N.dtype)
         value_N = (1.0 - out_N) * surrogate.clipped(r_N, adv_N, self.clip_low, self.clip_high)
         return {"policy": batch.weight_N * value_N, "clip_fraction": clip_N, "singled_out": out_N}
 

@@ -78,15 +78,15 @@ class SomeSegments(Occupant):
         usable_S = batch.gather(batch.policy_N, "N", "S", "any")
         first_E = batch.gather(number_S := torch.arange(batch.size("S"), device=batch.device), "S", "E", "min").long()
         uid_S, number_S = batch.spread(batch.uid_E, "E", "S"), number_S - batch.spread(first_E, "E", "S")
-        luck_S, luck_E = ctx.uniform("segment", uid_S, number_S), ctx.uniform("trajectory", batch.uid_E)
+        noise_S, noise_E = ctx.uniform("segment", uid_S, number_S), ctx.uniform("trajectory", batch.uid_E)
         times = [0] * batch.size("S")
         groups: dict[int, dict[int, list[int]]] = {}
         usable: list[int] = torch.nonzero(usable_S)[:, 0].tolist()
-        for s in sorted(usable, key=lambda s: float(luck_S[s])):
+        for s in sorted(usable, key=lambda s: float(noise_S[s])):
             e = int(batch.episode_S[s])
             groups.setdefault(int(batch.group_E[e]), {}).setdefault(e, []).append(s)
         for members in groups.values():
-            order = [members[e] for e in sorted(members, key=lambda e: float(luck_E[e]))]
+            order = [members[e] for e in sorted(members, key=lambda e: float(noise_E[e]))]
             rounds = [mine[r] for r in range(max(map(len, order))) for mine in order if r < len(mine)]
             for n in range(self.segments):
                 times[rounds[n % len(rounds)]] += 1

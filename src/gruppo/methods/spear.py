@@ -163,9 +163,9 @@ class NowAndThen(Occupant):
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
         adv_N, r_N, now_N = batch.adv_N, ratio(stats.logp_N, batch.logp_old_N), stop(stats.logp_N)
         clip_N = surrogate.clip_fraction(stop(r_N), adv_N, self.clip_low, self.clip_high)
-        luck_N, (fresh_N, past_N) = ctx.uniform("spear", batch.uid_N), self.parts(batch)
+        noise_N, (fresh_N, past_N) = ctx.uniform("spear", batch.uid_N), self.parts(batch)
         parts = zip((fresh_N, past_N), (self.left_out, self.replay_left_out), strict=True)
-        out = [left_out(adv_N, now_N, where, clip_N == 0, luck_N, **band) for where, band in parts]
+        out = [left_out(adv_N, now_N, where, clip_N == 0, noise_N, **band) for where, band in parts]
         out_N = (out[0] | out[1]).to(r_N.dtype)
         value_N = batch.weight_N * surrogate.clipped(r_N, adv_N, self.clip_low, self.clip_high) * (1.0 - out_N)
         return {"policy": value_N, "self_imitation": value_N, "clip_fraction": clip_N, "singled_out": out_N}

@@ -11,7 +11,8 @@ is worth more, and to repeat an answer costs. Only the quarter of the groups who
 
 The environment plays the tries and pays them: `gruppo.envs.wrappers.Retry`, which the rollout puts around the world for
 asks with `how["tries"]`; an answer is compared in lower case and without spaces, and an empty one does not count. With
-one try, and all groups, this is PPO. A group of one never varies, and is refused.
+one try, and all groups, this is PPO. A task of one answer is not tried again, and the run says so. A group of one never
+varies, and is refused.
 """
 
 import math

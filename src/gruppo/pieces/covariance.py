@@ -28,12 +28,12 @@ def singled_out(share: float, where: Tensor) -> int:
 
 
 def left_out(
-    adv_N: Tensor, logp_N: Tensor, where: Tensor, may: Tensor, luck_N: Tensor, share: float, low: float, high: float
+    adv_N: Tensor, logp_N: Tensor, where: Tensor, may: Tensor, noise_N: Tensor, share: float, low: float, high: float
 ) -> Tensor:
     """A share of the rows in `where`, drawn from those of them that `may` and have low < covariance < high.
 
-    Those with the smallest `luck_N`; at least one, if there is a candidate and the share is not 0.
+    Those with the smallest `noise_N`; at least one, if there is a candidate and the share is not 0.
     """
     cov_N = token_covariance(adv_N, logp_N, where)
     candidate_N = where & may & (cov_N > low) & (cov_N < high)
-    return lowest(luck_N, luck_N, candidate_N, singled_out(share, where))
+    return lowest(noise_N, noise_N, candidate_N, singled_out(share, where))

@@ -13,7 +13,7 @@ from typing import Any
 class Client:
     """The address of the policy for one episode. With a library: OpenAI(base_url=client.base_url, api_key=client.key).
 
-    seed  a number for the agent's own luck, the same when the episode is drawn again
+    seed  a random seed for the agent itself, the same when the episode is drawn again
     """
 
     base_url: str

@@ -8,7 +8,7 @@ and the episodes are the same in every run if the programs are, but the last bit
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from gruppo.serve.outcome import Row, hung
 from gruppo.serve.programs import Programs, programs_of
 from gruppo.serve.session import MOST, Session
 from gruppo.stages.context import Context
-from gruppo.stages.play import Fork, Start, grown_of
+from gruppo.stages.play import Fork, Start, as_they_end, grown_of
 from gruppo.tasks.settings import TaskConfig
 
 MODEL = "policy"
@@ -62,18 +62,10 @@ class Agents:
 
         playing = asyncio.gather(*(play(i, s) for i, s in enumerate(each)))
         try:
-            for _ in each:
-                waiting = asyncio.ensure_future(ended.get())
-                await asyncio.wait({waiting, playing}, return_when=asyncio.FIRST_COMPLETED)
-                if playing.done() and playing.exception() is not None:
-                    waiting.cancel()
-                    await playing
-                yield await waiting
-            await playing
+            async with aclosing(as_they_end(playing, ended, len(each))) as found:
+                async for i, episode in found:
+                    yield i, episode
         finally:
-            playing.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await playing
             await draw.settled()
             await endpoint.close()
 

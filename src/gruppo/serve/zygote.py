@@ -129,7 +129,7 @@ def acted(agent: Any, given: bytes) -> Row:
         task, client = pickle.loads(given)
         assert isinstance(client, Client)
         os.environ.update(client.environment)
-        random.seed(client.seed)  # all are forks of one process, and would have the same luck
+        random.seed(client.seed)  # all are forks of one process, and would draw the same numbers
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(client.seed % (1 << 32))
         value = agent(task, client)

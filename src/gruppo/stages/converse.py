@@ -8,7 +8,7 @@ new. In lockstep the same bits come out however long an environment takes.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -24,10 +24,16 @@ from gruppo.envs.memory import Memory
 from gruppo.envs.registry import make_env
 from gruppo.envs.wrappers import Retry, TurnLimit, Window, cut
 from gruppo.stages.context import Ask, Context
-from gruppo.stages.play import Fork, Play, Start, grown_of, one_answer, prompt_source, request_after
+from gruppo.stages.play import Fork, Play, Start, as_they_end, grown_of, one_answer, prompt_source, request_after
 from gruppo.tasks import TaskConfig
 
 GOAL = "goal"  # in the meta of a task: its prompt without the first observation
+HEARD = {  # what `Ask.how` may ask of an environment
+    "tries": "further tries",
+    "turns": "a limit of turns",
+    "memory": "a memory that the agent edits",
+    "entropy_tokens": "branches at turns",
+}
 LIKELY = 10  # most probable ids that an entropy is about
 FIRST_ENTROPY = "first_entropy"  # a note of turns, if Ask.how["entropy_tokens"] asks for it
 
@@ -66,19 +72,9 @@ class Converse:
 
         rest = [i for i in range(len(starts)) if i not in set(alone)]
         playing = asyncio.create_task(ctx.engine.together([play(i, starts[i]) for i in rest]))
-        try:
-            for _ in rest:
-                waiting = asyncio.create_task(ended.get())
-                await asyncio.wait({waiting, playing}, return_when=asyncio.FIRST_COMPLETED)
-                if not waiting.done() and ended.empty():  # one of them has failed
-                    waiting.cancel()
-                    await playing
-                yield await waiting
-            await playing
-        finally:
-            playing.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await playing
+        async with aclosing(as_they_end(playing, ended, len(rest))) as found:
+            async for i, episode in found:
+                yield i, episode
 
     def shown(self, task: Any) -> Any:
         """The task with its first observation in the prompt, so that prompting sees what the policy will see."""
@@ -140,8 +136,11 @@ class Borrowed:
             wrapped = TurnLimit(wrapped, turns)
         return Window(wrapped, self.player.window) if self.player.window >= 0 else wrapped
 
-    def __exit__(self, *error: object) -> None:
-        self.player.free[self.name].append(self.env)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None and isinstance(self.env, Hosted):
+            self.env.close()  # a call may still be under way, in a thread: the next episode gets another process
+        else:
+            self.player.free[self.name].append(self.env)
 
 
 def ask_of(start: "Start | Fork | Ask") -> Ask:

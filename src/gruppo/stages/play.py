@@ -4,8 +4,10 @@ Rollouts make episodes with `ctx.play`. Here an episode is one answer; `converse
 behind the same call, so that a rollout that only calls `ctx.play` need not change.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -106,6 +108,25 @@ class Fork:
         written = [s.ids[s.source != Source.ENV] for s in made.sequences]
         made.text = ctx.tokenizer.decode(np.concatenate(written))
         return made
+
+
+async def as_they_end(
+    playing: "asyncio.Future[Any]", ended: "asyncio.Queue[tuple[int, Episode]]", count: int
+) -> AsyncGenerator[tuple[int, Episode], None]:
+    """What `playing` puts into the queue, `count` times. If it fails, so does this; who leaves this cancels it."""
+    try:
+        for _ in range(count):
+            waiting = asyncio.ensure_future(ended.get())
+            await asyncio.wait({waiting, playing}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() and ended.empty():  # it has ended before its time
+                waiting.cancel()
+                await playing
+            yield await waiting
+        await playing
+    finally:
+        playing.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await playing
 
 
 async def one_answer(

@@ -40,6 +40,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
         if not run.checked:
             run.warn(*check_first_batch(method, batch, 0 if run.tasks.env else run.sampling.max_tokens))
             run.warn_if_hidden(drawn)
+            run.warn_if_unheard(drawn)
             run.checked = True
         ctx.episodes = kept
         run.between_steps = False

@@ -14,8 +14,8 @@ from gruppo.engines.config import engine_of
 from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
 from gruppo.stages.check import check, compares, cut_off, refuse_weaker
-from gruppo.stages.converse import play_of
-from gruppo.stages.play import close_play
+from gruppo.stages.converse import HEARD, play_of
+from gruppo.stages.play import close_play, one_answer
 from gruppo.stages.requires import RecurringTasks
 from gruppo.stages.walk import Walk
 from gruppo.tasks import TaskSet
@@ -168,6 +168,15 @@ class Run:
                 f"{said[:60] + '…' if len(said) > 60 else said!r}. The scorer ({name}{where}) wants it in "
                 "another form: ask for that form in task.system or task.template, or choose another task.reward, "
                 f"such as {' or '.join(others)}."
+            )
+
+    def warn_if_unheard(self, drawn: Sequence[Episode]) -> None:
+        """What a method asks of an environment has no effect on a task that is one answer."""
+        asked = {name for e in drawn if e.ask is not None for name in e.ask.how if name in HEARD}
+        if asked and self.walk.play is one_answer:
+            self.warn(
+                f"{self.method.name} asks for {', '.join(HEARD[name] for name in sorted(asked))}, and a task of one "
+                "answer has none, so that part has no effect. Use a task with an environment, such as task=calculator."
             )
 
     def warn_if_empty(self, empty: bool) -> None:

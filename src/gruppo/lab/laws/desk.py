@@ -6,7 +6,8 @@ from typing import Any
 from gruppo.data import Episode
 from gruppo.data.keyed import uniform
 from gruppo.engines.native import NativeEngine
-from gruppo.lab.laws.world import GROUPS, World
+from gruppo.lab.laws.episodes import GROUPS
+from gruppo.lab.laws.world import World
 from gruppo.policies import CharTokenizer, TinyConfig, TinyTransformer
 from gruppo.stages import Ask, Prompt
 from gruppo.stages.prompting import prompts_for

@@ -9,8 +9,9 @@ import numpy as np
 
 from gruppo.data import Episode
 from gruppo.lab.laws.desk import Desk
+from gruppo.lab.laws.episodes import random_episodes, with_notes
 from gruppo.lab.laws.same import drifted, observe
-from gruppo.lab.laws.world import NothingToLearn, World, random_episodes, with_notes
+from gruppo.lab.laws.world import NothingToLearn, World
 from gruppo.stages import ROOMS, Method, Schedule, kind
 from gruppo.stages.occupant import hints_of
 from gruppo.stages.walk import noted

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Use
+from gruppo.lab.laws.episodes import random_episodes, with_rewards
 from gruppo.lab.laws.fields import fields_matter, schedules
 from gruppo.lab.laws.prefixes import shared_prefixes
 from gruppo.lab.laws.rows import failures, keep_and_weight, nan_mask, unused
 from gruppo.lab.laws.same import EXACT, drifted, first, observe, remembers, same
-from gruppo.lab.laws.world import World, bare, random_cut, random_episodes, with_rewards
+from gruppo.lab.laws.world import World, bare, random_cut
 from gruppo.pieces.stop import freeze
 from gruppo.stages import Method, StepRecord
 from gruppo.stages.check import least_samples

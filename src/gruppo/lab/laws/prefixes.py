@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from gruppo.data import Episode, Sequence
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import drifted, first, same
-from gruppo.lab.laws.world import World, random_cut, random_episodes
+from gruppo.lab.laws.world import World, random_cut
 from gruppo.stages import Method
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source, Status, Use
+from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import first, observe, remembers, same
-from gruppo.lab.laws.world import World, random_episodes
+from gruppo.lab.laws.world import World
 from gruppo.stages import Method
 from gruppo.stages.check import readable_N
 
