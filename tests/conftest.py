@@ -4,7 +4,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     total = sum(SECONDS.values())
     said = ", ".join(f"{folder} {seconds:.1f}" for folder, seconds in SECONDS.most_common())
     terminalreporter.write_line(f"seconds by folder of tests/: {said}; together {total:.1f}")
+
+
+@pytest.fixture(autouse=True)
+def modules_of_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test imported from its folder is forgotten: the folder is removed, and the next test has its own."""
+    path, count, folder = list(sys.path), len(sys.modules), tmp_path_factory.getbasetemp()
+    yield
+    sys.path[:] = [p for p in sys.path if p in path or not Path(p).is_relative_to(folder)]
+    for name in list(sys.modules)[count:]:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).is_relative_to(folder):
+            del sys.modules[name]
 
 
 @pytest.fixture
