@@ -7,6 +7,7 @@ what the callers ask, however long they take in between.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ class Caller:
     """A task that asks again and again. `number` is its place in a wave; callers inside it have longer ones."""
 
     number: tuple[int, ...]
+    above: "Caller | None" = None
     children: int = 0  # registered so far
     inside: int = 0  # callers inside it that are not done: they are waited for in its place
 
@@ -44,8 +46,9 @@ class Waves:
 
     def _begin_anew(self) -> None:
         self._root = Caller(())
-        self._active: list[Caller] = []
+        self._active: dict[Caller, None] = {}  # in the order in which they came
         self._held: list[tuple[Caller, Call, Callable[[], None]]] = []
+        self._waiting: Counter[Caller] = Counter()  # how many calls of each are held
 
     def _mine(self) -> Caller | None:
         """The caller that this task is, for this engine. Callers of a loop that was closed are gone."""
@@ -61,17 +64,20 @@ class Waves:
             start()
             return
         self._held.append((caller, call, start))
+        self._waiting[caller] += 1
         self._begin()
 
     def drop(self, call: Call) -> None:
         """The caller went away."""
         self._held = [held for held in self._held if held[1] is not call]
+        self._waiting = Counter(caller for caller, _, _ in self._held)
 
     def _begin(self) -> None:
-        waiting = [caller for caller, _, _ in self._held]
-        if not waiting or any(c not in waiting for c in self._active if not c.inside):
+        # The last first: callers mostly ask in their order, so one look is enough until the last of them has asked.
+        if not self._held or any(c not in self._waiting for c in reversed(self._active) if not c.inside):
             return
         wave, self._held = sorted(self._held, key=lambda held: held[0].number), []
+        self._waiting.clear()
         for _, call, start in wave:
             try:
                 start()
@@ -80,18 +86,18 @@ class Waves:
 
     def enter(self) -> Caller:
         above = self._mine() or self._root
-        caller = Caller((*above.number, above.children))
+        caller = Caller((*above.number, above.children), above)
         above.children += 1
         above.inside += 1
-        self._active.append(caller)
+        self._active[caller] = None
         return caller
 
     def leave(self, caller: Caller) -> None:
         """A caller is done. Calling it twice is no harm."""
         if caller in self._active:
-            self._active.remove(caller)
-            for above in (self._root, *self._active):
-                above.inside -= above.number == caller.number[:-1]
+            del self._active[caller]
+            if caller.above is not None:
+                caller.above.inside -= 1
             self._begin()
 
     @contextmanager

@@ -239,7 +239,9 @@ class Dialogue:
         room = max(self.ctx.engine.context() - len(ids), 1)
         here = self.context_of[seen.agent]
         key = self.grown.uid if here == 0 else int(key_hash(self.grown.uid, "context", here))
-        request = request_after(self.ctx, ids, key, replace(sampling, max_tokens=min(sampling.max_tokens, room)))
+        if room < sampling.max_tokens:  # not every time: what is made is also checked
+            sampling = replace(sampling, max_tokens=room)
+        request = request_after(self.ctx, ids, key, sampling)
         c = await self.ctx.engine.ask(replace(request, topk_logprobs=LIKELY) if self.watched else request)
         self.entropy.append(first_entropy(c.topk, self.watched, self.ctx.tokenizer.vocab))
         self.grown.write(c.ids, c.logp, c.version, temperature=request.temperature, allowed=c.allowed)
