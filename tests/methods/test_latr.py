@@ -382,8 +382,11 @@ def test_it_trains() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match=r"lookaheads=20,0: a branch has a token of its own. Use whole numbers >= 1"):
-        LookaheadTree(lookaheads=(20, 0))
+    for ages in ((20, 0), (20, 2.5)):
+        with pytest.raises(
+            ValueError, match=rf"lookaheads=20,{ages[1]}: a branch has a token of its own. Use whole numbe"
+        ):
+            LookaheadTree(lookaheads=ages)  # type: ignore[arg-type]
     bad: dict[str, Any] = {"tau_abs": 1.5, "tau_rel": -0.1, "max_candidates": 1, "tree_tokens": 0, "full_bar": 0.0}
     for name, value in bad.items():
         with pytest.raises(ValueError, match=f"{name}={value} is out of range"):

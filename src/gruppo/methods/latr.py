@@ -59,7 +59,7 @@ class LookaheadTree(Occupant):
     requires = (Promised("steer", "its rollout reads every distribution, and forces tokens"),)
 
     def wrong(self) -> str:
-        if all(length >= 1 for length in self.lookaheads):
+        if all(n >= 1 and n == int(n) for n in self.lookaheads):
             return ""
         said = ",".join(map(str, self.lookaheads))
         return f"lookaheads={said}: a branch has a token of its own. Use whole numbers >= 1, such as 20,30,50."
