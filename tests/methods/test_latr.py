@@ -14,7 +14,6 @@ from gruppo.data import Episode, Source, Status, pack, uniform
 from gruppo.engines.base import Completion, Request
 from gruppo.methods import method
 from gruppo.methods.latr import LookaheadTree
-from gruppo.pieces.diversity import edit_distance
 from gruppo.stages import Context, Sampling
 from gruppo.stages.check import refuse_weaker
 
@@ -63,10 +62,12 @@ class Table:
         return Completion(made, np.array(logp), np.zeros(n, np.int32), reason, forced=np.array(forced))
 
 
-def tree(odds: Odds, samples: int = 8, max_tokens: int = 16, temperature: float = 1.0, **fields: Any) -> list[Episode]:
+def tree(
+    odds: Odds, samples: int = 8, seed: int = 0, max_tokens: int = 16, temperature: float = 1.0, **fields: Any
+) -> list[Episode]:
     rule = LATR.but(rollout=LookaheadTree(**{"eta": 1.0, "lookaheads": (2,), **fields}))
     how = Sampling(max_tokens=max_tokens, temperature=temperature)
-    ctx = bench(rule, lambda p, r: "", lambda e: 1.0, sampling=how)
+    ctx = bench(rule, lambda p, r: "", lambda e: 1.0, sampling=how, seed=seed)
     ctx.engine = Table(odds)
     found = rolled(rule, ctx, [task(0)], samples)
     assert len(found) == samples and len({e.uid for e in found}) == samples
@@ -117,26 +118,6 @@ def test_card_which_candidates_branch() -> None:
     assert LookaheadTree(tau_abs=0.1).candidates(np.array([0.5, 0.25])) == []  # nearer, not at, the gap
 
 
-def test_edit_distance_by_hand() -> None:
-    def letters(word: str) -> Any:
-        return np.array([ord(c) for c in word], np.int64)
-
-    # Levenshtein: kitten, sitten, sittin, sitting. flaw, law, lawn. abcd, bcd, bcda: one goes, one comes.
-    for a, b, d in [("kitten", "sitting", 3), ("flaw", "lawn", 2), ("abcd", "bcda", 2), ("", "ab", 2), ("ab", "", 2)]:
-        assert edit_distance(letters(a), letters(b)) == edit_distance(letters(b), letters(a)) == d
-    assert edit_distance(letters("abc"), letters("abc")) == 0
-
-    def by_the_book(a: Any, b: Any) -> int:
-        if not len(a) or not len(b):
-            return len(a) + len(b)
-        return min(by_the_book(a[1:], b) + 1, by_the_book(a, b[1:]) + 1, by_the_book(a[1:], b[1:]) + int(a[0] != b[0]))
-
-    rng = np.random.default_rng(0)
-    for _ in range(40):
-        a, b = (rng.integers(0, 3, rng.integers(0, 6)) for _ in range(2))
-        assert edit_distance(a, b) == by_the_book(a, b)
-
-
 def test_card_eight_prefixes() -> None:
     """Everybody branches at every letter: 2, 4, 8 rows. The last are of letter 3, two letters old after letter 4."""
     found = tree(unsure)
@@ -183,7 +164,7 @@ def test_what_grew_from_a_branch_goes_with_it_and_leaves_room() -> None:
 
 
 def test_rows_that_have_ended_are_left_alone_and_keep_their_place() -> None:
-    """b ends at once: it is compared with nothing, stays, and takes room."""
+    """A branch that ends at once is compared with nothing, stays, and takes room. So is the branch of such a root."""
 
     def odds(text: str) -> dict[str, float]:
         return {"a": 0.55, ".": 0.45} if len(text) < 2 else {"a": 1.0} if len(text) < 9 else {".": 1.0}
@@ -191,6 +172,8 @@ def test_rows_that_have_ended_are_left_alone_and_keep_their_place() -> None:
     found = tree(odds, samples=2, lookaheads=(1, 2), tau_ed=9.0)
     assert parents(found) == [-1, 0] and texts(found) == ["a" * 9, ""]
     assert found[1].status == Status.OK and forced(found[1]) == "1"
+    found = tree(lambda text: {".": 0.55, "a": 0.45} if len(text) < 1 else odds("aa" + text), samples=2, tau_ed=9.0)
+    assert parents(found) == [-1, 0] and texts(found)[0] == "" and texts(found)[1].startswith("aaa")
 
 
 def test_the_tree_ends_when_it_is_full_and_settled_or_at_its_last_token() -> None:
@@ -264,16 +247,18 @@ def test_rows_that_are_sampled_where_they_do_not_branch() -> None:
 
 
 def test_a_drawn_letter_gives_way_where_a_row_branches() -> None:
-    """a may be drawn at letters 2 and 4, but b goes on and c branches; what was drawn after an a is drawn again."""
+    """a may be drawn at letters 2 and 4, but b goes on and c branches; the q after an a that was drawn is not kept."""
 
     def odds(text: str) -> dict[str, float]:
         if len(text) in (1, 3):
             return {"a": 0.3, "b": 0.35, "c": 0.35}
-        return {"x": 0.5, "y": 0.2, "z": 0.3} if len(text) < 9 else {".": 1.0}
+        return {"q" if "a" in text else "x": 0.5, "y": 0.2, "z": 0.3} if len(text) < 9 else {".": 1.0}
 
-    found = tree(odds, samples=3, sample_nk="always", tau_abs=0.31, lookaheads=(9,))
-    assert parents(found) == [-1, 0, 0] and [t[1] for t in texts(found)] == ["b", "c", "b"]
-    assert [found[0].text[3], found[2].text[3]] == ["b", "c"] and forced(found[2])[:4] == "0101"
+    for seed in range(6):
+        found = tree(odds, samples=3, seed=seed, sample_nk="always", tau_abs=0.31, lookaheads=(9,))
+        assert parents(found) == [-1, 0, 0] and [t[1] for t in texts(found)] == ["b", "c", "b"]
+        assert [found[0].text[3], found[2].text[3]] == ["b", "c"] and forced(found[2])[:4] == "0101"
+        assert not any("q" in t and "a" not in t for t in texts(found))
 
 
 def test_leaves_that_are_missing() -> None:
