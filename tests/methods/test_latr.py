@@ -261,6 +261,17 @@ def test_a_drawn_letter_gives_way_where_a_row_branches() -> None:
         assert not any("q" in t and "a" not in t for t in texts(found))
 
 
+@pytest.mark.parametrize("nk", ["none", "full", "always"])
+def test_how_far_a_row_looks_ahead_changes_nothing(nk: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def grown() -> list[tuple[str, str]]:
+        return [(e.text, forced(e)) for e in tree(unsure, samples=6, sample_nk=nk, lookaheads=(3, 4), tau_ed=0.5)]
+
+    far = grown()
+    for ahead in (1, 3):
+        monkeypatch.setattr("gruppo.stages.tree.AHEAD", ahead)
+        assert grown() == far
+
+
 def test_leaves_that_are_missing() -> None:
     """copy: they go on from where the tree left the root, each with luck of its own; if it has ended, they are it."""
     found = tree(unsure, samples=4, tau_abs=1.0, tree_tokens=3, fill="copy")
