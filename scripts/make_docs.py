@@ -176,12 +176,17 @@ def rooms_table(m: Method) -> str:
 
 def settings_table(m: Method, means: Mapping[str, str]) -> str:
     rows = [
-        [code(f"{path}.{f.name}"), code(getattr(o, f.name)), means.get(f.name, "")]
+        [code(f"{path}.{f.name}"), code(as_typed(getattr(o, f.name))), means.get(f.name, "")]
         for room in ROOMS
         for path, o in held(m, room).items()
         for f in dataclasses.fields(o)
     ]
     return table(("setting", "value", "meaning"), rows) if rows else "It has no settings."
+
+
+def as_typed(value: Any) -> Any:
+    """A value as the command line takes it: lists with commas."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def laws(m: Method) -> str:

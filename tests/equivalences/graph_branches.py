@@ -1,4 +1,4 @@
-"""Equivalences of spear, arpo_replay, arpo_agentic, spiral and memact."""
+"""Equivalences of spear, arpo_replay, arpo_agentic, latr, spiral and memact."""
 
 from dataclasses import dataclass, replace
 
@@ -87,6 +87,12 @@ GRAPH = [
         AGENTIC.but(name="arpo_agentic, hard", credit=SharedTurns()),
         GRPO_PLAIN.but(name="grpo, mean over tokens", objective=ClippedSurrogate(mean="token")),
         "No turn is shared, so a token has the advantage of its own leaf.",
+    ),
+    Equivalence(
+        "latr_is_grpo",
+        method("latr"),
+        method("grpo"),
+        "Given the same answers, it learns the same: only the rollout differs.",
     ),
     Equivalence(
         "spiral_by_loops",

@@ -13,7 +13,7 @@ from six_answers import close
 from gruppo.data import Key
 from gruppo.pieces import probe
 from gruppo.pieces.covariance import token_covariance
-from gruppo.pieces.diversity import self_bleu
+from gruppo.pieces.diversity import edit_distance, self_bleu
 from gruppo.pieces.response import fitted
 
 
@@ -21,6 +21,29 @@ def test_a_token_alone_has_no_covariance() -> None:
     """Its advantage and its log-probability are the means."""
     adv_N, logp_N = torch.tensor([2.0, 5.0]).double(), torch.tensor([-3.0, -1.0]).double()
     assert column(token_covariance(adv_N, logp_N, torch.tensor([True, False]))) == [0.0, 0.0]
+
+
+# edits
+
+
+def test_edit_distance_by_hand() -> None:
+    def letters(word: str) -> Any:
+        return np.array([ord(c) for c in word], np.int64)
+
+    # Levenshtein: kitten, sitten, sittin, sitting. flaw, law, lawn. abcd, bcd, bcda: one goes, one comes.
+    for a, b, d in [("kitten", "sitting", 3), ("flaw", "lawn", 2), ("abcd", "bcda", 2), ("", "ab", 2), ("ab", "", 2)]:
+        assert edit_distance(letters(a), letters(b)) == edit_distance(letters(b), letters(a)) == d
+    assert edit_distance(letters("abc"), letters("abc")) == 0
+
+    def by_the_book(a: Any, b: Any) -> int:
+        if not len(a) or not len(b):
+            return len(a) + len(b)
+        return min(by_the_book(a[1:], b) + 1, by_the_book(a, b[1:]) + 1, by_the_book(a[1:], b[1:]) + int(a[0] != b[0]))
+
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        a, b = (rng.integers(0, 3, rng.integers(0, 6)) for _ in range(2))
+        assert edit_distance(a, b) == by_the_book(a, b)
 
 
 # self-BLEU

@@ -16,6 +16,7 @@ from gruppo.lab.exact.figures import Lab, lab, true_gradient
 from gruppo.lab.exact.trial import Trial
 from gruppo.lab.exact.world import ExactWorld
 from gruppo.methods import all_methods, method
+from gruppo.methods.latr import LookaheadTree
 from gruppo.stages import Context, Method, Need, Occupant, Prompt, Stats, Term, Values, need
 from gruppo.stages.check import least_samples
 from gruppo.stages.credit import LeaveOneOut
@@ -273,6 +274,7 @@ class Pooled(PolicyGradient):
         ({"rollout": After(first=1)}, "samples after texts without a prompt of the laboratory"),
         ({"rollout": After(more=(0, 0))}, "goes on from texts that begin no answer of the laboratory"),
         ({"rollout": After(how=(("top_k", 1),))}, "samples from a truncated distribution"),
+        ({"rollout": LookaheadTree()}, "steers the engine"),
         ({"rollout": FirstTwice()}, "by their order"),
         ({"credit": Broken()}, "no such thing here$"),
         ({"objective": Pooled()}, "at level S"),

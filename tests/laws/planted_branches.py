@@ -1,7 +1,7 @@
 """Mistakes in the methods that go back to an episode, or branch off one; see `planted.py`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,11 +10,12 @@ from gruppo.data import Batch, Episode
 from gruppo.methods import method
 from gruppo.methods.arpo_agentic import SharedTurns
 from gruppo.methods.arpo_replay import SuccessForFailure
+from gruppo.methods.latr import LookaheadTree
 from gruppo.methods.memact import SomeSegments
 from gruppo.methods.spear import PAST, Recalibrated
 from gruppo.methods.spiral import RoleBaseline
 from gruppo.pieces.advantage import z_score
-from gruppo.stages import Context, Method
+from gruppo.stages import Context, Method, Prompt
 from gruppo.stages.credit import to_tokens
 
 
@@ -67,11 +68,22 @@ class TakesTheFirst(SomeSegments):
         return out
 
 
+@dataclass(frozen=True)
+class AsInTheEnd(LookaheadTree):
+    """The share of the tree is that of the last step from the first one on."""
+
+    async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
+        return await replace(self, eta=replace(ctx, step=ctx.steps).at(self.eta))._as_it_is(ctx, prompts)
+
+    _as_it_is = LookaheadTree.__call__
+
+
 SPOILED: dict[str, tuple[str, Method]] = {
     "spear takes every remembered episode for good": (
         "equal_rewards",
         method("spear").but(credit=ComparesTheRemembered(), objective=method("spear").objective),
     ),
+    "latr begins as it should end": ("schedules", method("latr").but(rollout=AsInTheEnd())),
     "memact takes the first segments": ("order", method("memact").but(select=(TakesTheFirst(),))),
     "spiral goes by the order of the batch": ("order", method("spiral").but(credit=InTheOrderOfTheBatch())),
     "arpo_agentic compares failed leaves": ("failures", method("arpo_agentic").but(credit=ComparesFailedLeaves())),

@@ -53,6 +53,7 @@ TERMS: dict[str, list[Row]] = {
     "grpo_tis": GRPO,
     "gspo": [policy("sequence"), CLIPPED],
     "ipo": PREFERENCE,
+    "latr": GRPO,
     "kto": [("utility", "E", "token", 1.0, False), ("reference_point", "E", "token", 0.0, False)],
     "loop": [policy("episode_sum"), CLIPPED],
     "opo": [policy("episode_sum")],

@@ -1,6 +1,8 @@
-"""Diversity of the answers of a group, from n-grams of tokens, for all groups at once."""
+"""Diversity of the answers of a group: from n-grams of tokens, for all groups at once, and by edits of two answers."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gruppo.data import Key, gather, key_hash, lag, segment
@@ -50,3 +52,18 @@ def _closest(length: Tensor, groups: Key) -> Tensor:
     below, above = segment.lag(x, 1, part, inf), segment.lag(x, -1, part, inf)
     near = torch.where((x - below).abs() <= (above - x).abs(), below, above)
     return torch.empty_like(length).index_copy(0, order, near)
+
+
+def edit_distance(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
+    """The fewest insertions, deletions and substitutions that turn `a` into `b` (Levenshtein 1966).
+
+        D_ij = min(D_{i−1,j} + 1, D_{i−1,j−1} + [a_i ≠ b_j], D_{i,j−1} + 1)
+
+    A row at a time: the last term is a running minimum of D_ij − j.
+    """
+    place = np.arange(len(b) + 1)
+    row = place
+    for i, x in enumerate(a):
+        kept = np.minimum(row[1:] + 1, row[:-1] + (b != x))
+        row = np.minimum.accumulate(np.append(i + 1, kept) - place) + place
+    return int(row[-1])

@@ -128,7 +128,9 @@ class Script:
     ) -> list[Any]:
         raise Unlike("its rollout asks the engine for log-probabilities of given tokens")
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Completion]]:
+    async def generate(
+        self, requests: Sequence[Request], remember: bool = False
+    ) -> AsyncIterator[tuple[int, Completion]]:
         for i, request in enumerate(requests):
             q, plain, start = self._read(request)
             a = self._answer(request, q, plain, start)
@@ -152,6 +154,8 @@ class Script:
         return q, prefix == self.world.prompt(q).tolist(), letters
 
     def _answer(self, request: Request, q: int, plain: bool, start: list[int]) -> int:
+        if request.steer is not None:
+            raise Unlike("its rollout steers the engine, so its answers are not the policy's draws")
         if request.role != "policy":
             raise Unlike(f"its rollout samples from the role {request.role!r}, and only the policy is enumerated")
         masses = self.masses(request.temperature or 1.0)
