@@ -151,6 +151,16 @@ def test_whole_before_part_in_any_order() -> None:
     assert config.method.select == method("dapo").select
 
 
+def test_a_world_is_played_by_the_policy_that_speaks_its_words() -> None:
+    """Unless another one is named, now or before."""
+    assert apply(DEFAULT, ["task=household"]).model.name == "tiny-agent"
+    assert apply(DEFAULT, ["task=household", "model=tiny"]).model.name == "tiny"
+    assert apply(DEFAULT, ["task=addition"]).model.name == apply(DEFAULT, []).model.name == "tiny"
+    named = apply(DEFAULT, ["task=kuhn", "model=tiny"])
+    assert apply(named, ["steps=3"]) == replace(named, steps=3)
+    assert from_toml({"task": {"name": "lake"}}, DEFAULT).model.name == "tiny-agent"
+
+
 def test_chains() -> None:
     plain = DEFAULT.method.penalties
     assert apply(DEFAULT, ["method.penalties+=entropy_bonus"]).method.penalties == (*plain, EntropyBonus())

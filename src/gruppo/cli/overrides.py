@@ -12,6 +12,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from gruppo.cli.values import coerce, plain_value
+from gruppo.envs.registry import BUILT_IN
 from gruppo.fields import hints_of, outside
 from gruppo.methods import all_methods, method
 from gruppo.stages import CHAINS, ROOMS, Ema, Every, Method, Never, Occupant, Role, Schedule, kind
@@ -20,7 +21,7 @@ from gruppo.stages.method import added
 from gruppo.stages.names import nearest
 from gruppo.stages.record import from_table
 from gruppo.tasks.imports import load_object
-from gruppo.train.config import RunConfig
+from gruppo.train.config import ModelConfig, RunConfig
 
 REFRESH = {kind(c): c for c in (Never, Every, Ema)}
 PLAIN = {f.name: f.default for f in dataclasses.fields(Method) if f.name in ROOMS}
@@ -82,6 +83,10 @@ def parsed(token: str) -> Setting:
 def apply_settings(config: RunConfig, settings: Sequence[Setting]) -> RunConfig:
     for s in sorted(settings, key=lambda s: s.path.count(".")):
         config = _put(config, s.path.split("."), s)
+    chosen = {s.path.partition(".")[0] for s in settings}
+    # The worlds speak words; to the default model, which reads characters, an observation is too long.
+    if "task" in chosen and "model" not in chosen and config.model == ModelConfig() and config.task.name in BUILT_IN:
+        config = dataclasses.replace(config, model=ModelConfig(name="tiny-agent"))
     return config
 
 

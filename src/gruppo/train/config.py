@@ -16,7 +16,7 @@ from gruppo.train.learner import OptimConfig
 class ModelConfig(Checked):
     """The initial policy."""
 
-    name: str = "tiny"  # tiny, smollm2, a Hugging Face folder, or a name on its hub
+    name: str = "tiny"  # tiny (tiny-agent in a built-in world), smollm2, a Hugging Face folder, or a name on its hub
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"  # of weights and gradients; bfloat16 needs a GPU
     device: str = "auto"  # auto: cuda if there is one, else cpu
     checkpointing: bool = False  # recompute the blocks in the backward pass: less memory, more time
