@@ -13,7 +13,7 @@ from making_episodes import LAW, answer, episode_lists, random_episodes
 from gruppo.data import Batch, Episode, Growing, Key, Sequence, Source, Status, ToolCall, Use, name_hash, pack
 from gruppo.pieces import aggregate
 from gruppo.stages import Context
-from gruppo.stages.credit import Gae, GroupNormalised, return_to_go, turn_reward
+from gruppo.stages.credit import Gae, GroupNormalised, return_to_go, token_reward, turn_reward
 
 LEVELS = ("N", "K", "S", "E")
 
@@ -125,6 +125,39 @@ def test_rewards_of_turns_add_up_to_the_return(episodes):
     seats_EA = batch.gather(turn_reward(batch, batch.seats), "K", batch.seats).view(-1, len(batch.agents))
     known = ~batch.reward_EA.isnan() & judged[:, None]
     assert torch.allclose(seats_EA[known], batch.reward_EA[known])
+
+
+@LAW
+@given(episode_lists(), st.integers(0, 2**32 - 1))
+def test_rewards_of_tokens_add_up_to_the_return(episodes, seed):
+    """Also where turns are empty, or written by others; for any choice of decisions, if the episode has one of them."""
+    batch = pack([replace(e, use=Use.LEARN) for e in episodes], dtype=torch.float64)
+    some = torch.from_numpy(np.random.default_rng(seed).random(batch.size("N")) < 0.7)
+    for where in (batch.sampled_N, batch.sampled_N & some):
+        mine = batch.time_order("N", where=where)
+        paid_E = torch.zeros(batch.size("E"), dtype=torch.float64)
+        paid_E.index_add_(0, batch.episode_N[mine], token_reward(batch, mine, 0.0))
+        there = batch.judged_E & batch.gather(where, "N", "E", "any")
+        assert torch.allclose(paid_E[there], batch.reward_E[there])
+
+
+def test_a_turn_without_tokens_is_paid_at_the_last_token_before_it():
+    """r = .5, then four tokens in two turns with an empty one after each: 1 and 4 belong to the first, 2 and 8 to the
+    second. Nothing was said before the first empty turn, so .5 is paid at the first token after it."""
+    made = Growing(1, "t", "g", reward={"task": 100.0})
+    made.begin(np.array([1]))
+    for tokens, paid in ((0, 0.5), (2, 1.0), (0, 4.0), (2, 2.0), (0, 8.0)):
+        made.act(np.full(tokens, 5), np.zeros(tokens, np.float32), 0, reward={"step": paid})
+    batch = pack([made.finish(), answer(2, reward={"task": 7.0})], dtype=torch.float64)
+    mine = batch.time_order("N", where=batch.sampled_N)
+    assert token_reward(batch, mine, 0.0).tolist() == [0.5, 5.0, 0.0, 110.0, 0.0, 0.0, 7.0]
+    assert turn_reward(batch).tolist() == [0.5, 1.0, 4.0, 2.0, 108.0, 7.0]
+    silent = Growing(1, "t", "g")
+    silent.begin(np.array([1]))
+    silent.act(np.zeros(0, np.int64), np.zeros(0, np.float32), 0, reward={"step": 3.0})
+    batch = pack([silent.finish(), answer(2, reward={"task": 7.0})], dtype=torch.float64)
+    assert token_reward(batch, torch.arange(3), 0.0).tolist() == [0.0, 0.0, 7.0]  # nobody to pay, and nobody else is
+    assert token_reward(batch, torch.arange(0), 0.0).tolist() == []
 
 
 def test_a_reward_on_a_part_of_several_episodes_is_refused():

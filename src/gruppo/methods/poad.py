@@ -10,8 +10,8 @@ an action has no discount, V_{t+1} being the value at the next token, and that o
 token of the next turn. With correct values and λ = 1, the first token of an action has the advantage of the whole
 action. At γ = 1, or in tasks of one turn, this is PPO with an entropy bonus; `gamma_inside` = γ is PPO over tokens.
 
-Observations are not decisions and cost no time. A turn in which nothing was sampled is no step. An open episode
-bootstraps from its last value.
+Observations are not decisions and cost no time. A turn in which nothing was sampled is no step: its reward is paid at
+the last token before it. An open episode bootstraps from its last value.
 """
 
 from dataclasses import dataclass

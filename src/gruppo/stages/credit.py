@@ -118,8 +118,9 @@ class RunningBaseline(Occupant):
 class Gae(Occupant):
     """Generalised advantage estimation over the decisions of an episode, whitened; `ret_N` is the critic's target.
 
-    Token rewards: the episode's reward at its last decision, turn rewards at the last decision of each turn, minus
-    kl_coef (log π_old − log π_ref) at each token. An open episode bootstraps from its last value.
+    Token rewards: the episode's reward at its last decision, turn rewards at the last decision of each turn (of a turn
+    without one at the last before it), minus kl_coef (log π_old − log π_ref) at each token. An open episode bootstraps
+    from its last value.
     """
 
     gamma: float = setting(1.0, low=0, high=1)
@@ -187,13 +188,29 @@ def own_reward(batch: Batch) -> Tensor:
 
 
 def token_reward(batch: Batch, mine: Tensor, kl_coef: float) -> Tensor:
-    """For these decisions in the order of time: rewards of episodes and turns at the last of each, minus the KL."""
+    """For these decisions in the order of time: rewards of episodes and turns at the last of each, minus the KL.
+
+    A turn without a decision is paid at the last one before it, or at the first one after it if there is none. So the
+    rewards of an episode add up to its return, as soon as it has one decision.
+    """
     episode = batch.episode_N.index_select(0, mine)
     reward = advantage.ends(episode) * own_reward(batch).index_select(0, episode)
-    if bool(batch.reward_K.any()):
-        turn = batch.turn_N.index_select(0, mine)
-        reward = reward + advantage.ends(turn) * batch.reward_K[turn]
+    if len(mine) and bool(batch.reward_K.any()):
+        place = Key(paid_at(batch, mine), len(mine) + 1)
+        reward = reward + segment.gather(batch.reward_K, place, "sum")[:-1]
     return reward - kl_coef * k1(batch.logp_old_N[mine], batch.logp_ref_N[mine]) if kl_coef else reward
+
+
+def paid_at(batch: Batch, mine: Tensor) -> Tensor:
+    """For each turn the place in `mine` where its reward stands; len(mine) if its episode has no decision there."""
+    episode_K, order = batch.up("K", "E"), batch.time_order("K")
+    rank_K = torch.empty_like(order).index_copy(0, order, torch.arange(len(order), device=order.device))
+    turn = batch.turn_N.index_select(0, mine)
+    before = torch.searchsorted(rank_K[turn], rank_K, right=True) - 1  # its own last decision, or an earlier one
+    after = before + 1
+    of = torch.cat([episode_K[turn], episode_K.new_full((1,), -1)])  # nobody's, at both ends
+    found = torch.where(of[after] == episode_K, after, len(mine))
+    return torch.where(of[before] == episode_K, before, found)
 
 
 def turn_reward(batch: Batch, within: Level | Key = "E") -> Tensor:
