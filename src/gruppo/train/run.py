@@ -151,8 +151,8 @@ class Run:
 
     def warn_if_hidden(self, drawn: Sequence[Episode]) -> None:
         """No answer of the first step is right, but some contain the right answer: the scorer looks elsewhere."""
-        judged = [e for e in drawn if e.status.judged and "task" in e.reward]
-        if self.tasks.env or not judged or any(e.reward["task"] > 0 for e in judged):
+        judged = [e for e in drawn if e.status.judged and e.scores]
+        if self.tasks.env or not judged or any(e.score > 0 for e in judged):
             return
         known = [(e, self.walk.task_of(e).answer) for e in judged]
         near = [(e, answer) for e, answer in known if answer and answer in e.text]
