@@ -52,6 +52,28 @@ def test_metrics_and_episodes_of_turns(capsys: pytest.CaptureFixture[str]) -> No
     assert "on 3 held-out prompts" in said and "turns/recurring" in said
 
 
+def test_calls_of_tools_are_counted_and_paid() -> None:
+    """OTC sees them: a right rollout with more calls than the best one is paid less."""
+    small = (
+        "model=tiny-agent",
+        "prompts=8",
+        "samples=8",
+        "steps=1",
+        "eval.every=0",
+        "threads=1",
+        "save.tensorboard=no",
+    )
+    assert (
+        main(["train", *small, "task=calculator", "method=otc", "seed=1", "save.episodes_every=1", "save.name=a"]) == 0
+    )
+    found = load_episodes(Path("runs/a/episodes/step-000001.arrow"))
+    calls = [sum(len(t.tools) for t in e.turns) for e in found]
+    assert rows("a")[-1]["tool_calls"] == pytest.approx(np.mean(calls)) and max(calls) > min(calls) >= 0
+    right = [(n, e.reward["efficient"]) for n, e in zip(calls, found, strict=True) if e.reward["task"] == 1]
+    assert right and any(n > 1 and paid < 1 for n, paid in right)
+    assert {c.name for e in found for t in e.turns for c in t.tools} == {"calculator"}
+
+
 def test_what_only_an_environment_hears_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *SMALL, "method=ufo", "task=addition", "save.name=a", "steps=1"]) == 0
     assert "ufo asks for further tries, and a task of one answer has none" in capsys.readouterr().out

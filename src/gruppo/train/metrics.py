@@ -160,9 +160,9 @@ def _dead_groups(drawn: Sequence[Episode]) -> float:
 
 
 def of_turns(drawn: Sequence[Episode]) -> dict[str, float]:
-    """Of episodes that were played in an environment, which says so by the state or the flags of turns."""
+    """Of episodes that were played in an environment, which says so by the state, the flags or the tools of turns."""
     turns = [t for e in drawn for t in e.turns]
-    if not any(t.state or t.flags for t in turns):
+    if not any(t.state or t.flags or t.tools for t in turns):
         return {}
     out = {"turns": len(turns) / len(drawn)}
     won = [len(e.turns) for e in drawn if e.status.judged and e.score >= 1]
