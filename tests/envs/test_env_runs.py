@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gruppo.cli import main
+from gruppo.cli import main, overrides
 from gruppo.data.store import load_episodes
+from gruppo.train.config import RunConfig
+from gruppo.train.run import Run
 
 SMALL = ("model=tiny-random", "prompts=2", "samples=2", "steps=4", "eval.prompts=2", "eval.every=2", "threads=1")
 SMALL += ("save.tensorboard=no", "save.checkpoint_every=2", "save.episodes_every=1", "sampling.max_tokens=4")
@@ -35,6 +37,20 @@ def test_a_run_goes_on_bit_for_bit(task: str) -> None:
     assert main(["train", "--resume", "runs/b"]) == 0
     a, b = (Path(f"runs/{x}/policy/model.safetensors").read_bytes() for x in "ab")
     assert a == b and rows("a") == rows("b")
+
+
+def test_deterministic_runs_in_a_world_are_in_lockstep_and_equal() -> None:
+    """Also if lockstep was turned off: worlds are pure functions, so their runs can keep the promise."""
+    for name in "ab":
+        wanted = ("task=kuhn", "deterministic=yes", "engine.lockstep=no", f"save.name={name}")
+        assert main(["train", *SMALL, *wanted]) == 0
+    a, b = (Path(f"runs/{x}/policy/model.safetensors").read_bytes() for x in "ab")
+    assert a == b and rows("a") == rows("b")
+    run = Run(overrides.apply(RunConfig(), (*SMALL, "task=kuhn", "deterministic=yes", "engine.lockstep=no")))
+    try:
+        assert "lockstep" in run.engine.promises
+    finally:
+        run.close()
 
 
 def test_metrics_and_episodes_of_turns(capsys: pytest.CaptureFixture[str]) -> None:

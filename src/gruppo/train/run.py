@@ -304,7 +304,11 @@ def _device(name: str) -> str:
 def tasks_of(config: RunConfig) -> TaskSet:
     if config.deterministic and config.task.agent:
         raise ValueError(
-            "deterministic=true promises the same bits, and agents (task.agent) are served in the order in which they "
-            "call, so no run could keep it. Leave one of them out."
+            "deterministic=true promises the same bits, and programs of agents (task.agent) are served in the order in "
+            "which they call, which is that of the clock. Which calls share a forward pass then differs from run to "
+            "run, and with it the last bits of log-probabilities and now and then a token; tasks and random keys are "
+            "the same. "
+            "Leave deterministic out, or play in an environment (such as task=household, or ./file.py:World in a file "
+            "of levels), whose episodes go in lockstep."
         )
     return load(config.task)
