@@ -234,7 +234,7 @@ class Run:
             step=step,
             weights={r: learned_state(m) for r, m in self.models.items() if self._changes(r)},
             optimisers={r: optimiser_tensors(o) for r, o in self.learner.optimisers.items()},
-            memory=dict(self.memory),
+            memory=self.memory.plain,
             replay=self.replay,
             facts={**facts, **own},
         )
