@@ -64,7 +64,7 @@ LOOKS: dict[str, Any] = {
     "hapo_history": hapo,
     "mmr1_vas": mmr1,
     "s_grpo": FirstRight(),
-    "ngrpo": lambda ctx, some: DropSolvedGroups(top_reward=0.5).episodes(ctx, some),
+    "ngrpo": lambda ctx, some: DropSolvedGroups(top_reward=0.0).episodes(ctx, some),
     "otc": lambda ctx, some: ToolEfficiency()(ctx, some)["efficient"].tolist(),
     "chord": lambda ctx, some: RightExperts().episodes(ctx, some),
 }
