@@ -8,6 +8,39 @@ from gruppo.data import Batch, Episode, Source, Status, Use
 from gruppo.data.episode import FLAGS
 from gruppo.pieces.ratio import effective_share
 
+# Of terms of objectives and penalties, which are logged under their own names.
+TERMS: dict[str, tuple[str, str, str]] = {
+    "policy": ("", "", "objective of the policy, as maximised, before coefficients; mean over optimiser steps"),
+    "clip_fraction": ("share", "below 0.3", "tokens whose gradient is clipped to 0"),
+    "local_share": ("share", "", "COPO: mean weight of the comparison inside groups; the rest is that between groups"),
+    "weight_clipped": ("share", "below 0.3", "CISPO: tokens whose importance weight was clipped; they keep a gradient"),
+    "gradient_bounded": ("share", "below 0.3", "GPPO: tokens outside the clip range; they keep the bound's gradient"),
+    "bound_low": ("", "0.6 to 0.9", "BAPO: lower clip bound of the ratio found by the search"),
+    "bound_high": ("", "1.2 to 3", "BAPO: upper clip bound of the ratio found by the search"),
+    "singled_out": ("share", "", "Clip-Cov, KL-Cov: tokens singled out by their covariance"),
+    "match": ("", "rises towards 0", "DMPO: minus the squared distance of the policy's distribution from its target"),
+    "regression": ("", "rises towards 0", "Reg-GRPO: minus the squared error of the normalised log-ratio"),
+    "self_imitation": ("reward", "up", "SPEAR: surrogate over remembered episodes that are better than usual"),
+    "imitation": ("nats", "towards 0", "VAPO: mean log π of the tokens of correct answers: the term as maximised"),
+    "kl_ref": ("nats", "", "minus the KL to the reference, by the penalty's estimator: the term as maximised"),
+    "kl_teacher": ("nats", "towards 0", "KDRL: minus the KL to the teacher, by its estimator: the term as maximised"),
+    "heated": ("nats", "", "AEPO: log π of answers sampled at another temperature, over all answers: as maximised"),
+    "hint": ("nats", "rises towards 0", "SEELE: log π of an answer's hint, over all answers: the term as maximised"),
+    "expert": ("nats", "towards 0", "CHORD: weighted log π of expert tokens: the term as maximised"),
+    "hold": ("nats", "near 0", "LLDS: minus the decrease of log π of answers that are not bad: as maximised"),
+    "entropy_band": ("nats", "0", "G²RPO: minus the distance of the mean entropy from its band"),
+    "entropy_bonus": ("nats", "", "entropy of the policy, with gradient: the term as maximised"),
+    "value": ("", "towards 0", "objective of the critic: minus half the squared error"),
+    "likelihood": ("nats", "rises towards 0", "mean log π of the tokens of recorded or accepted answers"),
+    "preference": ("", "rises", "objective of the preference pairs, as maximised, before its coefficient"),
+    "margin": ("", "rises", "implicit reward of the better answers minus that of the worse ones"),
+    "preferred": ("share", "rises", "pairs that the implicit reward ranks correctly; equal ones count one half"),
+    "utility": ("", "rises towards 0", "KTO: utility of the labelled answers, minus its maximum"),
+    "reference_point": ("nats", "small", "KTO: the reference point, an estimate of the KL to the reference"),
+    "separate": ("", "rises", "DisCO, DRPO: mean log π of correct answers minus the soft maximum of wrong ones"),
+    "trust": ("", "near 0", "DisCO, DRPO: minus the penalty of the trust region"),
+}
+
 METRICS: dict[str, tuple[str, str, str]] = {
     "step": ("steps", "", "steps done"),
     "reward": ("", "rises", "mean total reward of the judged episodes of the step, without baseline episodes"),
@@ -62,35 +95,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "grad_noise": ("share", "below 1", "grad_variance over the squared norm of that gradient; 1: nothing but noise"),
     "bad_gradients": ("steps", "0", "optimiser steps skipped because the gradient was not finite"),
     "lr": ("", "", "learning rate of the policy"),
-    "policy": ("", "", "objective of the policy, as maximised, before coefficients; mean over optimiser steps"),
-    "clip_fraction": ("share", "below 0.3", "tokens whose gradient is clipped to 0"),
-    "local_share": ("share", "", "COPO: mean weight of the comparison inside groups; the rest is that between groups"),
-    "weight_clipped": ("share", "below 0.3", "CISPO: tokens whose importance weight was clipped; they keep a gradient"),
-    "gradient_bounded": ("share", "below 0.3", "GPPO: tokens outside the clip range; they keep the bound's gradient"),
-    "bound_low": ("", "0.6 to 0.9", "BAPO: lower clip bound of the ratio found by the search"),
-    "bound_high": ("", "1.2 to 3", "BAPO: upper clip bound of the ratio found by the search"),
-    "singled_out": ("share", "", "Clip-Cov, KL-Cov: tokens singled out by their covariance"),
-    "match": ("", "rises towards 0", "DMPO: minus the squared distance of the policy's distribution from its target"),
-    "regression": ("", "rises towards 0", "Reg-GRPO: minus the squared error of the normalised log-ratio"),
-    "self_imitation": ("reward", "up", "SPEAR: surrogate over remembered episodes that are better than usual"),
-    "imitation": ("nats", "towards 0", "VAPO: mean log π of the tokens of correct answers: the term as maximised"),
-    "kl_ref": ("nats", "", "minus the KL to the reference, by the penalty's estimator: the term as maximised"),
-    "kl_teacher": ("nats", "towards 0", "KDRL: minus the KL to the teacher, by its estimator: the term as maximised"),
-    "heated": ("nats", "", "AEPO: log π of answers sampled at another temperature, over all answers: as maximised"),
-    "hint": ("nats", "rises towards 0", "SEELE: log π of an answer's hint, over all answers: the term as maximised"),
-    "expert": ("nats", "towards 0", "CHORD: weighted log π of expert tokens: the term as maximised"),
-    "hold": ("nats", "near 0", "LLDS: minus the decrease of log π of answers that are not bad: as maximised"),
-    "entropy_band": ("nats", "0", "G²RPO: minus the distance of the mean entropy from its band"),
-    "entropy_bonus": ("nats", "", "entropy of the policy, with gradient: the term as maximised"),
-    "value": ("", "towards 0", "objective of the critic: minus half the squared error"),
-    "likelihood": ("nats", "rises towards 0", "mean log π of the tokens of recorded or accepted answers"),
-    "preference": ("", "rises", "objective of the preference pairs, as maximised, before its coefficient"),
-    "margin": ("", "rises", "implicit reward of the better answers minus that of the worse ones"),
-    "preferred": ("share", "rises", "pairs that the implicit reward ranks correctly; equal ones count one half"),
-    "utility": ("", "rises towards 0", "KTO: utility of the labelled answers, minus its maximum"),
-    "reference_point": ("nats", "small", "KTO: the reference point, an estimate of the KL to the reference"),
-    "separate": ("", "rises", "DisCO, DRPO: mean log π of correct answers minus the soft maximum of wrong ones"),
-    "trust": ("", "near 0", "DisCO, DRPO: minus the penalty of the trust region"),
+    **TERMS,
     "sampler_gap": ("nats", "below 1e-3", "mean |log π_old - log π_gen|: how far the sampler and the trainer disagree"),
     "sampler_gap_max": ("nats", "below 1e-2", "the largest such difference in the step"),
     "version": ("", "", "version of the weights after the step"),
@@ -102,7 +107,21 @@ METRICS: dict[str, tuple[str, str, str]] = {
 
 def known(name: str) -> bool:
     """Whether a metric is in the table. Terms are logged under their own names."""
-    return name in METRICS or any(k.endswith("*") and name.startswith(k[:-1]) for k in METRICS)
+    return _in(METRICS, name)
+
+
+def _in(table: Iterable[str], name: str) -> bool:
+    return any(name == k or (k.endswith("*") and name.startswith(k[:-1])) for k in table)
+
+
+def refuse_metrics(method: str, role: str, terms: Iterable[str]) -> None:
+    """Refuses a term with the name of a metric that is no term: in the log it would take its place."""
+    for name in terms:
+        if name not in TERMS and _in(METRICS, name):
+            raise ValueError(
+                f"{method}: a term of {role} is called {name!r}, which is a metric of every run, so it would take its "
+                f"place in the log. Rename the term, for example to term_{name}."
+            )
 
 
 def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
