@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Level, Note, Status, Use, pack
+from gruppo.data import Batch, Episode, Level, Note, Source, Status, Use, pack, tokens_once
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.method import Method
 from gruppo.stages.objective import OLD
@@ -89,7 +89,7 @@ class Walk:
             fresh = await self.drawn(ctx, asks, self.method.rollout)
             drawn += fresh
             kept, asks = through_first_door(ctx, self.method.select, [*kept, *fresh])
-            if self.budget_tokens and sum(e.tokens for e in drawn) >= self.budget_tokens:
+            if self.budget_tokens and tokens_once(drawn, Source.POLICY) >= self.budget_tokens:
                 break
             if asks:
                 ctx.round += 1
@@ -198,7 +198,7 @@ class Walk:
         if all(e.use == Use.BASELINE for e in used):
             return None
         counts: dict[str, int] = {}
-        for e in drawn:
+        for e in (e for e in drawn if e.use <= Use.BASELINE):
             counts[e.group] = counts.get(e.group, 0) + 1
         wanted = self.needs(ctx)
         batch = self.packed(used, drawn=counts, views=[n.view for n in wanted])

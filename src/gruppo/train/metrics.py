@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from gruppo.data import Batch, Episode, Source, Status, Use
+from gruppo.data import Batch, Episode, Source, Status, Use, tokens_once
 from gruppo.data.episode import FLAGS
 from gruppo.pieces.ratio import effective_share
 
@@ -74,11 +74,11 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "failed": ("share", "0", "episodes that were not judged: the scorer or environment raised, hung or was cancelled"),
     "timed_out": ("share", "0", "episodes whose scorer or environment hung and was killed; part of `failed`"),
     "dead_groups": ("share", "below 0.9", "drawn groups of equal rewards, from which most methods learn nothing"),
-    "groups": ("groups", "", "groups that were learned from"),
+    "groups": ("groups", "", "groups of the step that were learned from, without those of the replay"),
     "drawn_groups": ("groups", "", "groups drawn, including those that selection removed"),
     "pairs": ("pairs", "", "preference pairs"),
     "rounds": ("rounds", "", "rounds of sampling in the step, including the first"),
-    "tokens": ("tokens", "", "tokens of the answers of the step, sampled or recorded"),
+    "tokens": ("tokens", "", "tokens of the answers of the step, sampled or recorded; what branches share counts once"),
     "sampled": ("tokens", "", "all tokens sampled in the step: also of drafts, probes and dropped episodes"),
     "longest": ("tokens", "", "most tokens sampled for one answer in this step, which the step had to wait for"),
     "adv_std": ("", "", "standard deviation of the advantage over learned tokens"),
@@ -135,7 +135,7 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
         "timed_out": _mean([e.status == Status.TIMEOUT for e in drawn]),
         "truncated": _mean([e.status == Status.TRUNCATED for e in mine]),
         "length": _mean([_tokens(e) for e in mine if e.status != Status.OPEN]),
-        "tokens": float(sum(_tokens(e) for e in drawn)),
+        "tokens": float(tokens_once(drawn)),
         "reward": _mean([r for e in judged for r in _earned(e).values()]),
         "accuracy": _mean([e.score for e in judged]),
     }
@@ -215,7 +215,7 @@ def _tokens(e: Episode) -> int:
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
     learn, policy = batch.learn_N, batch.policy_N
-    out = {"groups": float(batch.size("G"))}
+    out = {"groups": float(batch.drawn_now_G.sum())}
     if bool(policy.any()):
         out["kept"] = float(learn.sum()) / float(policy.sum())
     if "win_P" in batch.columns:
