@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from making_episodes import LAW, answer, episode_lists, random_episodes
 
@@ -177,7 +177,7 @@ OF_CRITICS = ("ppo", "vapo", "poad", "t_ppo", "reinforce_pp", "remax")
 
 
 @pytest.mark.parametrize("name", OF_CRITICS)
-@LAW
+@settings(LAW, max_examples=12)
 @given(st.integers(0, 2**32 - 1))
 def test_what_another_seat_earns_or_is_worth_changes_nothing(name, seed):
     """The turns of the rival are paid otherwise and their values are others: every column of the policy's own tokens

@@ -11,7 +11,6 @@ import numpy as np
 import planted
 import pytest
 import torch
-from term_table import TERMS
 
 from gruppo.data import Batch, Episode, Status, Use, pack, single_turn
 from gruppo.lab.laws.desk import Desk
@@ -20,21 +19,7 @@ from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.methods.disco import Discriminate, RightAgainstWrong
 from gruppo.methods.seele import HintRounds
-from gruppo.stages import (
-    Context,
-    Memory,
-    Method,
-    Need,
-    Occupant,
-    Prompt,
-    Role,
-    Stats,
-    Term,
-    Values,
-    need,
-    note,
-    setting,
-)
+from gruppo.stages import Context, Memory, Method, Need, Occupant, Prompt, Role, Term, need, note, setting
 from gruppo.stages.check import check, check_first_batch, problems
 from gruppo.stages.credit import Gae, GroupNormalised
 from gruppo.stages.objective import ClippedSurrogate, PolicyGradient, ValueLoss
@@ -42,8 +27,6 @@ from gruppo.stages.play import episode_of, episode_uid
 from gruppo.stages.requires import OfBatch
 from gruppo.stages.reward import OverlongShaping
 from gruppo.stages.select import RedrawEqualGroups, TopEntropy, TruncatedImportance
-from gruppo.train.metrics import TERMS as TERM_METRICS
-from gruppo.train.metrics import refuse_metrics
 
 REMEDY = re.compile(r"\b(Use|Add|Choose|Give|Keep|Write|Look|Views|Take|Rename)\b")
 GRPO, REINFORCE, PPO, DISCO = (method(n) for n in ("grpo", "reinforce", "ppo", "disco"))
@@ -287,35 +270,6 @@ def test_two_terms_of_one_name() -> None:
     for m in (planted.spoiled(objective=planted.TwoOfOneName()), GRPO.but(objective=twice)):
         said = refused(m)
         assert f"{m.name}: two terms of policy are called 'policy'" in said and REMEDY.search(said), said
-
-
-@dataclass(frozen=True)
-class Named(PolicyGradient):
-    """REINFORCE whose term has a name of your choice."""
-
-    name: str = "policy"
-
-    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
-        return [replace(t, name=self.name) for t in super().terms(ctx, batch)]
-
-    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
-        [value] = super().__call__(ctx, batch, stats).values()
-        return {self.name: value}
-
-
-@pytest.mark.parametrize("name", ["reward", "entropy", "grad_norm_mine", "turns/mine", "lr"])
-def test_a_term_may_not_have_the_name_of_a_metric(name: str) -> None:
-    """At step zero, so before anything is learned. It replaced the metric."""
-    said = refused(GRPO.but(objective=Named(name=name), penalties=()))
-    assert f"a term of policy is called {name!r}" in said and REMEDY.search(said), said
-
-
-def test_terms_of_all_methods_have_names_of_their_own() -> None:
-    """Law: no term of a method is a metric of something else, and metrics of terms are those that methods have."""
-    names = {row[0] for rows in TERMS.values() for row in rows}
-    assert names <= set(TERM_METRICS)
-    refuse_metrics("any", "policy", [*names, "mine", "rewards", "kl"])
-    World(GRPO.but(objective=Named(name="mine"), penalties=()), 0).gradient(random_episodes(0))
 
 
 def test_a_penalty_may_not_have_the_name_of_an_objective() -> None:
