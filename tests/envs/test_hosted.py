@@ -1,15 +1,18 @@
 """Environments in processes that can be killed, and guarded ones: a failure is the error of its episode."""
 
 import time
+from typing import Any
 
 import bad_worlds
 import pytest
 
-from gruppo.envs import make_env
+from gruppo.envs import Called, Seen, make_env
 from gruppo.envs.check import LAWS, holds
 from gruppo.envs.guard import Guarded
 from gruppo.envs.hosted import Hosted
+from gruppo.envs.memory import Memory
 from gruppo.envs.replay import Replayed
+from gruppo.envs.wrappers import Retry, TurnLimit, Window
 from gruppo.tasks import Task, load_task
 
 FILE = bad_worlds.__file__
@@ -27,6 +30,44 @@ def test_a_hosted_world_is_the_same_world() -> None:
     assert there.look().rewards == {"task": 1.0} and there.starts == 1
     assert there.step("look").rewards == {} and there.gold() == ""
     there.close()
+
+
+def test_calls_of_tools_come_through_the_pipe() -> None:
+    task = load_task("calculator").train[0]
+    here, there = make_env("calculator"), Hosted("calculator")
+    there.reset(task)
+    here.reset(task)
+    action = here.gold()
+    assert here.step(action) == there.step(action) and there.look().tools == (Called("calculator", action),)
+    assert there.step("50 * 50").tools == (Called("calculator", "50 * 50", ok=False),)
+    there.close()
+    broken = Guarded(Tells(("calculator",)))
+    broken.reset(TASK)
+    assert "Seen.tools is ('calculator',) and no tuple of Called" in broken.step("stop").error
+
+
+class Tells:
+    def __init__(self, tools: Any) -> None:
+        self.tools = tools
+
+    def reset(self, task: Task) -> Seen:
+        return Seen("begin")
+
+    def step(self, action: str) -> Seen:
+        return Seen("on", tools=self.tools)
+
+
+@pytest.mark.parametrize(
+    "wrap", [Guarded, lambda e: TurnLimit(e, 2), lambda e: Retry(e, 3), lambda e: Window(e, 1), Memory]
+)
+def test_wrappers_pass_calls_of_tools_on_and_make_none(wrap: Any) -> None:
+    task, env = load_task("calculator").train[0], wrap(make_env("calculator"))
+    env.reset(task)
+    assert env.step("1 + 2").tools == (Called("calculator", "1 + 2"),)
+    assert [env.step(a).tools for a in ("answer 99", "drop 1", "drop 1")] == [(), (), ()]
+    over = TurnLimit(make_env("calculator"), 1)
+    over.reset(task)
+    assert over.step("1 + 2").tools and not over.step("1 + 2").tools  # after the end
 
 
 def test_replays_give_a_hosted_world_snapshots() -> None:

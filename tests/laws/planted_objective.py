@@ -74,9 +74,9 @@ class GateWithoutBound(SoftGate):
 class OneLambdaForAll(LengthAdaptiveGae):
     """VAPO's λ from the mean length of everything drawn, failures included."""
 
-    def lam_E(self, batch: Batch) -> Tensor:
+    def lam_N(self, batch: Batch) -> Tensor:
         length_E = batch.gather(batch.keep_N, "N", "E", "count").double()
-        return adaptive_lambda(length_E.mean().expand(len(length_E)), self.length_share)
+        return adaptive_lambda(length_E.mean().expand(batch.size("N")), self.length_share)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from gruppo.methods.poad import ActionGae
 from gruppo.methods.salt import MergedSteps
 from gruppo.pieces import advantage
 from gruppo.stages import Context, Method, Occupant
-from gruppo.stages.credit import token_reward, whitened_gae
+from gruppo.stages.credit import in_time, token_reward, whitened_gae
 from gruppo.stages.turns import anchor_K, judged_K, seat_advantage, seat_return, turn_return
 
 
@@ -75,7 +75,7 @@ class RunsOn(ActionGae):
     """POAD whose backup goes on into the next episode of the batch, as over a flat buffer without its masks."""
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        mine = batch.time_order("N", where=batch.sampled_N)
+        mine = in_time(batch, batch.sampled_N)
         value, gamma = batch.value_critic_N[mine], self.discounts(batch)[mine]
         adv, ret = advantage.gae(token_reward(batch, mine, 0.0), value, torch.zeros_like(mine), gamma, self.lam)
         known = (batch.judged_E | batch.open_E)[batch.episode_N[mine]]

@@ -72,7 +72,7 @@ def test_a_run_goes_on_with_the_same_keys_and_every_episode_once(capsys: pytest.
         (["task.agent=./mine.py:agent", "task.reward=exact"], "the program returns the reward"),
         (["task.agent=./mine.py:agent", "task=guess"], "is played in its environment"),
         (["task.agent=./mine.py:agent", "task.window=2"], "task.window=2"),
-        (["task.agent=./mine.py:agent", "deterministic=yes"], "in the order in which they call"),
+        (["task.agent=./mine.py:agent", "deterministic=yes"], "differs from run to run, and with it the last bits"),
         (["task.agent=./bad.py:agent"], "KeyError: 'lost'"),
     ],
 )

@@ -146,6 +146,8 @@ def test_calls_of_tools_go_out_and_come_back() -> None:
     call = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
     talk = Talk([f"hm {call}", "done"], tokenizer)
     said = talk(user("a"), tools=TOOLS)
+    [[made]] = [t.tools for t in talk.episode.turns]
+    assert (made.name, made.ok) == ("look", True) and made.arguments == said["tool_calls"][0]["function"]["arguments"]
     assert said["content"] == "hm" and said["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": 1}'}
     result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "a cup"}
     talk(user("a"), said, result, tools=TOOLS)

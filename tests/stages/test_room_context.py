@@ -64,6 +64,9 @@ CASES = [
     ("warmup(2.0, steps=0)", [2.0, 2.0]),
     ("switch(2, 5.0, 7.0)", [5.0, 5.0, 7.0, 7.0]),
     ("steps({1: 3.0, 3: 4.0})", [3.0, 3.0, 3.0, 4.0, 4.0]),
+    ("then({0: linear(0.0, 1.0, steps=2), 2: cosine(3.0, 1.0, steps=2), 5: 7.0})", [0, 0.5, 3, 2, 1, 7, 7]),
+    ("then({1: warmup(2.0, steps=2), 3: then({0: 4, 1: switch(1, 5.0, 6.0)})})", [1, 1, 2, 4, 5, 6]),
+    ("then({0: memory('x', 2.0)})", [2.0]),
     ("memory('x')", [0.0]),
     ("memory('x', 2.0)", [2.0]),
 ]
@@ -80,6 +83,34 @@ def test_a_schedule_of_memory_reads_it() -> None:
     with ctx.memory.writing():
         ctx.memory["x"] = 0.5
     assert ctx.at("memory('x', 2.0)") == 0.5
+
+
+@pytest.mark.parametrize("inner", [text for text, _ in CASES])
+def test_a_schedule_inside_another_one_counts_from_its_own_start(inner: str) -> None:
+    """Law: from there on it is the inner one, later; before, the one before it. Its extremes are those of both."""
+    outer, own = Schedule(f"then({{0: 9.0, 3: {inner}}})"), Schedule(inner)
+    assert [at(outer, t, {}) for t in range(9)] == [9.0] * 3 + [at(own, t, {}) for t in range(6)]
+    assert outer.extremes() == (9.0, *own.extremes())
+    assert at(f"then({{0: {inner}}})", 2, {"x": 3.0}) == at(inner, 2, {"x": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("then({0: linar(1.0, 0.0, steps=3)})", "'linar' is no kind of schedule"),
+        ("then({0: linear(1.0)})", r"Write linear\(start, end, steps\)\."),
+        ("then({0: 1.0, 5: cosine(1.0)})", r"Write cosine\(start, end, steps\)\."),
+        ("then({})", r"Write then\(table\)\."),
+        ("then(1.0)", r"Write then\(table\)\."),
+        ("then({0: 'x'})", r"Write then\(table\)\."),
+        ("then({'a': 1.0})", r"Write then\(table\)\."),
+        ("linear(linear(1.0, 0.0, steps=2), 0.0, steps=2)", r"Write linear\(start, end, steps\)\."),
+        ("steps({0: linear(1.0, 0.0, steps=2)})", r"Write steps\(table\)\."),
+    ],
+)
+def test_what_is_wrong_inside_is_said(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Schedule(text)
 
 
 @pytest.mark.parametrize("text", ["1 + 2", "a.linear(1.0, 0.0, steps=2)", "linear", "3", "linear(1.0"])

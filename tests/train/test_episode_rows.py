@@ -6,16 +6,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from train_runs import gruppo, train
 
-from gruppo.data import pack, single_turn
+from gruppo.data import Episode, Growing, pack, single_turn
 from gruppo.tasks import TaskConfig
 from gruppo.tasks.load import load
-from gruppo.train.episodes import Filter, advantages, beside, by_reward, episode_rows, in_words, row_of
+from gruppo.train.episodes import Filter, advantages, beside, by_reward, episode_rows, export, in_words, row_of
+from gruppo.train.folder import RunFolder
 from gruppo.train.progress import Display
 from gruppo.train.samples import Samples, sample
+from gruppo.train.summary import seat_words
 
 
 def stored(*settings: str) -> list[dict[str, Any]]:
@@ -115,6 +118,52 @@ def test_in_words_fits_the_width_and_no_answer_moves_the_cursor() -> None:
     whole = in_words(row(answer="one\ntwo", reference="r", status="truncated", rewards={"task": 0.5, "short": 0.25}))
     assert "one\n             two" in whole and "cut off" in whole and "task 0.5, short 0.25" in whole
     assert "reward none" in in_words(row(reward=math.nan))
+
+
+def game(outcome: float) -> Episode:
+    made = Growing(int(outcome) + 5, "kuhn", "g")
+    for seat, paid in (("first", outcome), ("second", -outcome)):
+        made.begin(torch.arange(2).numpy())
+        made.act(torch.arange(2).numpy(), torch.zeros(2).numpy(), 0, agent=seat, reward={"task": paid})
+    return made.finish()
+
+
+def test_a_game_is_shown_by_its_seats(tmp_path: Path) -> None:
+    """Law: what is shown is `returns`, that of the data; the total of a zero-sum game is 0, whatever happened."""
+    rows = [row_of(game(x), 3, "p", "r", 0.0) for x in (1.0, -2.0, 0.0)]
+    assert [r["returns"] for r in rows] == [game(x).returns for x in (1.0, -2.0, 0.0)]
+    assert "return first -2, second 2" in in_words(rows[1]) and "reward" not in in_words(rows[1])
+    assert (
+        [r["uid"] for r in by_reward(rows, best=True)] == [3, 6, 5] == [r["uid"] for r in by_reward(rows, best=False)]
+    )
+    assert [Filter(least=1.5)(r) for r in rows] == [False, True, False]
+    assert [Filter(most=-0.5)(r) for r in rows] == [True, True, False]
+    export(rows, tmp_path / "rows.parquet")
+    found = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert [(r["return/first"], r["return/second"]) for r in found] == [(1.0, -1.0), (-2.0, 2.0), (0.0, 0.0)]
+    alone = row_of(single_turn(1, "t", "g", *[torch.arange(2).numpy()] * 2, torch.zeros(2).numpy(), 0), 3, "p", "r", 0)
+    assert alone["returns"] == {} and "reward none" in in_words(alone)
+
+
+def test_the_line_of_a_game_has_the_returns_of_its_seats(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"reward": 0.0, "return/first": 0.25, "return/second": -0.25, "accuracy": 0.0, "kl_ref": 1.0}
+    Display("run", 2).update(2, row)
+    said = capsys.readouterr().out
+    assert "return/first 0.25  return/second -0.25  accuracy 0 " in said and "reward" not in said
+    Display("run", 2).update(2, {"reward": 0.5})
+    assert "reward 0.5 " in capsys.readouterr().out
+
+
+def test_the_last_words_on_a_game_are_of_its_seats(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    rows = [
+        {"step": i, "held_out": 0.0, "held_out/return/first": x, "held_out/return/second": -x}
+        for i, x in ((1, 1), (2, 0.5))
+    ]
+    folder["metrics.jsonl"].write_text("".join(json.dumps(r) + "\n" for r in [*rows, {"step": 3, "reward": 0.0}]))
+    assert seat_words(folder) == ["held-out return first 0.500, second -0.500"]
+    folder["metrics.jsonl"].write_text('{"step": 1, "held_out": 0.5}\n')
+    assert seat_words(folder) == []
 
 
 def test_samples_are_shown_at_the_first_step_and_then_by_the_clock(

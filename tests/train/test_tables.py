@@ -47,7 +47,7 @@ def test_a_table_survives_memory_and_a_checkpoint() -> None:
     with memory.writing():
         memory["tasks"] = Table().put(ints([3, -8]), a=torch.tensor([1 / 3, float("nan")], dtype=torch.float64)).plain
     tensors: dict[str, torch.Tensor] = {}
-    back = Memory(unpack_memory(pack_memory(dict(memory), tensors), tensors))
+    back = Memory(unpack_memory(pack_memory(memory.plain, tensors), tensors))
     for held in (memory, back):
         table = Table.of(held, "tasks")
         assert table.key_T.tolist() == [-8, 3] and table.look(ints([3, -8]), "a", 9.0).tolist() == [1 / 3, 9.0]
@@ -76,13 +76,17 @@ def test_rooms_cannot_write_into_what_memory_holds() -> None:
         lambda: memory.get("table").__setitem__("x", 1),
         lambda: next(iter(memory.values())).__setitem__("x", 1),
         lambda: dict(memory.items())["table"].__setitem__("x", 1),
+        lambda: dict(memory)["table"].__setitem__("x", 1),
+        lambda: {**memory}["table"].__setitem__("x", 1),
+        lambda: memory.copy()["rows"][0].__setitem__("c", 2),
+        lambda: (memory | {"more": 1})["table"]["a"].__setitem__("b", 2),
     ):
         with pytest.raises(ValueError, match=r"memory\['(table|rows)'\] was written outside observe"):
             write()
     for missing in ("update", "setdefault", "pop", "clear"):
         assert not hasattr(memory["table"], missing)
     assert isinstance(memory["rows"], tuple) and memory["number"] == 2 and memory.get("none", 7) == 7
-    assert dict(memory) == {"table": {"a": {"b": 1}}, "rows": [{"c": 1}], "number": 2}
+    assert memory.plain == memory == {"table": {"a": {"b": 1}}, "rows": [{"c": 1}], "number": 2}
 
 
 def test_observe_writes_into_tables_and_rooms_see_it_without_a_copy() -> None:

@@ -2,7 +2,7 @@
 
 from gruppo.data.batch import Batch, Level
 from gruppo.data.episode import Episode, Note, Sequence, Source, Status, ToolCall, Turn, Use, single_turn
-from gruppo.data.growing import Growing, in_steps, nodes_of
+from gruppo.data.growing import Growing, in_steps, nodes_of, tokens_once
 from gruppo.data.inputs import Inputs, Ragged
 from gruppo.data.keyed import key_hash, name_hash, permutation, uniform
 from gruppo.data.pack import micro_batches, micro_rows, minibatches, pack
@@ -42,5 +42,6 @@ __all__ = [
     "permutation",
     "scan",
     "single_turn",
+    "tokens_once",
     "uniform",
 ]

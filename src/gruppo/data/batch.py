@@ -38,7 +38,7 @@ class Batch(Columns):
     views: dict[str, Inputs]
     components: tuple[str, ...]  # names of the C reward components
     agents: tuple[str, ...]  # names that agent_K indexes
-    drawn: float  # groups drawn before selection; a minibatch has its share
+    drawn: float  # groups drawn in this step, before selection; a minibatch has its share
     allowed: Ragged | None = None  # the tokens each decision was sampled from, if truncated (length 0: all)
     _cache: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
@@ -156,6 +156,11 @@ class Batch(Columns):
     def judged_E(self) -> Tensor:
         """Episodes that enter statistics: ended, with a reward, of use LEARN or BASELINE."""
         return self._ended_E & (self.use_E <= Use.BASELINE) & ~torch.isnan(self.reward_E)
+
+    @cached_property
+    def drawn_now_G(self) -> Tensor:
+        """Groups with an episode that this step drew for its statistics: none that only the replay or experts made."""
+        return self.gather((self.use_E <= Use.BASELINE) & ~self.replayed_E, "E", "G", "any")
 
     @cached_property
     def paid_C(self) -> Tensor:
@@ -314,8 +319,11 @@ class Batch(Columns):
         columns["group_E"] = index_G[groups]
         columns["episode_S"] = count_up(length[rows_E])
         columns |= renumbered(self.columns, rows_E, self.size("E"))
-        share = self.drawn * len(rows_G) / max(self.size("G"), 1)
-        return replace(part, columns=columns, drawn=max(share, len(rows_G)), _cache={})
+        now_G = self.drawn_now_G
+        if not bool(now_G.any()):
+            now_G = torch.ones_like(now_G)
+        share = self.drawn * int(now_G[rows_G].sum()) / max(int(now_G.sum()), 1)
+        return replace(part, columns=columns, drawn=share, _cache={})
 
     def micro(self, rows_S: Tensor) -> "Batch":
         """These sequences, for one forward: only N, K and S are reduced; all episodes and groups stay.

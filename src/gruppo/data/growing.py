@@ -10,6 +10,7 @@
 Contexts become sequences in the order in which they are first acted in; one in which nobody acts is left out.
 """
 
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any
@@ -360,6 +361,16 @@ def _nodes(s: Sequence, uid: int, number: int) -> Ints:
 def nodes_of(episode: Episode, sequence: int = 0) -> Ints:
     """The id of every decision of a sequence, as in `node_N` of a batch; -1 for other tokens."""
     return _nodes(episode.sequences[sequence], episode.uid, sequence)
+
+
+def tokens_once(episodes: Iterable[Episode], source: Source | None = None) -> int:
+    """Tokens of a source (None: that of their episode); what branches share with each other counts once."""
+    written = [(e, i, s.source == (e.source if source is None else source))
+               for e in episodes for i, s in enumerate(e.sequences)]  # fmt: skip
+    if all(e.sequences[i].node is None for e, i, _ in written):
+        return int(sum(mine.sum() for *_, mine in written))
+    nodes = np.concatenate([nodes_of(e, i)[mine] for e, i, mine in written])
+    return int((nodes == -1).sum()) + len(np.unique(nodes[nodes != -1]))
 
 
 def in_steps(episode: Episode, ends: list[int], turn: int = 0) -> Episode:

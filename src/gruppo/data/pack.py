@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data.batch import Batch
-from gruppo.data.episode import Episode, Sequence, Source
+from gruppo.data.episode import Episode, Sequence, Source, Use
 from gruppo.data.inputs import Inputs, Ragged
 from gruppo.data.keyed import key_hash, name_hash, uniform
 from gruppo.data.prefix import WORTH, common_with_previous, prefix_nodes
@@ -88,7 +88,7 @@ def pack(
     dtype: torch.dtype = torch.float32,
     share: float = WORTH,
 ) -> Batch:
-    """Pack episodes without padding. `drawn` counts the episodes of every group before selection.
+    """Pack episodes without padding. `drawn` counts the episodes of every group in statistics, before selection.
 
     A forward computes a common prefix of sequences once if it is at least the fraction `share` of a sequence; above 1,
     never. Levels and rows do not depend on it.
@@ -112,7 +112,9 @@ def pack(
         "changed_S": torch.tensor([_changed(s) for s in originals], dtype=torch.bool),
         "uid_G": _ints(map(name_hash, group_names)),
     }
-    counts = torch.bincount(columns["group_E"], minlength=len(group_names))
+    # What is replayed, or in no statistic, was not drawn for a group of this step.
+    fresh_E = (columns["use_E"] <= Use.BASELINE) & ~columns["replayed_E"]
+    counts = torch.bincount(columns["group_E"][fresh_E], minlength=len(group_names))
     columns["drawn_G"] = torch.maximum(counts, _ints(drawn.get(g, 0) for g in group_names))
     columns.update(returns(columns, rows, components, agents, episodes))
     columns.update(_notes(episodes, columns, dtype))
@@ -125,7 +127,7 @@ def pack(
         },
         components=components,
         agents=agents,
-        drawn=len(set(drawn) | set(group_names)),
+        drawn=len({*drawn, *(g for g, n in zip(group_names, counts.tolist(), strict=True) if n)}),
         allowed=_allowed(sequences),
     )
 

@@ -3,11 +3,12 @@
 `task=household` is a task like any other; `make_env("household")` is the world itself.
 """
 
-from gruppo.envs.base import Env, Player, Seen, actions_of, gold_of, need, offers, play, seats_of
+from gruppo.envs.base import Called, Env, Player, Seen, actions_of, gold_of, need, offers, play, seats_of
 from gruppo.envs.registry import BUILT_IN, env_class, make_env
 
 __all__ = [
     "BUILT_IN",
+    "Called",
     "Env",
     "Player",
     "Seen",

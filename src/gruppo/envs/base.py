@@ -16,6 +16,16 @@ WORDS = ("actions", "gold", "players", "snapshot")  # what an environment may of
 
 
 @dataclass(frozen=True, slots=True)
+class Called:
+    """A call of a tool, as `Turn.tools` records it. How long it took is nothing that two plays must have in common."""
+
+    name: str
+    arguments: str = ""  # as they were given
+    seconds: float = field(default=0.0, compare=False, repr=False)
+    ok: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """What an action led to: the text for the agent that acts next, and the pay of the one that has just acted.
 
@@ -33,6 +43,7 @@ class Seen:
     truncated: bool = False  # it is over because its turns ran out
     error: str = ""  # why the environment itself failed; such an episode is over and is not judged
     fresh: bool = False  # the text is the whole context: what was seen before is forgotten
+    tools: tuple[Called, ...] = ()  # that the last action called
 
 
 Player = Callable[[Seen, int], str]  # an action for what one seat sees; the number is the random key of this move

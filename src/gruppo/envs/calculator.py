@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from gruppo.envs.base import Called
 from gruppo.envs.world import LOST, WON, Draws, Facts, Moved, World, nothing, number, spoken, wanted
 
 SIGNS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
@@ -60,9 +61,11 @@ class Calculator(World[State]):
         if a is None or b is None:
             return nothing(state)
         n = SIGNS[words[1]](a, b)
-        if not 0 <= n <= LARGEST:
-            return Moved(state, "too small" if n < 0 else "too large")
-        return Moved((*state, str(n)), f"= {n}")
+        fits = 0 <= n <= LARGEST
+        called = (Called("calculator", " ".join(words), ok=fits),)
+        if not fits:
+            return Moved(state, "too small" if n < 0 else "too large", tools=called)
+        return Moved((*state, str(n)), f"= {n}", tools=called)
 
     def view(self, state: State) -> str:
         return f"= {state[-1]}" if state else "ready"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gruppo.envs.base import POLICY, Seen
+from gruppo.envs.base import POLICY, Called, Seen
 from gruppo.envs.wrappers import Wrapper
 from gruppo.tasks.base import Task
 
@@ -30,6 +30,8 @@ def sane(seen: Any) -> Seen:
         for part, r in table.items():
             if not isinstance(r, int | float) or not math.isfinite(r):
                 return failed(BROKEN, f"Seen.{name}[{part!r}] is {r!r} and no finite number", seen.agent)
+    if not isinstance(seen.tools, tuple) or not all(isinstance(c, Called) for c in seen.tools):
+        return failed(BROKEN, f"Seen.tools is {str(seen.tools)[:60]} and no tuple of Called", seen.agent)
     return seen
 
 

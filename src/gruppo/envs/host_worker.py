@@ -4,7 +4,7 @@ The parent is trusted and sends pickles; what goes back is JSON.
 """
 
 import pickle
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from gruppo.envs.base import Seen, seats_of
@@ -46,4 +46,6 @@ def _answer(env: Any, call: str, argument: Any) -> tuple[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [asdict(call) for call in value]
     return dict(value) if hasattr(value, "items") else value

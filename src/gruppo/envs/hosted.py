@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from gruppo.envs.base import POLICY, Seen
+from gruppo.envs.base import POLICY, Called, Seen
 from gruppo.envs.guard import BROKEN, ENDED, RAISED, TIMEOUT, failed, sane
 from gruppo.tasks.base import Task
 from gruppo.tasks.channel import INSIDE, Channel, Died, Hung
@@ -97,7 +97,7 @@ class Hosted:
         kind, content = self._ask(call, argument)
         if kind == "seen":
             try:
-                return sane(Seen(**content))
+                return sane(Seen(**{**content, "tools": tuple(Called(**c) for c in content["tools"])}))
             except TypeError as error:
                 return failed(BROKEN, str(error))
         return failed(kind, str(content), self.seen.agent)

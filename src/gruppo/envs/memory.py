@@ -58,7 +58,7 @@ class Memory(Wrapper):
         there = {n for n, _ in self.records}
         # The newest record is what the agent acts on now, so it stays.
         if not named or not {n for n in named} <= there - {self.count}:
-            return replace(self.here, text=NOTHING, valid=False, rewards={}, outcomes={})
+            return replace(self.here, text=NOTHING, valid=False, rewards={}, outcomes={}, tools=())
         kept = [record for record in self.records if record[0] not in named]
         if note:
             first = min(n for n in named if n is not None)
@@ -66,7 +66,8 @@ class Memory(Wrapper):
         self.records = tuple(kept)
         lines = [f"{n} : {text}" for n, text in self.records]
         text = "\n".join([self.task.prompt, *lines])
-        return self._within(replace(self.here, text=text, valid=True, rewards={}, outcomes={}, fresh=True))
+        now = replace(self.here, text=text, valid=True, rewards={}, outcomes={}, fresh=True, tools=())
+        return self._within(now)
 
     def _within(self, seen: Seen) -> Seen:
         size = len(self.task.prompt.split()) + sum(2 + len(text.split()) for _, text in self.records)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from gruppo.envs.base import Called
 from gruppo.envs.corpus import CORPORA, PEOPLE, RELATIONS, corpus, paths
 from gruppo.envs.world import LOST, WON, Facts, Moved, World, nothing, spoken, wanted
 
@@ -56,18 +57,19 @@ class Search(World[State]):
 
     def move(self, state: State, words: list[str]) -> Moved[State]:
         if words[0] == "search" and len(words) > 1:
-            return self._shown(state, self.corpus.search(words[1:9]), 0)
+            return self._shown(state, self.corpus.search(words[1:9]), 0, words)
         if words == ["next"] and state.at + 1 < len(state.found):
-            return self._shown(state, state.found, state.at + 1)
+            return self._shown(state, state.found, state.at + 1, words)
         if len(words) == 2 and words[0] == "answer":
             won = words[1] == self.chain[-1]
             return Moved(state, WON if won else LOST, True, True, float(won))
         return nothing(state)
 
-    def _shown(self, state: State, found: tuple[int, ...], at: int) -> Moved[State]:
+    def _shown(self, state: State, found: tuple[int, ...], at: int, words: list[str]) -> Moved[State]:
+        called = (Called("search", " ".join(words), ok=bool(found)),)
         if not found:
-            return Moved(State((), 0, state.read), "nothing found")
-        return Moved(State(found, at, tuple(sorted({*state.read, found[at]}))))
+            return Moved(State((), 0, state.read), "nothing found", tools=called)
+        return Moved(State(found, at, tuple(sorted({*state.read, found[at]}))), tools=called)
 
     def view(self, state: State) -> str:
         return self.corpus.texts[state.found[state.at]] if state.found else "ready"

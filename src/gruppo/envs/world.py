@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from gruppo.envs.base import POLICY, Player, Seen
+from gruppo.envs.base import POLICY, Called, Player, Seen
 from gruppo.tasks.base import Task
 from gruppo.tasks.imports import nearest
 from gruppo.tasks.numbering import hash64
@@ -55,6 +55,7 @@ class Moved(NamedTuple, Generic[S]):
     over: bool = False
     won: float = 0.0  # at the end, in a world with one seat
     outcomes: Mapping[str, float] | None = None  # at the end of a game
+    tools: tuple[Called, ...] = ()  # that were called
 
 
 class World(Generic[S]):
@@ -155,7 +156,7 @@ class World(Generic[S]):
 
     def step(self, action: str) -> Seen:
         if self.seen.done:
-            return replace(self.seen, valid=False, rewards={}, outcomes={})
+            return replace(self.seen, valid=False, rewards={}, outcomes={}, tools=())
         self.turn += 1
         moved = self.moved(self.now, read(action))
         self.now = state = moved.state
@@ -170,6 +171,7 @@ class World(Generic[S]):
             outcomes,
             moved.over or out,
             out,
+            tools=moved.tools,
         )
         return self.seen
 

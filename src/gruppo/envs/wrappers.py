@@ -36,7 +36,7 @@ class Wrapper:
 
     def step(self, action: str) -> Seen:
         if self.seen.done:
-            return replace(self.seen, valid=False, rewards={}, outcomes={})
+            return replace(self.seen, valid=False, rewards={}, outcomes={}, tools=())
         self.seen = self.stepped(action)
         return self.seen
 
@@ -140,7 +140,7 @@ class Retry(Wrapper):
         if not right and self.failed + 1 < self.tries:
             self.failed += 1
             first = self.env.reset(self.task)
-            return replace(first, text=f"{self.sentence} {first.text}".strip(), valid=seen.valid)
+            return replace(first, text=f"{self.sentence} {first.text}".strip(), valid=seen.valid, tools=seen.tools)
         return replace(seen, rewards=self._paid(seen, right))
 
     def _paid(self, seen: Seen, right: bool) -> Mapping[str, float]:
@@ -212,7 +212,7 @@ class Against(Wrapper):
 
     def stepped(self, action: str) -> Seen:
         seen = self.env.step(action)
-        return replace(self._mine(seen), valid=seen.valid)  # ours, not the other one's
+        return replace(self._mine(seen), valid=seen.valid, tools=seen.tools)  # ours, not the other one's
 
     def _mine(self, seen: Seen) -> Seen:
         """Lets the others act until it is our turn."""

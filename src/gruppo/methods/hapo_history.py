@@ -23,6 +23,7 @@ from gruppo.data import Episode, Source, Use, name_hash
 from gruppo.methods.grpo import GRPO
 from gruppo.stages import Context, Memory, Occupant, StepRecord, setting
 from gruppo.stages.requires import RecurringTasks
+from gruppo.stages.reward import task_reward
 from gruppo.stages.tables import Table
 
 SHORTEST = "shortest"  # tokens of the shortest right answer, by task
@@ -57,7 +58,7 @@ def _columns(episodes: Sequence[Episode]) -> tuple[Tensor, Tensor, Tensor]:
     """Key of the task, number of sampled tokens, whether the answer is right."""
     key_E = torch.tensor([name_hash(e.task) for e in episodes], dtype=torch.int64)
     length_E = torch.tensor([e.tokens for e in episodes], dtype=torch.float64)
-    return key_E, length_E, torch.tensor([e.reward.get("task", 0.0) > 0 for e in episodes], dtype=torch.bool)
+    return key_E, length_E, torch.tensor([task_reward(e) > 0 for e in episodes], dtype=torch.bool)
 
 
 HAPO_HISTORY = GRPO.but(

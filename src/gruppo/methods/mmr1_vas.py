@@ -24,6 +24,7 @@ from gruppo.pieces.diversity import self_bleu
 from gruppo.stages import Ask, Context, Memory, Occupant, StepRecord, setting
 from gruppo.stages.curriculum import asked, in_turn, weighted
 from gruppo.stages.requires import RecurringTasks
+from gruppo.stages.reward import task_reward
 from gruppo.stages.tables import Table, by_key
 
 MEMORY = "variance"  # by task index: `score` of its last answers, and its `weight`
@@ -66,7 +67,7 @@ class VarianceAware(Occupant):
 
     def scores(self, episodes: Sequence[Episode], tasks: Key) -> Tensor:
         """The variance promotion score of each task."""
-        right = torch.tensor([e.reward.get("task", 0.0) for e in episodes], dtype=torch.float64)
+        right = torch.tensor([task_reward(e) for e in episodes], dtype=torch.float64)
         p = gather(right, tasks, "mean").clamp(0.0, 1.0)
         written = [np.concatenate([s.ids[s.source == Source.POLICY] for s in e.sequences]) for e in episodes]
         token_N = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *written]))

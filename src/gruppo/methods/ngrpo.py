@@ -21,6 +21,7 @@ from gruppo.methods.grpo import GRPO
 from gruppo.stages import Ask, Context, Occupant, Prompt, setting
 from gruppo.stages.credit import to_tokens
 from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.reward import task_reward
 from gruppo.stages.update import Passes
 
 
@@ -56,8 +57,8 @@ class DropSolvedGroups(Occupant):
     def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
         lowest: dict[str, float] = {}
         for e in episodes:
-            if e.status.judged and e.use in (Use.LEARN, Use.BASELINE) and "task" in e.reward:
-                lowest[e.group] = min(lowest.get(e.group, self.top_reward), e.reward["task"])
+            if e.status.judged and e.use in (Use.LEARN, Use.BASELINE) and e.scores:
+                lowest[e.group] = min(lowest.get(e.group, self.top_reward), task_reward(e))
         solved = {group for group, worst in lowest.items() if worst >= self.top_reward}
         return [e.group not in solved for e in episodes], []
 

@@ -13,7 +13,6 @@ rises. Other components of the reward stay as they are. Without calls, m = n = 0
 turn but the last for a call, for a world in which acting is calling and nobody records tools.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from gruppo.data import Episode, Source, Use, name_hash
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces.shaping import tool_efficiency
 from gruppo.stages import Context, Memory, Occupant, StepRecord, setting
+from gruppo.stages.reward import task_reward
 from gruppo.stages.tables import Table
 
 FEWEST = "fewest_calls"  # of a right rollout, by task
@@ -47,7 +47,7 @@ class ToolEfficiency(Occupant):
     replaces = ("task",)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
-        task_E, calls = np.array([_score(e) for e in episodes]), np.array([self.calls(e) for e in episodes])
+        task_E, calls = np.array([task_reward(e) for e in episodes]), np.array([self.calls(e) for e in episodes])
         keys = torch.tensor([name_hash(e.task) for e in episodes], dtype=torch.int64)
         known = self.known(ctx.memory, episodes).look(keys, "calls", 0.0).numpy()
         fewest = known if self.least == "group" else np.zeros(len(episodes))
@@ -60,18 +60,13 @@ class ToolEfficiency(Occupant):
 
     def known(self, memory: Mapping[str, Any], episodes: Sequence[Episode]) -> Table:
         """The fewest calls by task, with the right ones among these rollouts of the policy."""
-        right = [e for e in episodes if e.source == Source.POLICY and _score(e) > 0]
+        right = [e for e in episodes if e.source == Source.POLICY and task_reward(e) > 0]
         keys = torch.tensor([name_hash(e.task) for e in right], dtype=torch.int64)
         calls = torch.tensor([self.calls(e) for e in right], dtype=torch.float64)
         return Table.of(memory, FEWEST).lowered(keys, "calls", calls)
 
     def calls(self, e: Episode) -> float:
         return float(len(e.turns) - 1 if self.counts == "turns" else sum(len(t.tools) for t in e.turns))
-
-
-def _score(e: Episode) -> float:
-    """The reward of the task, on the episode or on its turns; 0 if it has none."""
-    return 0.0 if math.isnan(e.score) else e.score
 
 
 OTC = GRPO.but(

@@ -10,8 +10,8 @@ an action has no discount, V_{t+1} being the value at the next token, and that o
 token of the next turn. With correct values and λ = 1, the first token of an action has the advantage of the whole
 action. At γ = 1, or in tasks of one turn, this is PPO with an entropy bonus; `gamma_inside` = γ is PPO over tokens.
 
-Observations are not decisions and cost no time. A turn in which nothing was sampled is no step. An open episode
-bootstraps from its last value.
+Observations are not decisions and cost no time. A turn in which nothing was sampled is no step: its reward is paid at
+the last token before it. An open episode bootstraps from its last value.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from gruppo.data import Batch
 from gruppo.methods.ppo import PPO
 from gruppo.pieces import advantage
 from gruppo.stages import Context, Need, Occupant, need, setting
-from gruppo.stages.credit import two_gaes, whitened_gae
+from gruppo.stages.credit import in_time, two_gaes, whitened_gae
 from gruppo.stages.objective import ClippedSurrogate, ValueLoss
 from gruppo.stages.penalties import EntropyBonus
 from gruppo.stages.update import Passes
@@ -50,7 +50,7 @@ class ActionGae(Occupant):
 
     def discounts(self, batch: Batch) -> Tensor:
         """For each decision, the discount of what comes after it."""
-        mine = batch.time_order("N", where=batch.sampled_N)
+        mine = in_time(batch, batch.sampled_N)
         last = advantage.ends(batch.turn_N.index_select(0, mine)) > 0
         inside_N = torch.full_like(batch.value_critic_N, self.gamma_inside)
         return inside_N.index_fill(0, mine[last], self.gamma)

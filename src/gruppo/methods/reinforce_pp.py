@@ -24,7 +24,10 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class WhitenedReturn(Occupant):
-    """Return-to-go of each token, its reward less kl_coef (log π_old − log π_ref), whitened over the batch."""
+    """Return-to-go of each token, its reward less kl_coef (log π_old − log π_ref), whitened over the batch.
+
+    Of several agents each has its own returns, and is whitened for itself.
+    """
 
     gamma: float = setting(1.0, low=0, high=1)
     kl_coef: float = setting(0.0, low=0, witness=0.5)
@@ -36,7 +39,7 @@ class WhitenedReturn(Occupant):
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         mine = judged_in_time(batch)
-        return whitened(batch, mine, return_to_go(batch, mine, self.gamma, self.kl_coef))
+        return whitened(batch, mine, return_to_go(batch, mine, self.gamma, self.kl_coef), by_agent=True)
 
 
 REINFORCE_PP = REINFORCE.but(

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Use
+from gruppo.data import Batch, Episode, Use, segment
 from gruppo.methods.reinforce import REINFORCE
 from gruppo.stages import Context, Occupant, Prompt
-from gruppo.stages.credit import judged_in_time, return_to_go
+from gruppo.stages.credit import judged_in_time, return_to_go, seat_N
 from gruppo.stages.requires import BASELINE_EPISODES
 from gruppo.stages.rollout import Group
+from gruppo.stages.turns import seats_of_groups
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,19 @@ def greedy(prompt: Prompt) -> Prompt:
 
 @dataclass(frozen=True)
 class AgainstGreedy(Occupant):
-    """A_t = return-to-go − reward of the group's baseline episode; 0 if none was judged."""
+    """A_t = return-to-go − reward of the group's baseline episode, of the same agent; 0 if none was judged."""
 
     writes = ("adv_N",)
     ignores = ("shift",)
     requires = (BASELINE_EPISODES,)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        mine = judged_in_time(batch)
-        base_E = batch.judged_E & (batch.use_E == Use.BASELINE)
-        base_G = batch.gather(batch.reward_E, "E", "G", "mean", where=base_E)
-        known_G = batch.gather(base_E, "E", "G", "any")
-        base, known = (batch.spread(x, "G", "N")[mine] for x in (base_G, known_G))
+        mine, seats = judged_in_time(batch), seats_of_groups(batch)
+        greedy_E = batch.judged_E & (batch.use_E == Use.BASELINE)
+        greedy = (greedy_E[:, None] & ~batch.reward_EA.isnan()).flatten()
+        base = segment.gather(batch.reward_EA.flatten(), seats, "mean", where=greedy)
+        known = segment.gather(greedy, seats, "any")
+        base, known = (seats.spread(x)[seat_N(batch)[mine]] for x in (base, known))
         adv = torch.where(known, return_to_go(batch, mine) - base, torch.zeros_like(base))
         return {"adv_N": torch.zeros_like(batch.weight_N).index_copy(0, mine, adv)}
 

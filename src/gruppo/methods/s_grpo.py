@@ -25,6 +25,7 @@ from gruppo.stages import Context, Occupant, Prompt, Sampling, note, setting
 from gruppo.stages.credit import GroupCentred
 from gruppo.stages.play import Fork, sampling_for
 from gruppo.stages.requires import Samples
+from gruppo.stages.reward import task_reward
 
 By = Literal["right", "exit"]
 
@@ -97,7 +98,7 @@ class FirstRight(Occupant):
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> dict[str, list[float]]:
         worth, seen = dict[int, float](), dict.fromkeys((e.group for e in episodes), 0)
         for e in sorted(episodes, key=lambda e: (float(e.notes["exit"].values[0]), e.uid)):
-            right = e.reward["task"] > 0
+            right = task_reward(e) > 0
             worth[e.uid] = 0.5 ** seen[e.group] if right else 0.0
             seen[e.group] += right or self.by == "exit"
         return {"serial": [worth[e.uid] for e in episodes]}

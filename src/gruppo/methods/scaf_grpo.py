@@ -21,6 +21,7 @@ from gruppo.methods.grpo import GRPO
 from gruppo.stages import Context, Occupant, Prompt, setting
 from gruppo.stages.prompting import Hint
 from gruppo.stages.requires import InRoom
+from gruppo.stages.reward import task_reward
 from gruppo.stages.rollout import again, asks_of
 
 
@@ -43,7 +44,7 @@ class HelpFailedGroups(Occupant):
         wrong: dict[str, list[Episode]] = {}
         solved: set[str] = set()
         for e in episodes:
-            if e.status.judged and e.reward["task"] > 0:
+            if e.status.judged and task_reward(e) > 0:
                 solved.add(e.group)
             elif e.status.judged:
                 wrong.setdefault(e.group, []).append(e)
@@ -56,7 +57,7 @@ class HelpFailedGroups(Occupant):
         helped = await ctx.draw(asks) if asks else []  # in the order of the asks: the weakest hint of a group first
         for e in helped:
             e.use = Use.NONE
-            if e.status.judged and e.reward["task"] > 0 and e.group not in solved:
+            if e.status.judged and task_reward(e) > 0 and e.group not in solved:
                 solved.add(e.group)
                 e.use = Use.LEARN
                 gone = min(wrong[e.group], key=lambda w: float(ctx.uniform("replaced", w.uid)))

@@ -28,6 +28,7 @@ from gruppo.stages.objective import NOW
 from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.prompting import Hint
 from gruppo.stages.requires import InRoom
+from gruppo.stages.reward import task_reward
 from gruppo.stages.rollout import again, asks_of
 
 
@@ -59,7 +60,7 @@ class HintRounds(Occupant):
                 ]
             )
             for g, points in seen.items():
-                mine = [e.reward["task"] for e in drawn if e.group == g and e.status.judged]
+                mine = [task_reward(e) for e in drawn if e.group == g and e.status.judged]
                 points += [(given[g], sum(mine) / len(mine))] if mine else []
                 rate[g] = next_rate(points, self.target, most[g]) if points else rate[g]
             out += drawn

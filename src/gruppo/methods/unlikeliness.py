@@ -22,7 +22,7 @@ from gruppo.methods.grpo import GRPO
 from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.penalties import ReferenceKL
 from gruppo.stages.requires import Samples
-from gruppo.stages.reward import codes
+from gruppo.stages.reward import codes, task_reward
 from gruppo.stages.update import Passes
 
 
@@ -39,7 +39,7 @@ class Unlikeliness(Occupant):
         mine = [e for e in episodes if e.tokens > 0]
         group = codes([e.group for e in mine])
         likely = np.array([likelihood(e) for e in mine]).round(6)  # identical answers differ by less in a sampler
-        right = np.array([max(e.reward["task"], 0.0) for e in mine])
+        right = np.array([max(task_reward(e), 0.0) for e in mine])
         out_E = np.zeros(len(episodes))
         out_E[sampled_E] = -self.rank_coef * right * ranks(group, likely) / np.bincount(group)[group]
         return {"unlikely": out_E}

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, minibatches
+from gruppo.data import Batch, Key, minibatches
 from gruppo.methods.ppo import PPO
 from gruppo.stages import Context, Need, Occupant, Stats, Term, Values, need, setting
-from gruppo.stages.credit import two_gaes, whitened_gae
+from gruppo.stages.credit import seat_N, two_gaes, whitened_gae
 from gruppo.stages.objective import NOW, ClippedSurrogate, ValueLoss
 from gruppo.stages.requires import BINARY_REWARD
+from gruppo.stages.turns import judged_K, seat_return
 from gruppo.stages.update import Passes
 
 
@@ -46,15 +47,16 @@ class LengthAdaptiveGae(Occupant):
         return (need("value", "critic"),)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
-        mine, adv, ret, known = two_gaes(batch, self.gamma, self.lam_E(batch), self.lam_value)
-        right_E = batch.judged_E & (batch.reward_E > 0)
-        right_N = batch.spread(right_E, "E", "N").to(batch.weight_N.dtype)
+        mine, adv, ret, known = two_gaes(batch, self.gamma, self.lam_N(batch), self.lam_value)
+        right_K = judged_K(batch) & (seat_return(batch) > 0)
+        right_N = batch.spread(right_K, "K", "N").to(batch.weight_N.dtype)
         return {**whitened_gae(batch, mine, adv, ret, known, known), "right_N": right_N}
 
-    def lam_E(self, batch: Batch) -> Tensor:
-        """The policy's λ for each episode, from the number of its sampled tokens."""
-        length_E = batch.gather(batch.sampled_N, "N", "E", "count", where=batch.sampled_N)
-        return adaptive_lambda(length_E.to(batch.weight_N.dtype), self.length_share)
+    def lam_N(self, batch: Batch) -> Tensor:
+        """The policy's λ, from the number of tokens that were sampled in the episode, by the same agent."""
+        seats = Key(seat_N(batch), batch.seats.size)
+        length = batch.gather(batch.sampled_N, "N", seats, "count", where=batch.sampled_N)
+        return seats.spread(adaptive_lambda(length.to(batch.weight_N.dtype), self.length_share))
 
 
 @dataclass(frozen=True)

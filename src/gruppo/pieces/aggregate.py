@@ -56,7 +56,7 @@ def weights(batch: Batch, at: Level, over: Tensor, mean: str | float, of: Count 
         return mask / max(of.rows, 1.0)
     key = batch.level(at, _unit(mean))
     name, constant = _constant(mean)
-    units = of.drawn if name.startswith("drawn_group") else max(of.units, 1.0)
+    units = max(of.drawn if name.startswith("drawn_group") else of.units, 1.0)
     inside = 1.0 if name.endswith("_sum") else _rows_by(key, mask).clamp(min=1)[key.index]
     return mask / inside / units / constant
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gruppo.data import Growing, key_hash
+from gruppo.data import Growing, ToolCall, key_hash
 from gruppo.engines.base import Completion
 from gruppo.serve.chat import Answer, Asked
 from gruppo.serve.http import Refusal
@@ -128,9 +128,10 @@ class Session:
         answer = Answer.of(full, c.reason == "length", asked, len(plan.ids), len(c.ids))
         flags = {"truncated"} if c.reason == "length" else set[str]()
         flags |= {"void"} if not full.strip() else set()
-        grown.act(
-            c.ids, c.logp, c.version, temperature=temperature, allowed=c.allowed, text=full, flags=frozenset(flags)
-        )
+        # The program makes the calls, so how long they take and whether they succeed is not known here.
+        tools = tuple(ToolCall(f["name"], f["arguments"], 0.0) for f in (call["function"] for call in answer.calls))
+        how: dict[str, Any] = {"text": full, "flags": frozenset(flags), "tools": tools}
+        grown.act(c.ids, c.logp, c.version, temperature=temperature, allowed=c.allowed, **how)
         chain = _chained(plan.chain, _canonical(answer.message))
         self._states.setdefault(chain, []).append(State(context, grown.ids))
         self._ends[context] = len(grown.ids)

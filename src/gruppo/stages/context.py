@@ -87,7 +87,21 @@ class Memory(dict[str, Any]):
         self._guard(name)
         super().__delitem__(name)
 
-    # The other methods of dict bypass the three above; those of MutableMapping do not.
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()  # with an iterator of its own, dict(memory) and {**memory} ask __getitem__, too
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self)
+
+    def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+        return {**self, **other}
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """What it holds, and no views of it: for checkpoints."""
+        return {name: super(Memory, self).__getitem__(name) for name in self}
+
+    # The other methods of dict bypass those above; those of MutableMapping do not.
     get = MutableMapping.get  # type: ignore[assignment]
     values = MutableMapping.values  # type: ignore[assignment]
     items = MutableMapping.items  # type: ignore[assignment]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gruppo.data import Episode, Note, Status, key_hash
+from gruppo.data import Episode, Note, Status, ToolCall, key_hash
 from gruppo.envs.base import Seen, seats_of
 from gruppo.envs.format import Format, Line, Said, format_of
 from gruppo.envs.guard import TIMEOUT, Guarded
@@ -271,6 +271,7 @@ class Dialogue:
             flags=frozenset(flags),
             tag=said.tag,
             text=self.said,
+            tools=tuple(ToolCall(c.name, c.arguments, c.seconds, c.ok) for c in seen.tools),
         )
         return seen
 

@@ -33,11 +33,24 @@ def judged_N(batch: Batch) -> Tensor:
     return (batch.source_N == Source.POLICY) & batch.spread(batch.judged_E, "E", "N")
 
 
-def whitened(batch: Batch, mine: Tensor, x: Tensor) -> dict[str, Tensor]:
-    """Values of these tokens, whitened over them. 0 for other tokens, and for a single one: it cannot be compared."""
+def whitened(batch: Batch, mine: Tensor, x: Tensor, by_agent: bool = False) -> dict[str, Tensor]:
+    """Values of these tokens, whitened over them. 0 for other tokens, and for a single one: it cannot be compared.
+
+    by_agent  the tokens of each agent are whitened among themselves
+    """
     every = torch.ones_like(x, dtype=torch.bool)
-    adv = advantage.whiten(x, every) if len(x) > 1 else torch.zeros_like(x)
+    adv = torch.zeros_like(x)
+    for part in _agents(batch, mine, every) if by_agent else [every]:
+        adv = torch.where(part, advantage.whiten(x, part), adv) if int(part.sum()) > 1 else adv
     return {"adv_N": torch.zeros_like(batch.weight_N).index_copy(0, mine, adv)}
+
+
+def _agents(batch: Batch, mine: Tensor, over: Tensor) -> list[Tensor]:
+    """The rows of `over` that belong to each agent."""
+    if len(batch.agents) == 1:
+        return [over]
+    agent = batch.spread(batch.agent_K, "K", "N").index_select(0, mine)
+    return [over & (agent == a) for a in range(len(batch.agents))]
 
 
 @dataclass(frozen=True)
@@ -118,8 +131,10 @@ class RunningBaseline(Occupant):
 class Gae(Occupant):
     """Generalised advantage estimation over the decisions of an episode, whitened; `ret_N` is the critic's target.
 
-    Token rewards: the episode's reward at its last decision, turn rewards at the last decision of each turn, minus
-    kl_coef (log π_old − log π_ref) at each token. An open episode bootstraps from its last value.
+    Of several agents each has a recursion of its own, from its own rewards and values, and is whitened for itself.
+    Token rewards: the episode's reward at its last decision, turn rewards at the last decision of each turn (of a turn
+    without one at the last before it), minus kl_coef (log π_old − log π_ref) at each token. An open episode bootstraps
+    from its last value.
     """
 
     gamma: float = setting(1.0, low=0, high=1)
@@ -139,45 +154,59 @@ class Gae(Occupant):
 def two_gaes(
     batch: Batch, gamma: float | Tensor, lam: float | Tensor, lam_value: float, kl_coef: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Advantages with `lam` (a number, or one per episode), and the critic's targets with `lam_value`.
+    """Advantages with `lam`, and the critic's targets with `lam_value`. Agents of an episode do not see each other.
 
-    `gamma`: a number, or one for each decision, the discount of what comes after it.
-    Returns (rows, advantage, target, known) for the policy's decisions in the order of time; given tokens are not
-    steps. `known`: the episode is judged or open. An open episode bootstraps from its last value.
+    gamma  a number, or one for each decision: the discount of what comes after it
+    lam    a number, or one for each decision
+
+    Returns (rows, advantage, target, known) for the policy's decisions, `in_time`; given tokens are not steps. `known`:
+    the episode is judged or open. An open episode bootstraps from its last value, that of each agent.
     """
-    mine = batch.time_order("N", where=batch.sampled_N)
+    mine = in_time(batch, batch.sampled_N)
     episode, value = batch.episode_N.index_select(0, mine), batch.value_critic_N.index_select(0, mine)
-    open_E = batch.open_E
+    seat, open_E = seat_N(batch).index_select(0, mine), batch.open_E
     tail = value * open_E.to(value.dtype).index_select(0, episode) if bool(open_E.any()) else None
     gamma = gamma.index_select(0, mine) if isinstance(gamma, Tensor) else gamma
-    error = advantage.errors(token_reward(batch, mine, kl_coef), value, episode, gamma, tail)
-    lam_N = lam.index_select(0, episode) if isinstance(lam, Tensor) else lam
-    adv = segment.scan(error, gamma * lam_N, episode)
+    error = advantage.errors(token_reward(batch, mine, kl_coef), value, seat, gamma, tail)
+    lam_N = lam.index_select(0, mine) if isinstance(lam, Tensor) else lam
+    adv = segment.scan(error, gamma * lam_N, seat)
     same = isinstance(lam, float) and lam == lam_value
-    ret = value + (adv if same else segment.scan(error, gamma * lam_value, episode))
+    ret = value + (adv if same else segment.scan(error, gamma * lam_value, seat))
     return mine, adv, ret, (batch.judged_E | open_E).index_select(0, episode)
 
 
 def whitened_gae(
     batch: Batch, mine: Tensor, adv: Tensor, ret: Tensor, known: Tensor, over: Tensor
 ) -> dict[str, Tensor]:
-    """The result of `two_gaes` as columns: advantages whitened over `over`, targets where known, else 0."""
+    """The result of `two_gaes` as columns: advantages whitened over `over`, by agent; targets where known, else 0."""
     zero = torch.zeros_like(batch.value_critic_N)
+    white = torch.zeros_like(adv)
+    for part in _agents(batch, mine, over):
+        white = torch.where(part, advantage.whiten(adv, part), white)
     return {
-        "adv_N": zero.index_copy(0, mine, advantage.whiten(adv, over)),
+        "adv_N": zero.index_copy(0, mine, white),
         "ret_N": zero.index_copy(0, mine, torch.where(known, ret, zero[:1])),
     }
 
 
+def seat_N(batch: Batch) -> Tensor:
+    """Of each decision, its agent in its episode: the part of `batch.seats`."""
+    return batch.spread(batch.seats.index, "K", "N")
+
+
+def in_time(batch: Batch, where: Tensor) -> Tensor:
+    """The decisions in `where`, episode by episode, agent by agent, in the order of time."""
+    return batch.time_order("N", Key(seat_N(batch), batch.seats.size), where)
+
+
 def judged_in_time(batch: Batch) -> Tensor:
-    """The rows of `judged_N`, episode by episode, in the order of time."""
-    rows = batch.time_order("N")
-    return rows[judged_N(batch)[rows]]
+    """The rows of `judged_N`, as `in_time`."""
+    return in_time(batch, judged_N(batch))
 
 
 def return_to_go(batch: Batch, mine: Tensor, gamma: float = 1.0, kl_coef: float = 0.0) -> Tensor:
-    """G_t = r_t + gamma G_{t+1} for these decisions in the order of time, with r_t = `token_reward`."""
-    return segment.scan(token_reward(batch, mine, kl_coef), gamma, batch.episode_N[mine])
+    """G_t = r_t + gamma G_{t+1} for these decisions, `in_time`, with r_t = `token_reward`: of its agent alone."""
+    return segment.scan(token_reward(batch, mine, kl_coef), gamma, seat_N(batch)[mine])
 
 
 def own_reward(batch: Batch) -> Tensor:
@@ -187,13 +216,30 @@ def own_reward(batch: Batch) -> Tensor:
 
 
 def token_reward(batch: Batch, mine: Tensor, kl_coef: float) -> Tensor:
-    """For these decisions in the order of time: rewards of episodes and turns at the last of each, minus the KL."""
-    episode = batch.episode_N.index_select(0, mine)
-    reward = advantage.ends(episode) * own_reward(batch).index_select(0, episode)
-    if bool(batch.reward_K.any()):
-        turn = batch.turn_N.index_select(0, mine)
-        reward = reward + advantage.ends(turn) * batch.reward_K[turn]
+    """For these decisions, `in_time`: rewards of episodes and turns at the last of each, minus the KL.
+
+    The rewards of the episode are those of each agent. A turn without a decision is paid at the last one of its agent
+    before it, or at the first one after it if there is none. So the rewards of an agent that decides anything add up to
+    its return, `reward_EA`, and with one agent to `reward_E`.
+    """
+    episode, seat = batch.episode_N.index_select(0, mine), seat_N(batch).index_select(0, mine)
+    reward = advantage.ends(seat) * own_reward(batch).index_select(0, episode)
+    if len(mine) and bool(batch.reward_K.any()):
+        place = Key(paid_at(batch, mine), len(mine) + 1)
+        reward = reward + segment.gather(batch.reward_K, place, "sum")[:-1]
     return reward - kl_coef * k1(batch.logp_old_N[mine], batch.logp_ref_N[mine]) if kl_coef else reward
+
+
+def paid_at(batch: Batch, mine: Tensor) -> Tensor:
+    """For each turn the place in `mine` where its reward stands; len(mine) if its agent decides nothing there."""
+    seat_K, order = batch.seats.index, batch.time_order("K", batch.seats)
+    rank_K = torch.empty_like(order).index_copy(0, order, torch.arange(len(order), device=order.device))
+    turn = batch.turn_N.index_select(0, mine)
+    before = torch.searchsorted(rank_K[turn], rank_K, right=True) - 1  # its own last decision, or an earlier one
+    after = before + 1
+    of = torch.cat([seat_K[turn], seat_K.new_full((1,), -1)])  # nobody's, at both ends
+    found = torch.where(of[after] == seat_K, after, len(mine))
+    return torch.where(of[before] == seat_K, before, found)
 
 
 def turn_reward(batch: Batch, within: Level | Key = "E") -> Tensor:

@@ -19,6 +19,7 @@ from gruppo.stages.objective import NOW
 from gruppo.stages.occupant import Occupant, setting
 from gruppo.stages.play import episode_of, episode_uid, sampling_for
 from gruppo.stages.readouts import Need, Stats
+from gruppo.stages.reward import task_reward
 from gruppo.stages.terms import Term, Values
 from gruppo.tasks.recorded import NO_ANSWER, Answer, demonstration, recorded
 
@@ -84,7 +85,7 @@ class RightExperts(Occupant):
 
     def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
         def stays(e: Episode) -> bool:
-            return e.source != Source.EXPERT or (e.status.judged and e.reward.get("task", -inf) >= self.threshold)
+            return e.source != Source.EXPERT or (e.status.judged and task_reward(e, -inf) >= self.threshold)
 
         return [stays(e) for e in episodes], []
 

@@ -65,5 +65,5 @@ class Recent(Occupant):
 def as_learned(ctx: Context, episodes: Sequence[Episode]) -> Batch:
     """Remembered episodes as a batch, with the log π_old and the credit that they were learned with."""
     batch = ctx.read(episodes, readouts=())
-    notes = {n.removeprefix("note_"): x for n, x in batch.columns.items() if n.startswith("note_") and n.endswith("_N")}
-    return batch.with_columns(**notes)
+    notes = {n.removeprefix("note_"): x for n, x in batch.columns.items() if n.startswith("note_")}
+    return batch.with_columns(**{n: x for n, x in notes.items() if n.endswith("_N") or n not in batch.columns})

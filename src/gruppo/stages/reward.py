@@ -1,5 +1,6 @@
 """What is each episode worth? A chain of reward components, in addition to `task`, which the task's scorer gives."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -49,6 +50,14 @@ class InvalidActions(Occupant):
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         return {"invalid": [[-self.invalid_coef * ("invalid" in t.flags) for t in e.turns] for e in episodes]}
+
+
+def task_reward(e: Episode, absent: float = 0.0) -> float:
+    """The reward of the task itself, wherever it lies: on the episode, on turns, or on both, which are added.
+
+    In a game it is the mean over the seats that the policy speaks for; `e.scores` has each. `absent`: there is none.
+    """
+    return absent if math.isnan(e.score) else e.score
 
 
 def codes(names: Sequence[Any]) -> NDArray[np.int64]:

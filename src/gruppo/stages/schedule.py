@@ -1,6 +1,7 @@
 """Schedules: a hyper-parameter that changes with the step or with memory.
 
-A field of type `Sched` takes a number or a schedule; as text it reads `linear(0.1, 0.0, steps=100)`.
+A field of type `Sched` takes a number or a schedule; as text it reads `linear(0.1, 0.0, steps=100)`. Schedules follow
+each other in `then({0: linear(0.0, 1.0, steps=20), 20: cosine(1.0, 0.1, steps=80)})`, each counting from its own start.
 """
 
 import ast
@@ -34,7 +35,8 @@ class Schedule:
         values = [
             given.arguments[k] for k in ("start", "end", "value", "first", "then", "default") if k in given.arguments
         ]
-        return tuple(float(v) for v in [*values, *dict(given.arguments.get("table", {})).values()])
+        values += dict(given.arguments.get("table", {})).values()
+        return tuple(x for v in values for x in (v.extremes() if isinstance(v, Schedule) else (float(v),)))
 
     def __str__(self) -> str:
         return self.text
@@ -77,6 +79,11 @@ def _switch(step: int, memory: Mapping[str, Any], at: int, first: float, then: f
     return first if step < at else then
 
 
+def _then(step: int, memory: Mapping[str, Any], table: Mapping[int, "Sched"]) -> float:
+    begun = max(k for k in table if k <= max(step, min(table)))
+    return at(table[begun], max(step - begun, 0), memory)
+
+
 def _memory(step: int, memory: Mapping[str, Any], name: str, default: float = 0.0) -> float:
     return memory.get(name, default)
 
@@ -87,8 +94,26 @@ _KINDS = {
     "warmup": _warmup,
     "steps": _steps,
     "switch": _switch,
+    "then": _then,
     "memory": _memory,
 }
+
+
+def _literal(node: ast.expr | None) -> Any:
+    """A literal, or the text of a schedule as a call; a dict may hold both."""
+    if isinstance(node, ast.Dict):
+        return {_literal(k): _literal(v) for k, v in zip(node.keys, node.values, strict=True)}
+    return node if isinstance(node, ast.Call) else ast.literal_eval(node)  # type: ignore[arg-type]
+
+
+def _inside(table: Any) -> Any:
+    """The table of `then`: numbers and schedules; a schedule that is none says so itself."""
+    if not isinstance(table, dict) or not table:
+        raise TypeError
+    made = {k: Schedule(ast.unparse(v)) if isinstance(v, ast.Call) else v for k, v in table.items()}  # type: ignore[misc]
+    if not all(type(k) is int and isinstance(v, Schedule | int | float) for k, v in made.items()):  # type: ignore[misc]
+        raise TypeError
+    return made
 
 
 def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
@@ -96,8 +121,8 @@ def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError(text)
-        args = [ast.literal_eval(a) for a in call.args]
-        kwargs = {k.arg or "": ast.literal_eval(k.value) for k in call.keywords}
+        args = [_literal(a) for a in call.args]
+        kwargs = {k.arg or "": _literal(k.value) for k in call.keywords}
     except (ValueError, SyntaxError):
         raise ValueError(
             f"{text!r} is no schedule, so the field has no value. Write a number, or for example "
@@ -107,8 +132,12 @@ def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     if name not in _KINDS:
         raise ValueError(f"{name!r} is no kind of schedule{nearest(name, _KINDS)}. Kinds: {', '.join(_KINDS)}.")
     try:
+        if name == "then":
+            args, kwargs = [_inside(a) for a in args], {k: _inside(v) for k, v in kwargs.items()}
         float(_KINDS[name](0, {}, *args, **kwargs))
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError) as error:
+        if name == "then" and isinstance(error, ValueError):
+            raise  # of a schedule inside it
         wanted = ", ".join(list(signature(_KINDS[name]).parameters)[2:])
         raise ValueError(f"{text!r} is no schedule, so the field has no value. Write {name}({wanted}).") from None
     return name, args, kwargs

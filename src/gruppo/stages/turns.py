@@ -42,11 +42,16 @@ def seat_advantage(batch: Batch, compared: Compared) -> Tensor:
 
     An episode counts once for each agent, however many turns it has. With one agent it is the comparison of `reward_E`.
     """
+    known = batch.judged_E[:, None] & ~batch.reward_EA.isnan()
+    adv = compared(batch.reward_EA.flatten(), seats_of_groups(batch), known.flatten())
+    return adv.index_select(0, batch.seats.index)
+
+
+def seats_of_groups(batch: Batch) -> Key:
+    """The rows of `reward_EA`, flattened: those of the same agent in the episodes of a group."""
     agents = len(batch.agents)
     seat = batch.group_E[:, None] * agents + torch.arange(agents, device=batch.device)
-    known = batch.judged_E[:, None] & ~batch.reward_EA.isnan()
-    key = Key(seat.flatten(), batch.size("G") * agents)
-    return compared(batch.reward_EA.flatten(), key, known.flatten()).index_select(0, batch.seats.index)
+    return Key(seat.flatten(), batch.size("G") * agents)
 
 
 def seat_return(batch: Batch) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Note, Status, Use, pack
+from gruppo.data import Batch, Episode, Level, Note, Source, Status, Use, pack, tokens_once
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.method import Method
 from gruppo.stages.objective import OLD
@@ -89,7 +89,7 @@ class Walk:
             fresh = await self.drawn(ctx, asks, self.method.rollout)
             drawn += fresh
             kept, asks = through_first_door(ctx, self.method.select, [*kept, *fresh])
-            if self.budget_tokens and sum(e.tokens for e in drawn) >= self.budget_tokens:
+            if self.budget_tokens and tokens_once(drawn, Source.POLICY) >= self.budget_tokens:
                 break
             if asks:
                 ctx.round += 1
@@ -198,7 +198,7 @@ class Walk:
         if all(e.use == Use.BASELINE for e in used):
             return None
         counts: dict[str, int] = {}
-        for e in drawn:
+        for e in (e for e in drawn if e.use <= Use.BASELINE):
             counts[e.group] = counts.get(e.group, 0) + 1
         wanted = self.needs(ctx)
         batch = self.packed(used, drawn=counts, views=[n.view for n in wanted])
@@ -301,23 +301,42 @@ def recalled(e: Episode, credited: str) -> Episode:
 
 def _stored(batch: Batch, names: Sequence[str]) -> Batch:
     """The batch in which replayed rows have these columns as they were in their own step (stored as notes)."""
-    stored = {c: batch.columns[f"note_{c}"] for c in names if f"note_{c}" in batch.columns and c in batch.columns}
-    past_N = batch.spread(batch.replayed_E, "E", "N")
-    return batch.with_columns(
-        **{c: x.to(batch.columns[c].dtype).where(past_N & ~x.isnan(), batch.columns[c]) for c, x in stored.items()}
-    )
+    out: dict[str, Tensor] = {}
+    for column, (name, level) in note_names(names).items():
+        note = batch.columns.get(f"note_{name}_{level}")
+        if note is not None and column in batch.columns:
+            now, past = batch.columns[column], batch.spread(batch.replayed_E, "E", level)
+            out[column] = note.to(now.dtype).where(past & ~note.isnan(), now)
+    return batch.with_columns(**out)
+
+
+NOTED: tuple[Level, ...] = ("N", "K", "S", "E")  # levels whose columns can be notes
+
+
+def note_names(columns: Sequence[str]) -> dict[str, tuple[str, Level]]:
+    """The note of each column, and its level: adv_N is `adv`; adv_K is too, or `adv_K` if both are there."""
+    out: dict[str, tuple[str, Level]] = {}
+    for level in NOTED:
+        for column in (c for c in columns if c.endswith(f"_{level}")):
+            name = column.removesuffix(f"_{level}")
+            out[column] = (column if name in {n for n, _ in out.values()} else name), level
+    return out
 
 
 def noted(batch: Batch | None, episodes: Sequence[Episode], columns: Sequence[str]) -> list[Episode]:
-    """Episodes for replay: the columns that they were learned with (log π_old and credit) become notes."""
+    """Episodes for replay: the columns that they were learned with (log π_old, credit) become notes of their level."""
     if batch is None:
         return []
     row = {uid: i for i, uid in enumerate(batch.uid_E.tolist())}
-    length = batch.gather(batch.keep_N, "N", "E", "count").tolist()
-    mine = [c for c in columns if c.endswith("_N") and c in batch.columns]
-    parts = {c.removesuffix("_N"): torch.split(batch.columns[c].float().cpu(), length) for c in mine}
+    parts: dict[str, tuple[Level, Sequence[Tensor]]] = {}
+    flat = [c for c in columns if c in batch.columns and batch.columns[c].dim() == 1]
+    for column, (name, level) in note_names(flat).items():
+        x, episode = batch.columns[column].float().cpu(), batch.up(level, "E")
+        if level == "K":  # notes of turns are in the order of time
+            x = x[batch.time_order("K").cpu()]
+        parts[name] = level, torch.split(x, torch.bincount(episode, minlength=len(row)).tolist())
 
     def notes(e: Episode) -> dict[str, Note]:
-        return {name: Note(rows[row[e.uid]].numpy(), "N", e.step) for name, rows in parts.items()}
+        return {name: Note(rows[row[e.uid]].numpy(), level, e.step) for name, (level, rows) in parts.items()}
 
     return [replace(e, notes=e.notes | notes(e)) for e in episodes if e.uid in row]

@@ -59,6 +59,7 @@ def advantages(batch: Batch | None) -> dict[int, float]:
 
 
 def row_of(e: Episode, step: int, prompt: str, reference: str, advantage: float) -> Row:
+    returns = e.returns
     return {
         "step": step,
         "task": e.task,
@@ -69,6 +70,7 @@ def row_of(e: Episode, step: int, prompt: str, reference: str, advantage: float)
         "answer": e.text,
         "reward": e.total,
         "rewards": dict(e.reward),
+        "returns": returns if len(returns) > 1 else {},  # by agent: in a game their sum may say nothing
         "advantage": advantage,
         "status": e.status.name.lower(),
         "tokens": int(sum((s.source == e.source).sum() for s in e.sequences)),
@@ -117,7 +119,7 @@ class Filter:
     status: str = ""
     task: str = ""  # part of the task's uid, or its domain
     contains: str = ""  # in the prompt or the answer, in any case
-    least: float | None = None  # reward
+    least: float | None = None  # reward; in a game, the return of some agent
     most: float | None = None
 
     def __post_init__(self) -> None:
@@ -133,15 +135,20 @@ class Filter:
             self.status in ("", row["status"])
             and (self.task in row["task"] or self.task == row["domain"])
             and self.contains.lower() in text
-            and (self.least is None or row["reward"] >= self.least)
-            and (self.most is None or row["reward"] <= self.most)
+            and (self.least is None or max(_paid(row)) >= self.least)
+            and (self.most is None or min(_paid(row)) <= self.most)
         )
 
 
+def _paid(row: Row) -> list[float]:
+    """The return of each agent."""
+    return [*row.get("returns", {}).values()] or [row["reward"]]
+
+
 def by_reward(rows: Iterable[Row], best: bool) -> list[Row]:
-    """Those with a reward, the best or the worst first; equal ones stay in their order."""
+    """Those with a reward, the best or the worst first; equal ones stay in their order. In a game, of any agent."""
     judged = [r for r in rows if r["reward"] == r["reward"]]
-    return sorted(judged, key=lambda r: -r["reward"] if best else r["reward"])
+    return sorted(judged, key=lambda r: -max(_paid(r)) if best else min(_paid(r)))
 
 
 # ---- for people and other programs
@@ -151,6 +158,8 @@ def in_words(row: Row, width: int = 0) -> str:
     """A few lines: what the policy was asked, what it wrote, and what it got. With a width, each is one line."""
     parts = [f"{name} {value:.3g}" for name, value in row["rewards"].items()]
     shown = f"reward {_number(row['reward'])}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
+    if row.get("returns"):
+        shown = "return " + ", ".join(f"{agent} {_number(r)}" for agent, r in row["returns"].items())
     facts = [f"step {row['step']}", row["domain"] or row["task"], shown]
     facts += [f"advantage {row['advantage']:+.3g}"] if row["advantage"] == row["advantage"] else []
     many = row.get("turns", 1) > 1
@@ -184,9 +193,10 @@ def _fitted(text: str, width: int) -> str:
 
 
 def flat(row: Row) -> Row:
-    """With a column for each component of the reward: `reward/task`."""
-    out = {k: v for k, v in row.items() if k != "rewards"}
-    return out | {f"reward/{name}": value for name, value in row["rewards"].items()}
+    """With a column for each component of the reward, `reward/task`, and for each agent of several, `return/first`."""
+    out = {k: v for k, v in row.items() if k not in ("rewards", "returns")}
+    out |= {f"reward/{name}": value for name, value in row["rewards"].items()}
+    return out | {f"return/{agent}": value for agent, value in row.get("returns", {}).items()}
 
 
 def export(rows: Sequence[Row], path: Path) -> None:

@@ -24,6 +24,7 @@ from gruppo.stages.goal import Goal, Sum, zero_of
 from gruppo.stages.schedule import Sched
 from gruppo.train.cast import average
 from gruppo.train.forward import rows_of, serve, serve_into
+from gruppo.train.metrics import refuse_metrics
 from gruppo.train.optim import MasterAdamW
 from gruppo.train.ranks import Ranks
 from gruppo.train.timing import Clock
@@ -202,6 +203,7 @@ class Learner:
     def _grad(self, goal: Goal, batch: Batch, coef: float, cut: Cut, two_pass: bool) -> Tally:
         self.optimisers[goal.role].zero_grad(set_to_none=True)
         terms = goal.terms(batch)
+        refuse_metrics(self.method.name, goal.role, [t.name for t in terms])
         parts, made = self._parts(batch, cut), Tally()
         if goal.fused(terms) and not two_pass:
             total = Sum(terms, goal.weights(batch, terms, goal.counts(batch, terms)))

@@ -4,9 +4,42 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from gruppo.data import Batch, Episode, Source, Status, Use
+from gruppo.data import Batch, Episode, Source, Status, Use, tokens_once
 from gruppo.data.episode import FLAGS
 from gruppo.pieces.ratio import effective_share
+
+# Of terms of objectives and penalties, which are logged under their own names.
+TERMS: dict[str, tuple[str, str, str]] = {
+    "policy": ("", "", "objective of the policy, as maximised, before coefficients; mean over optimiser steps"),
+    "clip_fraction": ("share", "below 0.3", "tokens whose gradient is clipped to 0"),
+    "local_share": ("share", "", "COPO: mean weight of the comparison inside groups; the rest is that between groups"),
+    "weight_clipped": ("share", "below 0.3", "CISPO: tokens whose importance weight was clipped; they keep a gradient"),
+    "gradient_bounded": ("share", "below 0.3", "GPPO: tokens outside the clip range; they keep the bound's gradient"),
+    "bound_low": ("", "0.6 to 0.9", "BAPO: lower clip bound of the ratio found by the search"),
+    "bound_high": ("", "1.2 to 3", "BAPO: upper clip bound of the ratio found by the search"),
+    "singled_out": ("share", "", "Clip-Cov, KL-Cov: tokens singled out by their covariance"),
+    "match": ("", "rises towards 0", "DMPO: minus the squared distance of the policy's distribution from its target"),
+    "regression": ("", "rises towards 0", "Reg-GRPO: minus the squared error of the normalised log-ratio"),
+    "self_imitation": ("reward", "up", "SPEAR: surrogate over remembered episodes that are better than usual"),
+    "imitation": ("nats", "towards 0", "VAPO: mean log π of the tokens of correct answers: the term as maximised"),
+    "kl_ref": ("nats", "", "minus the KL to the reference, by the penalty's estimator: the term as maximised"),
+    "kl_teacher": ("nats", "towards 0", "KDRL: minus the KL to the teacher, by its estimator: the term as maximised"),
+    "heated": ("nats", "", "AEPO: log π of answers sampled at another temperature, over all answers: as maximised"),
+    "hint": ("nats", "rises towards 0", "SEELE: log π of an answer's hint, over all answers: the term as maximised"),
+    "expert": ("nats", "towards 0", "CHORD: weighted log π of expert tokens: the term as maximised"),
+    "hold": ("nats", "near 0", "LLDS: minus the decrease of log π of answers that are not bad: as maximised"),
+    "entropy_band": ("nats", "0", "G²RPO: minus the distance of the mean entropy from its band"),
+    "entropy_bonus": ("nats", "", "entropy of the policy, with gradient: the term as maximised"),
+    "value": ("", "towards 0", "objective of the critic: minus half the squared error"),
+    "likelihood": ("nats", "rises towards 0", "mean log π of the tokens of recorded or accepted answers"),
+    "preference": ("", "rises", "objective of the preference pairs, as maximised, before its coefficient"),
+    "margin": ("", "rises", "implicit reward of the better answers minus that of the worse ones"),
+    "preferred": ("share", "rises", "pairs that the implicit reward ranks correctly; equal ones count one half"),
+    "utility": ("", "rises towards 0", "KTO: utility of the labelled answers, minus its maximum"),
+    "reference_point": ("nats", "small", "KTO: the reference point, an estimate of the KL to the reference"),
+    "separate": ("", "rises", "DisCO, DRPO: mean log π of correct answers minus the soft maximum of wrong ones"),
+    "trust": ("", "near 0", "DisCO, DRPO: minus the penalty of the trust region"),
+}
 
 METRICS: dict[str, tuple[str, str, str]] = {
     "step": ("steps", "", "steps done"),
@@ -41,11 +74,11 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "failed": ("share", "0", "episodes that were not judged: the scorer or environment raised, hung or was cancelled"),
     "timed_out": ("share", "0", "episodes whose scorer or environment hung and was killed; part of `failed`"),
     "dead_groups": ("share", "below 0.9", "drawn groups of equal rewards, from which most methods learn nothing"),
-    "groups": ("groups", "", "groups that were learned from"),
+    "groups": ("groups", "", "groups of the step that were learned from, without those of the replay"),
     "drawn_groups": ("groups", "", "groups drawn, including those that selection removed"),
     "pairs": ("pairs", "", "preference pairs"),
     "rounds": ("rounds", "", "rounds of sampling in the step, including the first"),
-    "tokens": ("tokens", "", "tokens of the answers of the step, sampled or recorded"),
+    "tokens": ("tokens", "", "tokens of the answers of the step, sampled or recorded; what branches share counts once"),
     "sampled": ("tokens", "", "all tokens sampled in the step: also of drafts, probes and dropped episodes"),
     "longest": ("tokens", "", "most tokens sampled for one answer in this step, which the step had to wait for"),
     "adv_std": ("", "", "standard deviation of the advantage over learned tokens"),
@@ -62,35 +95,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "grad_noise": ("share", "below 1", "grad_variance over the squared norm of that gradient; 1: nothing but noise"),
     "bad_gradients": ("steps", "0", "optimiser steps skipped because the gradient was not finite"),
     "lr": ("", "", "learning rate of the policy"),
-    "policy": ("", "", "objective of the policy, as maximised, before coefficients; mean over optimiser steps"),
-    "clip_fraction": ("share", "below 0.3", "tokens whose gradient is clipped to 0"),
-    "local_share": ("share", "", "COPO: mean weight of the comparison inside groups; the rest is that between groups"),
-    "weight_clipped": ("share", "below 0.3", "CISPO: tokens whose importance weight was clipped; they keep a gradient"),
-    "gradient_bounded": ("share", "below 0.3", "GPPO: tokens outside the clip range; they keep the bound's gradient"),
-    "bound_low": ("", "0.6 to 0.9", "BAPO: lower clip bound of the ratio found by the search"),
-    "bound_high": ("", "1.2 to 3", "BAPO: upper clip bound of the ratio found by the search"),
-    "singled_out": ("share", "", "Clip-Cov, KL-Cov: tokens singled out by their covariance"),
-    "match": ("", "rises towards 0", "DMPO: minus the squared distance of the policy's distribution from its target"),
-    "regression": ("", "rises towards 0", "Reg-GRPO: minus the squared error of the normalised log-ratio"),
-    "self_imitation": ("reward", "up", "SPEAR: surrogate over remembered episodes that are better than usual"),
-    "imitation": ("nats", "towards 0", "VAPO: mean log π of the tokens of correct answers: the term as maximised"),
-    "kl_ref": ("nats", "", "minus the KL to the reference, by the penalty's estimator: the term as maximised"),
-    "kl_teacher": ("nats", "towards 0", "KDRL: minus the KL to the teacher, by its estimator: the term as maximised"),
-    "heated": ("nats", "", "AEPO: log π of answers sampled at another temperature, over all answers: as maximised"),
-    "hint": ("nats", "rises towards 0", "SEELE: log π of an answer's hint, over all answers: the term as maximised"),
-    "expert": ("nats", "towards 0", "CHORD: weighted log π of expert tokens: the term as maximised"),
-    "hold": ("nats", "near 0", "LLDS: minus the decrease of log π of answers that are not bad: as maximised"),
-    "entropy_band": ("nats", "0", "G²RPO: minus the distance of the mean entropy from its band"),
-    "entropy_bonus": ("nats", "", "entropy of the policy, with gradient: the term as maximised"),
-    "value": ("", "towards 0", "objective of the critic: minus half the squared error"),
-    "likelihood": ("nats", "rises towards 0", "mean log π of the tokens of recorded or accepted answers"),
-    "preference": ("", "rises", "objective of the preference pairs, as maximised, before its coefficient"),
-    "margin": ("", "rises", "implicit reward of the better answers minus that of the worse ones"),
-    "preferred": ("share", "rises", "pairs that the implicit reward ranks correctly; equal ones count one half"),
-    "utility": ("", "rises towards 0", "KTO: utility of the labelled answers, minus its maximum"),
-    "reference_point": ("nats", "small", "KTO: the reference point, an estimate of the KL to the reference"),
-    "separate": ("", "rises", "DisCO, DRPO: mean log π of correct answers minus the soft maximum of wrong ones"),
-    "trust": ("", "near 0", "DisCO, DRPO: minus the penalty of the trust region"),
+    **TERMS,
     "sampler_gap": ("nats", "below 1e-3", "mean |log π_old - log π_gen|: how far the sampler and the trainer disagree"),
     "sampler_gap_max": ("nats", "below 1e-2", "the largest such difference in the step"),
     "version": ("", "", "version of the weights after the step"),
@@ -102,7 +107,21 @@ METRICS: dict[str, tuple[str, str, str]] = {
 
 def known(name: str) -> bool:
     """Whether a metric is in the table. Terms are logged under their own names."""
-    return name in METRICS or any(k.endswith("*") and name.startswith(k[:-1]) for k in METRICS)
+    return _in(METRICS, name)
+
+
+def _in(table: Iterable[str], name: str) -> bool:
+    return any(name == k or (k.endswith("*") and name.startswith(k[:-1])) for k in table)
+
+
+def refuse_metrics(method: str, role: str, terms: Iterable[str]) -> None:
+    """Refuses a term with the name of a metric that is no term: in the log it would take its place."""
+    for name in terms:
+        if name not in TERMS and _in(METRICS, name):
+            raise ValueError(
+                f"{method}: a term of {role} is called {name!r}, which is a metric of every run, so it would take its "
+                f"place in the log. Rename the term, for example to term_{name}."
+            )
 
 
 def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
@@ -116,7 +135,7 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
         "timed_out": _mean([e.status == Status.TIMEOUT for e in drawn]),
         "truncated": _mean([e.status == Status.TRUNCATED for e in mine]),
         "length": _mean([_tokens(e) for e in mine if e.status != Status.OPEN]),
-        "tokens": float(sum(_tokens(e) for e in drawn)),
+        "tokens": float(tokens_once(drawn)),
         "reward": _mean([r for e in judged for r in _earned(e).values()]),
         "accuracy": _mean([e.score for e in judged]),
     }
@@ -160,9 +179,9 @@ def _dead_groups(drawn: Sequence[Episode]) -> float:
 
 
 def of_turns(drawn: Sequence[Episode]) -> dict[str, float]:
-    """Of episodes that were played in an environment, which says so by the state or the flags of turns."""
+    """Of episodes that were played in an environment, which says so by the state, the flags or the tools of turns."""
     turns = [t for e in drawn for t in e.turns]
-    if not any(t.state or t.flags for t in turns):
+    if not any(t.state or t.flags or t.tools for t in turns):
         return {}
     out = {"turns": len(turns) / len(drawn)}
     won = [len(e.turns) for e in drawn if e.status.judged and e.score >= 1]
@@ -196,7 +215,7 @@ def _tokens(e: Episode) -> int:
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
     learn, policy = batch.learn_N, batch.policy_N
-    out = {"groups": float(batch.size("G"))}
+    out = {"groups": float(batch.drawn_now_G.sum())}
     if bool(policy.any()):
         out["kept"] = float(learn.sum()) / float(policy.sum())
     if "win_P" in batch.columns:

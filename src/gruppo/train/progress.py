@@ -22,6 +22,7 @@ SHOWN = (
     "grad_norm",
     "tokens_per_second",
 )
+RETURN = "return/"  # of one agent of several
 
 
 class Display:
@@ -68,7 +69,7 @@ class Display:
         self.row["held_out"], self.measured = accuracy, step
 
     def update(self, step: int, row: Mapping[str, float]) -> None:
-        self.row |= {k: v for k, v in row.items() if k in SHOWN}
+        self.row |= {k: v for k, v in row.items() if k in SHOWN or k.startswith(RETURN)}
         self.measured = step if "held_out" in row else self.measured
         self.bar.update(self.task, completed=step)
         if self._live is not None:
@@ -81,11 +82,13 @@ class Display:
     def _line(self, step: int) -> str:
         spent = time.perf_counter() - self._begun
         left = spent / max(step - self.first, 1) * (self.steps - step)
-        return (
-            f"step {step}/{self.steps}  "
-            + "  ".join(f"{k} {self._shown(k, step)}" for k in SHOWN if k in self.row)
-            + f"  left {left:.0f} s"
-        )
+        numbers = "  ".join(f"{k} {self._shown(k, step)}" for k in self._names() if k in self.row)
+        return f"step {step}/{self.steps}  {numbers}  left {left:.0f} s"
+
+    def _names(self) -> list[str]:
+        """Of what is shown. The returns of several agents stand for their mean, which is 0 in every zero-sum game."""
+        returns = [k for k in self.row if k.startswith(RETURN)]
+        return [name for k in SHOWN for name in (returns if k == "reward" and returns else [k])]
 
     def _shown(self, name: str, step: int) -> str:
         """A number; an accuracy that was measured earlier says when."""
@@ -95,7 +98,7 @@ class Display:
     def _table(self, step: int = 0) -> Table:
         grid = Table.grid(padding=(0, 1))
         numbers = Table(show_edge=False, box=None, pad_edge=False)
-        names = [k for k in SHOWN if k in self.row or k != "turns"]  # one answer has no turns
+        names = [k for k in self._names() if k in self.row or k != "turns"]  # one answer has no turns
         for name in names:
             numbers.add_column(name, justify="right")
         numbers.add_row(*[self._shown(k, step) if k in self.row else "" for k in names])

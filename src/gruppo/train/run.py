@@ -151,8 +151,8 @@ class Run:
 
     def warn_if_hidden(self, drawn: Sequence[Episode]) -> None:
         """No answer of the first step is right, but some contain the right answer: the scorer looks elsewhere."""
-        judged = [e for e in drawn if e.status.judged and "task" in e.reward]
-        if self.tasks.env or not judged or any(e.reward["task"] > 0 for e in judged):
+        judged = [e for e in drawn if e.status.judged and e.scores]
+        if self.tasks.env or not judged or any(e.score > 0 for e in judged):
             return
         known = [(e, self.walk.task_of(e).answer) for e in judged]
         near = [(e, answer) for e, answer in known if answer and answer in e.text]
@@ -234,7 +234,7 @@ class Run:
             step=step,
             weights={r: learned_state(m) for r, m in self.models.items() if self._changes(r)},
             optimisers={r: optimiser_tensors(o) for r, o in self.learner.optimisers.items()},
-            memory=dict(self.memory),
+            memory=self.memory.plain,
             replay=self.replay,
             facts={**facts, **own},
         )
@@ -304,7 +304,11 @@ def _device(name: str) -> str:
 def tasks_of(config: RunConfig) -> TaskSet:
     if config.deterministic and config.task.agent:
         raise ValueError(
-            "deterministic=true promises the same bits, and agents (task.agent) are served in the order in which they "
-            "call, so no run could keep it. Leave one of them out."
+            "deterministic=true promises the same bits, and programs of agents (task.agent) are served in the order in "
+            "which they call, which is that of the clock. Which calls share a forward pass then differs from run to "
+            "run, and with it the last bits of log-probabilities and now and then a token; tasks and random keys are "
+            "the same. "
+            "Leave deterministic out, or play in an environment (such as task=household, or ./file.py:World in a file "
+            "of levels), whose episodes go in lockstep."
         )
     return load(config.task)

@@ -10,6 +10,8 @@ from gruppo.train.winrate import win_words
 if TYPE_CHECKING:
     from gruppo.train.trainer import Trainer
 
+SEAT = "held_out/return/"
+
 
 def summary_of(trainer: "Trainer") -> dict[str, Any]:
     c = trainer.config
@@ -29,6 +31,13 @@ def summary_of(trainer: "Trainer") -> dict[str, Any]:
     }
 
 
+def seat_words(folder: RunFolder) -> list[str]:
+    """In a game, what each seat earned in the last evaluation: in a zero-sum game their mean is 0."""
+    known = ((k, v) for row in folder.metrics() for k, v in row.items() if k.startswith(SEAT) and v is not None)
+    seats = {k.removeprefix(SEAT): v for k, v in known}
+    return [f"held-out return {', '.join(f'{seat} {r:.3f}' for seat, r in seats.items())}"] if seats else []
+
+
 def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
     other = "grpo" if summary["method"] == "dapo" else "dapo"
     again = " task.level=3" if summary["task"] in BUILT_IN else ""
@@ -46,6 +55,7 @@ def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
             f"held-out {word} {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in "
             f"{summary['steps']} {steps}, {summary['seconds']:.0f} s of training{early}",
             *win_words(summary),
+            *seat_words(folder),
             f"  curves    {folder['curves.png']}",
             *([f"  episodes  {folder['episodes']}"] if folder["episodes"].is_dir() else []),
             f"  policy    {folder['policy']}   (transformers: "

@@ -218,11 +218,11 @@ def memory(method: Method, seed: int) -> str:
     world = World(method, seed)
     episodes = random_episodes(seed)
     for step in range(2):
-        before = deepcopy(dict(world.ctx.memory))
+        before = deepcopy(world.ctx.memory.plain)
         once, again = world.gradient(episodes), world.gradient(episodes)
         said = same(once, again, "the same episodes a second time", 0.0)
-        if said or not _equal(before, dict(world.ctx.memory)):
-            return said or f"memory {before} became {dict(world.ctx.memory)} without observe"
+        if said or not _equal(before, world.ctx.memory.plain):
+            return said or f"memory {before} became {world.ctx.memory.plain} without observe"
         if not remembers(method):
             return ""
         observe(world, episodes, step)
@@ -230,9 +230,9 @@ def memory(method: Method, seed: int) -> str:
         for _, o in method.occupants():
             o.observe(StepRecord(2, [], None, {}, world.ctx), state)
     tensors: dict[str, Tensor] = {}
-    back = unpack_memory(pack_memory(dict(world.ctx.memory), tensors), tensors)
-    if not _equal(dict(world.ctx.memory), back):
-        return f"memory {dict(world.ctx.memory)} came back as {back}"
+    back = unpack_memory(pack_memory(world.ctx.memory.plain, tensors), tensors)
+    if not _equal(world.ctx.memory.plain, back):
+        return f"memory {world.ctx.memory.plain} came back as {back}"
     before = world.gradient(episodes)
     world.ctx.memory = type(world.ctx.memory)(back)
     world.learner.ctx = world.ctx
