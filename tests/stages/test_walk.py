@@ -27,10 +27,13 @@ GRPO = method("grpo")
 
 
 class Judge:
-    """Right or wrong by the parity of the task, or a verdict of its own; notes every call."""
+    """Right or wrong by the parity of the task, or a verdict of its own; notes every call.
 
-    def __init__(self, in_order: bool = False, seconds: float = 0.0, *verdicts: Verdict) -> None:
-        self.in_order, self.seconds, self.verdicts = in_order, seconds, list(verdicts)
+    `until` calls must have run at the same time before one of them ends.
+    """
+
+    def __init__(self, in_order: bool = False, until: int = 1, *verdicts: Verdict) -> None:
+        self.in_order, self.until, self.verdicts = in_order, until, list(verdicts)
         self.calls: list[list[str]] = []
         self.groups: list[list[str]] = []
         self.running = self.most = 0
@@ -40,7 +43,9 @@ class Judge:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await asyncio.sleep(self.seconds)
+            async with asyncio.timeout(60):
+                while self.most < self.until:
+                    await asyncio.sleep(0.001)
         finally:
             self.running -= 1
         if self.verdicts:
@@ -113,7 +118,7 @@ def test_an_episode_passes_the_reward_room_once(rollout: Asks, in_order: bool) -
 
 
 def test_what_failed_is_scored_once_and_has_no_component() -> None:
-    judge = Judge(True, 0.0, Verdict({}, "env_error", "no sandbox"), Verdict({}, "timeout", "hung"),
+    judge = Judge(True, 1, Verdict({}, "env_error", "no sandbox"), Verdict({}, "timeout", "hung"),
                   Verdict({"style": 1.0}), Verdict({"task": 0.5, "style": 2.0}))  # fmt: skip
     way = walk(GRPO.but(reward=Component()), judge)
     made = asyncio.run(way.drawn(opened(way), [replace(ASKS[0], samples=4)], GRPO.rollout))
@@ -164,7 +169,7 @@ class Plays:
 
 
 def test_episodes_are_scored_while_others_are_played() -> None:
-    judge, order = Judge(seconds=0.015), [5, 3, 0, 1, 4, 2]
+    judge, order = Judge(until=2), [5, 3, 0, 1, 4, 2]
     play = Plays(judge, order)
     way = walk(judge=judge, play=play)
     made = asyncio.run(way.drawn(opened(way), ASKS))
@@ -197,7 +202,7 @@ def others() -> set[Any]:
 @pytest.mark.parametrize("fails_after", [0, 1, 3])
 def test_a_player_that_fails_leaves_no_task_behind(fails_after: int) -> None:
     """Nor a coroutine that nobody waited for: a warning would be an error here."""
-    judge = Judge(seconds=0.015)
+    judge = Judge(until=99)
     way = walk(judge=judge, play=Plays(judge, [5, 3, 0, 1, 4, 2], fails_after))
 
     async def go() -> None:
@@ -214,7 +219,7 @@ def test_a_judge_that_fails_fails_the_draw_and_leaves_no_task_behind() -> None:
             await super().score(items)
             raise ValueError("the scorer cannot be loaded")
 
-    judge = Fails(seconds=0.005)
+    judge = Fails()
     way = walk(judge=judge, play=Plays(judge, [5, 3, 0, 1, 4, 2]))
 
     async def go() -> None:
