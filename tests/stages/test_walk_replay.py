@@ -37,5 +37,5 @@ def test_replayed_turns_and_episodes_keep_their_stored_credit() -> None:
     batch = way.credited(later, batch)
     assert batch.adv_K.tolist() == [3.0, 3.0, 2.0, 2.0] and batch.right_E.tolist() == [True, False, True, False]
     assert batch.right_E.dtype == torch.bool
-    past = as_learned(later, store)
+    past = as_learned(later, store, ("right_E",))
     assert past.adv_N.tolist() == [2.0] * 6 and past.right_E.tolist() == [1.0, 0.0]

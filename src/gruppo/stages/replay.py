@@ -62,8 +62,11 @@ class Recent(Occupant):
         return sorted(store, key=lambda e: ctx.uniform("replay", e.uid))[: self.take]
 
 
-def as_learned(ctx: Context, episodes: Sequence[Episode]) -> Batch:
-    """Remembered episodes as a batch, with the log π_old and the credit that they were learned with."""
+def as_learned(ctx: Context, episodes: Sequence[Episode], columns: Sequence[str] = ()) -> Batch:
+    """Remembered episodes as a batch, with the log π_old and the credit that they were learned with.
+
+    columns  of credit that are not of tokens, such as right_E; other notes of such levels are not credit
+    """
     batch = ctx.read(episodes, readouts=())
     notes = {n.removeprefix("note_"): x for n, x in batch.columns.items() if n.startswith("note_")}
-    return batch.with_columns(**{n: x for n, x in notes.items() if n.endswith("_N") or n not in batch.columns})
+    return batch.with_columns(**{n: x for n, x in notes.items() if n.endswith("_N") or n in columns})
