@@ -44,9 +44,12 @@ from gruppo.train.run import Run
 
 TESTS = Path(__file__).parents[1]
 # Their fields show only after steps that were observed, or in rollouts that were sampled: a second or more.
-HEAVY = frozenset({"arpo_replay", "pipo", "poise", "spear", "spo_segment", "spo_single", "t_ppo"})
+HEAVY = frozenset({"archer", "arpo_replay", "pipo", "poise", "spear", "spo_segment", "spo_single", "t_ppo"})
+LONG = frozenset({("archer", "roles")})  # laws that take a whole update of many optimiser steps
 SLOW = pytest.mark.slow
 Test = Callable[..., None]
+# Settings for runs of methods that take many optimiser steps a step.
+LIGHT = {"archer": ("method.update.critic_epochs=2", "method.update.utterances=8", "method.update.warmup=1")}
 
 
 def seeds_of(*key: str, many: int = 1) -> tuple[int, ...]:
@@ -69,7 +72,8 @@ def laws(name: str) -> Test:
         heavy = [SLOW] if name in HEAVY else []
         own = [pytest.param("fields_matter", (), id="fields_matter", marks=heavy)] if own_places(m) else []
         cases += [*own, pytest.param("fields_matter", (0,), id="fields_matter-all", marks=SLOW)]
-    cases += [pytest.param(law, range(RARE), id=f"{law}-broken") for law in m.breaks]
+    long = {law: [SLOW] if (name, law) in LONG else [] for law in m.breaks}
+    cases += [pytest.param(law, range(RARE), id=f"{law}-broken", marks=marks) for law, marks in long.items()]
     many = [law for law in kept if law not in ONCE]
     cases += [pytest.param(law, seeds_of(name, law, many=40), id=f"{law}-many", marks=SLOW) for law in many]
 
@@ -256,17 +260,17 @@ def resume(name: str) -> Test:
     def test_resume(by_command: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if by_command:
             monkeypatch.chdir(tmp_path)
-            stopped_crashed_and_resumed(name, monkeypatch)
+            stopped_crashed_and_resumed(name, monkeypatch, LIGHT.get(name, ()))
         else:
             resumed(name, tmp_path)
 
     return test_resume
 
 
-def resumed(name: str, folder: Path) -> None:
+def resumed(name: str, folder: Path, *settings: str) -> None:
     m = method(name)
     roles = [f"method.cast.{r}=tiny" for r, role in m.cast.items() if not role.start]  # a teacher
-    config = overrides.apply(RunConfig(), (f"method={name}", *roles, *SMALL))
+    config = overrides.apply(RunConfig(), (f"method={name}", *roles, *SMALL, *LIGHT.get(name, ()), *settings))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
