@@ -28,8 +28,12 @@ from gruppo.methods.archer import (
     states,
     transitions,
 )
-from gruppo.stages import Ask, Context
+from gruppo.stages import Ask, Context, Role
+from gruppo.stages.check import problems
+from gruppo.stages.credit import GroupCentred
+from gruppo.stages.objective import PolicyGradient
 from gruppo.stages.play import prompt_before
+from gruppo.stages.replay import Recent
 from gruppo.tasks import Task
 
 test_laws = evidence.laws("archer")
@@ -285,6 +289,19 @@ def test_archer_batches_keep_the_notes_of_remembered_episodes_out() -> None:
 def test_archer_in_a_world(tmp_path: Path) -> None:
     """Dialogues with an environment: two steps, then a third from the checkpoint, bit for bit."""
     evidence.resumed("archer", tmp_path, "task=guess", "model=tiny-agent", "prompts=1", "samples=2")
+
+
+def test_archer_refuses_half_of_itself() -> None:
+    """In words, before the run: another credit, another objective, another critic."""
+    halves = {
+        "reads foreseen_N": ARCHER.but(credit=GroupCentred()),
+        "requires temporal_difference in objective": ARCHER.but(objective=PolicyGradient()),
+        "requires utterance_buffer in replay": ARCHER.but(replay=Recent()),
+        "reads 5 outputs of the role 'critic', which has 1": ARCHER.but(cast={"critic": Role(as_="head", train=True)}),
+    }
+    for said, m in halves.items():
+        assert any(said in s for s in problems(m, Context(), samples=4)), said
+    assert problems(ARCHER, Context(), samples=1) == []
 
 
 def moved(tensors: dict[str, Tensor], before: dict[str, Tensor]) -> bool:

@@ -223,8 +223,8 @@ def test_several_outputs_begin_small_and_apart() -> None:
 
 
 def test_outputs_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="outputs=2: a language model has one output for each token"):
-        Role(outputs=2)
+    [said] = problems(PPO.but(cast={"ref": Role(outputs=2)}), Context(), samples=4)
+    assert "role 'ref' has outputs=2, and a language model has one for each token" in said
     with pytest.raises(ValueError, match="'target' has outputs=1 and starts as a copy of 'critic', which has 3"):
         models_of({"critic": TWO["critic"], "target": Role(start="critic", as_="head")})
 

@@ -30,7 +30,7 @@ from gruppo.stages import ByUpdate, Context, Need, Occupant, Prompt, Role, Stats
 from gruppo.stages.credit import turn_reward
 from gruppo.stages.objective import PolicyGradient
 from gruppo.stages.play import prompt_before
-from gruppo.stages.requires import InRoom
+from gruppo.stages.requires import InRoom, Outputs
 
 INSIDE, BEFORE = need("value", "critic"), need("value", "critic", at="K")  # at every token; before an utterance
 AFTER = replace(BEFORE, side="after")
@@ -47,6 +47,7 @@ class UtteranceAdvantage(Occupant):
 
     token_baseline: Literal["none", "learned"] = "none"
     writes = ("adv_N", "whole_N", "foreseen_N", "chosen_K")
+    requires = (Outputs("critic", 5),)
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (BEFORE, AFTER) if self.token_baseline == "none" else (BEFORE, AFTER, INSIDE)
@@ -69,6 +70,7 @@ class TemporalDifference(Occupant):
 
     gamma: float = setting(0.95, low=0, high=1, witness=0.5)
     reads = ("whole_N", "foreseen_N", "chosen_K")
+    requires = (Outputs("critic", 5), Outputs("target", 5))
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         now = [replace(n, when="step") for n in (BEFORE, AFTER, INSIDE)]
@@ -152,7 +154,8 @@ class CriticThenActor(Occupant):
     utterances: int = setting(256, low=1, witness=3)
     warmup: int = setting(20, low=0, witness=0)
     target_tau: float = setting(0.1, low=0, high=1, witness=1.0)
-    requires = (InRoom("replay", ("utterance_buffer",)),)
+    reads = ("foreseen_N", "chosen_K")
+    requires = (InRoom("replay", ("utterance_buffer",)), InRoom("objective", ("temporal_difference",)))
 
     async def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
         known = [(e, i) for e in (*ctx.replay, *ctx.episodes) for i in spoken(e)]

@@ -52,13 +52,5 @@ class Role(Checked):
     refresh: Never | Every | Ema | ByUpdate = Never()
     outputs: int = setting(1, low=1, added=True)
 
-    def wrong(self) -> str:
-        if self.outputs > 1 and self.as_ != "head":
-            return (
-                f"outputs={self.outputs}: a language model has one output for each token of its vocabulary. Use "
-                "as_='head', or leave outputs out."
-            )
-        return ""
-
 
 PLAIN_CAST: dict[str, Role] = {"policy": Role(train=True), "ref": Role()}

@@ -121,6 +121,12 @@ def _roles(method: Method, ctx: Context) -> Iterable[str]:
                 f"{method.name}: objective is for role {role!r}, which is not trained. Add Role(train=True) to the "
                 "cast."
             )
+    for name, role in method.cast.items():
+        if role.outputs > 1 and role.as_ != "head":
+            yield (
+                f"{method.name}: role {name!r} has outputs={role.outputs}, and a language model has one for each token "
+                f"of its vocabulary. Use as_='head', or leave method.cast.{name}.outputs out."
+            )
     for role in dict.fromkeys(n.role for _, _, n in method.needs(ctx)):
         if role in method.cast and method.cast[role].train and role not in method.objectives:
             yield (
