@@ -258,7 +258,9 @@ class TdByLoops(Occupant):
 def knows_the_outcome(batch: Batch) -> Batch:
     """Q of an answer is its reward, V the mean of all."""
     reward_K = batch.spread(batch.reward_E, "E", "K")
-    after_K5, before_K5 = (x[:, None].expand(-1, 5) for x in (reward_K, torch.full_like(reward_K, reward_K.mean())))
+    after_K5, before_K5 = (
+        x[:, None].expand(-1, 5) for x in (reward_K, torch.full_like(reward_K, float(reward_K.mean())))
+    )
     return batch.with_columns(value_critic_after_K=after_K5, value_critic_K=before_K5)
 
 

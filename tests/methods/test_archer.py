@@ -64,7 +64,7 @@ def errors(batch: Batch, gamma: float = 0.95, **rows: Any) -> dict[str, list[flo
     """Errors of turns by name, where they count; what is not given is 0."""
     size = {"N": batch.size("N"), "K": batch.size("K")}
     names = ("value_K", "value_after_K", "value_N", "value_target_K", "value_target_after_K")
-    stats = {n: torch.zeros(size[n[-1]], 5, dtype=torch.float64) for n in names}
+    stats: dict[str, Any] = {n: torch.zeros(size[n[-1]], 5, dtype=torch.float64) for n in names}
     stats |= {n: torch.tensor(x, dtype=torch.float64) for n, x in rows.items()}
     found = worked(TemporalDifference(gamma), batch, **stats)
     return {name: w.value[w.term.over].tolist() for name, w in found.items()}
@@ -93,7 +93,12 @@ def test_archer_of_one_turn() -> None:
     slow = torch.tensor(wide(*([r, r] for r in reward)), dtype=torch.float64)
     for v, push in ((mean, 0.0), (0.0, 2 * mean), (1.0, 2 * mean - 2)):  # Σ −2 (V − Q') / 3
         now = torch.tensor(wide(*[[0, 0, v, v]] * 3), dtype=torch.float64).requires_grad_()
-        same = {"value_after_K": slow, "value_target_K": 0 * slow, "value_N": slow, "value_target_after_K": slow}
+        same: dict[str, Any] = {
+            "value_after_K": slow,
+            "value_target_K": 0 * slow,
+            "value_N": slow,
+            "value_target_after_K": slow,
+        }
         found = worked(TemporalDifference(), marked(episodes), value_K=now, **same)
         found["v"].total(marked(episodes)).backward()
         close(now.grad.sum(0).tolist(), [0.0, 0.0, push, push, 0.0], 1e-12)  # type: ignore[union-attr]

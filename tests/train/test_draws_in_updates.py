@@ -124,7 +124,7 @@ def test_what_an_update_says_is_not_played() -> None:
     ctx = run.context(0)
     episodes = waited(run.walk.collected(ctx))[0]
     asked = [Prompt(e.sequences[t.sequence].ids[: t.start], e.ask, e.group, 1) for e in episodes for t in e.turns]
-    fresh = waited(ctx.answer(asked))
+    fresh = waited(run.walk.answered(ctx, asked))
     run.close()
     assert len(fresh) == len(asked) > len(episodes)
     for e, p in zip(fresh, asked, strict=True):
