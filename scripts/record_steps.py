@@ -29,6 +29,7 @@ NEEDS = {
     "spo_single": ("task.train_size=48",),
     "pipo": ("method.update.window=3",),
     "vapo": ("method.update.warmup=3",),
+    "archer": ("method.update.critic_epochs=3", "method.update.utterances=16", "method.update.warmup=3"),
     "oprl": ("task=chain", 'method.rollout.steps=" "'),
     "dump": ("task.level=1-3",),
     **dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo"), ("task=preference",)),

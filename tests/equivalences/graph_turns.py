@@ -4,20 +4,21 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from sides import GRPO, GRPO_PLAIN, Centred, Equivalence, even, one_group
+from sides import GRPO, GRPO_PLAIN, REINFORCE, Centred, Equivalence, even, one_group, whole_terms, whole_value
 from torch import Tensor
 
-from gruppo.data import Batch, Episode
+from gruppo.data import Batch, Episode, Source
 from gruppo.methods import method
 from gruppo.methods.gigpo import AnchorGroups
 from gruppo.methods.hgpo import NestedAnchors
 from gruppo.methods.poad import ActionGae
-from gruppo.stages import Context, Occupant
+from gruppo.stages import Context, Need, Occupant, Stats, Term, Values
 from gruppo.stages.credit import Gae
-from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.objective import ClippedSurrogate, PolicyGradient
 from gruppo.stages.penalties import ReferenceKL
 
 GIGPO, HGPO, SALT, DRMAS, MARS, POAD = (method(n) for n in ("gigpo", "hgpo", "salt", "drmas", "mars", "poad"))
+ARCHER = method("archer")
 Parts = dict[object, list[int]]
 
 
@@ -198,6 +199,71 @@ OVER_TURNS = GRPO.but(
     objective=ClippedSurrogate(mean="turn"),
     penalties=ReferenceKL(kl_coef=0.01, mean="turn"),
 )
+
+
+@dataclass(frozen=True)
+class WorthByLoops(Occupant):
+    """min Q − min V of every turn, on its tokens."""
+
+    writes = ("adv_N", "whole_N", "foreseen_N", "chosen_K")
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return ARCHER.credit.needs(ctx)
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        after, before = batch.value_critic_after_K.tolist(), batch.value_critic_K.tolist()
+        worth = [min(q[0], q[1]) - min(v[2], v[3]) for q, v in zip(after, before, strict=True)]
+        none = torch.zeros_like(batch.weight_N)
+        return {
+            **of_turns(batch, dict(enumerate(worth))),
+            "whole_N": none,
+            "foreseen_N": none,
+            "chosen_K": none.new_ones(len(worth)),
+        }
+
+
+@dataclass(frozen=True)
+class TdByLoops(Occupant):
+    """Both pairs of squared errors of ArCHer, turn by turn, from what each agent says and is paid."""
+
+    def needs(self, ctx: Context) -> tuple[Need, ...]:
+        return ARCHER.objectives["critic"][0].needs(ctx)
+
+    def terms(self, ctx: Context, batch: Batch) -> list[Term]:
+        return whole_terms(batch, "both")
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        wrote = {int(k) for k, mine in zip(batch.turn_N, batch.policy_N, strict=True) if mine}
+        said = {int(k) for k, s in zip(batch.turn_N, batch.source_N, strict=True) if int(s) == Source.POLICY}
+        errors: dict[str, list[Tensor]] = {"q": [], "v": []}
+        for k in wrote:
+            if not bool(batch.replayed_E[episode_of(batch, k)]):
+                gap = stats.value_K[k, 2:4] - stats.value_target_after_K[k, :2].detach()
+                errors["v"].append((gap**2).sum())
+        for turns in in_time(batch):
+            for agent in {int(batch.agent_K[k]) for k in turns}:
+                mine = [k for k in turns if int(batch.agent_K[k]) == agent]
+                paid = [float(batch.reward_K[k]) for k in mine]
+                paid[-1] += float(torch.nan_to_num(batch.reward_EC[episode_of(batch, mine[0])]).sum())
+                for i, k in enumerate(mine):
+                    later = next((j for j in range(i + 1, len(mine)) if mine[j] in said), len(mine))
+                    value = stats.value_target_K[mine[later], 2:4] if later < len(mine) else torch.zeros(2)
+                    goal = math.fsum(paid[i:later]) + 0.95 * value.detach()
+                    if k in wrote:
+                        errors["q"].append(((stats.value_after_K[k, :2] - goal) ** 2).sum())
+        total = sum(torch.stack(some).mean() for some in errors.values() if some)
+        return whole_value(batch, -torch.as_tensor(total), "both")
+
+
+def knows_the_outcome(batch: Batch) -> Batch:
+    """Q of an answer is its reward, V the mean of all."""
+    reward_K = batch.spread(batch.reward_E, "E", "K")
+    after_K5, before_K5 = (
+        x[:, None].expand(-1, 5) for x in (reward_K, torch.full_like(reward_K, float(reward_K.mean())))
+    )
+    return batch.with_columns(value_critic_after_K=after_K5, value_critic_K=before_K5)
+
+
 GRAPH: list[Equivalence] = [
     Equivalence(
         "gigpo_without_steps_is_grpo",
@@ -270,6 +336,26 @@ GRAPH: list[Equivalence] = [
         MARS.but(name="mars by loops", credit=PlayersByLoops()),
         "Every player has its own returns and its own mean.",
         episodes=two_agents,
+    ),
+    Equivalence(
+        "archer_that_knows_the_outcome_is_reinforce",
+        ARCHER,
+        REINFORCE.but(name="reinforce, R - mean", credit=Centred()),
+        "ArCHer (arXiv:2402.19446): with one turn, Q = r and V = E r its advantage is r - mean r.",
+        episodes=lambda episodes: one_group(even(episodes)),
+        batch=knows_the_outcome,
+    ),
+    Equivalence(
+        "archer_by_loops",
+        ARCHER,
+        ARCHER.but(
+            name="archer by loops",
+            credit=WorthByLoops(),
+            objective={"policy": PolicyGradient(mean="turn_sum"), "critic": TdByLoops()},
+        ),
+        "Every agent has its own next turn, wherever it is written.",
+        episodes=two_agents,
+        roles=("policy", "critic"),
     ),
     Equivalence(
         "poad_without_a_discount_is_ppo",

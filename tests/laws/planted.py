@@ -20,6 +20,7 @@ from gruppo.stages.objective import ClippedSurrogate, PolicyGradient, ValueLoss
 from gruppo.stages.replay import Recent
 from gruppo.stages.reward import OverlongShaping
 from gruppo.stages.update import Passes
+from gruppo.train.cast import average
 
 NOW, OLD = need("logp", when="step"), need("logp", "old")
 
@@ -682,11 +683,11 @@ class PolicyOnly(Occupant):
 
 @dataclass(frozen=True)
 class MovesTheReference(Occupant):
-    """Copies the policy over its reference."""
+    """Copies the policy over its reference, without asking the learner."""
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
         learner.step("policy", batch)
-        learner.copy("policy", "ref")
+        average(learner.models["policy"], learner.models["ref"], 1.0)
 
 
 @dataclass(frozen=True)

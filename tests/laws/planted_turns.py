@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Use, centre
+from gruppo.data import Batch, Source, Use, centre
 from gruppo.methods import method
+from gruppo.methods.archer import Q, TemporalDifference, V
 from gruppo.methods.drmas import AgentNormalised
 from gruppo.methods.gigpo import AnchorGroups
 from gruppo.methods.hgpo import NestedAnchors
@@ -14,8 +15,9 @@ from gruppo.methods.mars import PlayerCentred
 from gruppo.methods.poad import ActionGae
 from gruppo.methods.salt import MergedSteps
 from gruppo.pieces import advantage
-from gruppo.stages import Context, Method, Occupant
-from gruppo.stages.credit import in_time, token_reward, whitened_gae
+from gruppo.pieces.stop import stop
+from gruppo.stages import Context, Method, Occupant, Stats, Values
+from gruppo.stages.credit import in_time, token_reward, turn_reward, whitened_gae
 from gruppo.stages.turns import anchor_K, judged_K, seat_advantage, seat_return, turn_return
 
 
@@ -82,6 +84,30 @@ class RunsOn(ActionGae):
         return whitened_gae(batch, mine, adv, ret, known, known)
 
 
+@dataclass(frozen=True)
+class NextInTheSequence(TemporalDifference):
+    """ArCHer that takes the next row for the next turn, which may be of another agent's context or another time."""
+
+    def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
+        later_K4 = torch.cat([stats.value_target_K[1:], torch.zeros_like(stats.value_target_K[:1])])
+        goal_K2 = stop(turn_reward(batch)[:, None].nan_to_num() + self.gamma * later_K4[:, V])
+        found = super().__call__(ctx, batch, stats)
+        return found | {"q": -((stats.value_after_K[:, Q] - goal_K2) ** 2).sum(1)}
+
+
+@dataclass(frozen=True)
+class LearnsFromFailures(TemporalDifference):
+    """ArCHer whose Q also learns from episodes that failed, as if they had been paid nothing."""
+
+    def over(self, batch: Batch) -> dict[str, Tensor]:
+        said_K = batch.gather(batch.source_N == Source.POLICY, "N", "K", "any")
+        return super().over(batch) | {"q": said_K & (batch.chosen_K > 0)}
+
+
+def critic_spoiled(objective: Occupant) -> Method:
+    return spoiled("archer", objective={**method("archer").objectives, "critic": objective})  # type: ignore[arg-type]
+
+
 def spoiled(name: str, **rooms: Occupant) -> Method:
     return method(name).but(name="spoiled", **rooms)
 
@@ -93,4 +119,6 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "drmas, failures in the statistics": ("failures", spoiled("drmas", credit=FailedTurns())),
     "mars, failed games in the mean": ("failures", spoiled("mars", credit=FailedGames())),
     "poad, into the next episode": ("order", spoiled("poad", credit=RunsOn())),
+    "archer, the next row for the next turn": ("order", critic_spoiled(NextInTheSequence())),
+    "archer, failures in Q": ("failures", critic_spoiled(LearnsFromFailures())),
 }

@@ -40,6 +40,8 @@ def taken(number: int) -> tuple[list[str], Method | str]:
         made = overrides.apply(RunConfig(), said).method
     except ValueError as error:
         return said, str(error)
+    if hasattr(made.update, "critic_epochs"):  # archer's has fifty optimiser steps a step
+        made = made.but(update=replace(made.update, critic_epochs=2))
     absent = {k: replace(role, start="policy") for k, role in made.cast.items() if not role.start}  # a teacher
     return said, made.but(cast=absent) if absent else made
 

@@ -1,6 +1,7 @@
 """A run that is stopped by Ctrl-C, then by a crash in the middle of an update, and resumed each time."""
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -40,13 +41,13 @@ class Trouble:
         patch.setattr(RunFolder, "draw_curves", lambda *_: None)
 
 
-def stopped_crashed_and_resumed(name: str, patch: pytest.MonkeyPatch) -> None:
+def stopped_crashed_and_resumed(name: str, patch: pytest.MonkeyPatch, settings: Sequence[str] = ()) -> None:
     """In the folder where we are, by the command line."""
     trouble = Trouble(patch)
     roles = [f"method.cast.{r}=tiny" for r, role in all_methods()[name].cast.items() if not role.start]  # a teacher
-    assert train("a", f"method={name}", *roles, *STEPS) == 0
+    assert train("a", f"method={name}", *roles, *STEPS, *settings) == 0
     trouble.ctrl_c_at = 1
-    assert train("b", f"method={name}", *roles, *STEPS) == 0
+    assert train("b", f"method={name}", *roles, *STEPS, *settings) == 0
     assert saved("b") == ["step-000001"]
     trouble.ctrl_c_at, trouble.crash_at = 0, 4
     with pytest.raises(Crash) as crash:

@@ -36,6 +36,8 @@ TURNS = [policy("turn"), CLIPPED, ("kl_ref", "N", "turn", 0.01, True)]
 # (name, level, mean, coefficient, additive). A term is additive if a micro-batch can compute its part of it: what
 # compares episodes, or counts the step, is not. Coefficient 0: for the log.
 TERMS: dict[str, list[Row]] = {
+    "archer": [policy("turn_sum")],
+    "archer critic": [("q", "K", "token", 1.0, False), ("v", "K", "token", 1.0, False)],
     "drmas": [policy("turn"), CLIPPED],
     "gigpo": TURNS,
     "hgpo": TURNS,

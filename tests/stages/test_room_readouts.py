@@ -78,7 +78,9 @@ def test_the_score_norm_is_the_gradients() -> None:
 
 
 def test_values_and_pools() -> None:
-    assert read("value", chunk()) == [1.0, 0.5]
+    one = replace(chunk(), scores_CV=chunk().scores_CV[:, :1])
+    assert read("value", one) == [1.0, 0.5]
+    assert read("value", chunk()) == chunk().scores_CV.tolist()  # of a head with several outputs
     assert read("pool", chunk()) == [[0.0, 1.0], [2.0, 3.0]]
     heads = {name: r.head for name, r in READOUTS.items()}
     assert [n for n, h in heads.items() if h == "value"] == ["value"]

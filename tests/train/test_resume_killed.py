@@ -60,10 +60,13 @@ def test_four_steps_killed_and_four_more() -> None:
     killed_and_resumed("grpo", 8, *SLOWLY)
 
 
+FEW = tuple(f"method.update.{s}" for s in ("critic_epochs=2", "utterances=8", "warmup=5"))  # optimiser steps a step
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["grpo", "dapo", "ppo"])
+@pytest.mark.parametrize("method", ["grpo", "dapo", "ppo", "archer"])
 def test_forty_steps_are_twenty_killed_and_twenty_more(method: str) -> None:
-    print(killed_and_resumed(method, 40))
+    print(killed_and_resumed(method, 40, *(FEW if method == "archer" else ())))
 
 
 def test_killed_while_a_checkpoint_is_written() -> None:

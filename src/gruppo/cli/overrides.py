@@ -15,7 +15,7 @@ from gruppo.cli.values import coerce, plain_value
 from gruppo.envs.registry import BUILT_IN
 from gruppo.fields import hints_of, outside
 from gruppo.methods import all_methods, method
-from gruppo.stages import CHAINS, ROOMS, Ema, Every, Method, Never, Occupant, Role, Schedule, kind
+from gruppo.stages import CHAINS, ROOMS, ByUpdate, Ema, Every, Method, Never, Occupant, Role, Schedule, kind
 from gruppo.stages.check import subclasses
 from gruppo.stages.method import added
 from gruppo.stages.names import nearest
@@ -23,7 +23,7 @@ from gruppo.stages.record import from_table
 from gruppo.tasks.imports import load_object
 from gruppo.train.config import ModelConfig, RunConfig
 
-REFRESH = {kind(c): c for c in (Never, Every, Ema)}
+REFRESH = {kind(c): c for c in (Never, Every, Ema, ByUpdate)}
 PLAIN = {f.name: f.default for f in dataclasses.fields(Method) if f.name in ROOMS}
 
 

@@ -1,6 +1,6 @@
 """The ten rooms, one module each: the protocol, the plain default and the shared occupants."""
 
-from gruppo.stages.cast import Ema, Every, Never, Role
+from gruppo.stages.cast import ByUpdate, Ema, Every, Never, Role
 from gruppo.stages.context import Ask, Context, Memory, Prompt, Sampling, StepRecord
 from gruppo.stages.method import CHAINS, ROOMS, Method, difference, kind
 from gruppo.stages.occupant import Occupant, note, setting
@@ -12,6 +12,7 @@ __all__ = [
     "CHAINS",
     "ROOMS",
     "Ask",
+    "ByUpdate",
     "Context",
     "Ema",
     "Every",

@@ -13,6 +13,8 @@ from gruppo.stages.occupant import Occupant
 from gruppo.stages.readouts import READOUTS
 from gruppo.stages.requires import Promised, Samples
 
+AT_STEPS = ("select", "objective", "penalties")  # rooms that work at every optimiser step
+
 
 def problems(method: Method, ctx: Context, *, samples: int) -> list[str]:
     """Why the method cannot run, one sentence each, with the room and the remedy; [] if it can."""
@@ -88,11 +90,9 @@ def _needs(method: Method, ctx: Context) -> Iterable[str]:
                 f"{where}, but {n.against!r} is no language model of the cast{nearest(n.against, full)}: there is "
                 f"nothing to compare with. Use against=… with one of {', '.join(full)}."
             )
-        if n.when == "step" and n.role != mine:
-            yield (
-                f"{where} at every optimiser step, but only the role that is trained there ({mine}) is read with "
-                "gradient. Use when='batch' for another role."
-            )
+        if n.when == "step" and n.role != mine and (n.role == "old" or room not in AT_STEPS):
+            why = "old is the policy at the start of the step" if n.role == "old" else f"{room} works once a batch"
+            yield f"{where} at every optimiser step, but {why}, so it would never be read. Use when='batch'."
         if n.view not in VIEWS:
             near = nearest(n.view, VIEWS)
             yield f"{where} in the view {n.view!r}, which does not exist{near}. Views: {', '.join(VIEWS)}."
@@ -120,6 +120,12 @@ def _roles(method: Method, ctx: Context) -> Iterable[str]:
             yield (
                 f"{method.name}: objective is for role {role!r}, which is not trained. Add Role(train=True) to the "
                 "cast."
+            )
+    for name, role in method.cast.items():
+        if role.outputs > 1 and role.as_ != "head":
+            yield (
+                f"{method.name}: role {name!r} has outputs={role.outputs}, and a language model has one for each token "
+                f"of its vocabulary. Use as_='head', or leave method.cast.{name}.outputs out."
             )
     for role in dict.fromkeys(n.role for _, _, n in method.needs(ctx)):
         if role in method.cast and method.cast[role].train and role not in method.objectives:

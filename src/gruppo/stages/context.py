@@ -196,12 +196,14 @@ Episodes = Callable[..., Awaitable[list[Episode]]]
 
 @dataclass
 class Context:
-    """What every room is given. The last five fields are functions of the walk (gruppo.stages.walk):
+    """What every room is given. The last seven fields are functions of the walk (gruppo.stages.walk):
 
     play(starts)           episodes from these prompts or forks: one answer each, or a dialogue with the environment
     reward(episodes)       the same episodes, with their rewards
     draw(asks)             prompting, play and reward
-    read(episodes, role)   a batch of these episodes, with readouts of a model as columns
+    answer(starts)         one answer each, which no environment hears and nothing scores
+    read(episodes, role)   a batch of these episodes, with readouts of models, or needs, as columns
+    ready(episodes)        a batch of these episodes to learn from, with credit, as the update gets that of the step
     fresh(n)               n more asks from the curriculum
     """
 
@@ -209,7 +211,7 @@ class Context:
     steps: int = 1
     seed: int = 0
     round: int = 0  # 0: the first draw of the step; above: redraws
-    version: int = 0  # of the weights
+    version: int = 0  # of the weights at the start of the step; what an update draws later has a higher one
     memory: Memory = field(default_factory=Memory)
     cast: Mapping[str, Any] = field(default_factory=dict[str, Any])
     engine: Any = None
@@ -222,7 +224,9 @@ class Context:
     play: Episodes = field(default_factory=lambda: _absent("play"))
     reward: Episodes = field(default_factory=lambda: _absent("reward"))
     draw: Episodes = field(default_factory=lambda: _absent("draw"))
+    answer: Episodes = field(default_factory=lambda: _absent("answer"))
     read: Callable[..., Batch] = field(default_factory=lambda: _absent("read"))
+    ready: Callable[..., Batch] = field(default_factory=lambda: _absent("ready"))
     fresh: Callable[[int], list[Ask]] = field(default_factory=lambda: _absent("fresh"))
 
     @property

@@ -41,7 +41,14 @@ class Goal:
         return mine + [(o, True) for o in self.method.penalties if self.role == "policy" and self.penalties]
 
     def needs(self) -> list[Need]:
-        """What it reads at every optimiser step, each once."""
+        """What it reads from its own role at every optimiser step, with gradient; each once."""
+        return [n for n in self._now() if n.role == self.role]
+
+    def others(self) -> list[Need]:
+        """What it reads from other roles at every optimiser step, without gradient, under their full names."""
+        return [replace(n, when="batch") for n in self._now() if n.role != self.role]
+
+    def _now(self) -> list[Need]:
         here = [o for o, _ in self.occupants()] + list(self.method.select if self.role == "policy" else ())
         return list(dict.fromkeys(n for o in here for n in o.needs(self.ctx) if n.when == "step"))
 
@@ -113,9 +120,11 @@ class Goal:
         out.value = out.add(self.values(batch, stats, terms), weights, stats)
         return out
 
-    def slopes(self, batch: Batch, leaves: Mapping[str, Tensor], scale: float = 1.0) -> "tuple[dict[str, Tensor], Sum]":
-        """scale · dJ/dstatistic over the whole step, for each leaf that J depends on."""
-        total = self.whole(batch, Stats(leaves))
+    def slopes(
+        self, batch: Batch, leaves: Mapping[str, Tensor], scale: float = 1.0, fixed: Mapping[str, Tensor] | None = None
+    ) -> "tuple[dict[str, Tensor], Sum]":
+        """scale · dJ/dstatistic over the whole step, for each leaf that J depends on; `fixed` are of other roles."""
+        total = self.whole(batch, Stats({**leaves, **(fixed or {})}))
         found = torch.autograd.grad(scale * total.value, list(leaves.values()), allow_unused=True)
         reached: list[Tensor | None] = list(found)
         return {k: g for k, g in zip(leaves, reached, strict=True) if g is not None}, total

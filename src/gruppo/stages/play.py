@@ -275,6 +275,22 @@ def ask_of(episode: Episode, task: Any) -> Ask:
     return Ask(task, index=episode.index, **said)
 
 
+def prompt_before(episode: Episode, turn: int, key: str = "") -> Prompt:
+    """The state in which a turn of an episode began, as a prompt for one sample; all before it is context.
+
+    `key` separates its draws from others: it becomes that of the ask.
+    """
+    t = episode.turns[turn]
+    s = episode.sequences[t.sequence]
+    if episode.ask is None:
+        raise ValueError(
+            f"what was asked in episode {episode.uid} is not known any more, so nothing can be drawn where its turns "
+            "began. Put the data back as it was, and use numbers, texts and lists of them in Ask.how."
+        )
+    seen = None if s.train_as is None else np.concatenate([s.train_as, s.ids[s.prompt_len : t.start]])
+    return Prompt(s.ids[: t.start], replace(episode.ask, key=key), episode.group, 1, train_as=seen)
+
+
 def prompt_source(prompt: Prompt) -> Any:
     """The source of each token of the prompt: the environment, or what `given` says."""
     source = np.full(len(prompt.ids), Source.ENV, np.int8)

@@ -6,7 +6,7 @@ All readouts of one (role, view) share one forward pass, and the logits of all t
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from gruppo.pieces.divergence import full
 from gruppo.stages.names import nearest
 
 When = Literal["batch", "step"]  # rooms before the batch use ctx.read instead
+Side = Literal["before", "after"]
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,12 @@ class Need:
     """`Need("logp", role="ref")` prints as `logp@ref` and becomes the column `logp_ref_N`.
 
     role     "policy" with when="step" is the model being trained; "old" is the policy at the start of the step
-    when     "batch": once, when the batch is packed; "step": at every optimiser step, with gradient
+    when     "batch": once, when the batch is packed; "step": at every optimiser step, with gradient from the role in
+             training; from another role without, as it is then, under its full name: `value_target_N`
     against  a second role, for readouts that compare two distributions: `Need("kl", against="ref", when="step")`
              becomes `kl_ref_N`. Both heads run on the same chunk; the second role has no gradient
+    side     of values at N and K: of the state "before" a token or a turn (its first token), or "after" it (its last
+             one), which becomes `value_critic_after_K`. A turn without tokens has a value of 0
     """
 
     readout: str
@@ -35,6 +39,7 @@ class Need:
     when: When = "batch"
     params: tuple[tuple[str, float], ...] = ()
     against: str = ""
+    side: Side = "before"
 
     def __post_init__(self) -> None:
         if self.readout not in READOUTS:
@@ -47,10 +52,21 @@ class Need:
                 f"need {self.readout!r} with against={self.against!r}: it reads "
                 + ("one role. Leave against out." if self.against else "two, so name the second: against='ref'.")
             )
+        if self.side not in get_args(Side):
+            raise ValueError(
+                f"need {self.readout!r} with side={self.side!r}: no such side{nearest(self.side, get_args(Side))}, so "
+                "it is unknown which state is meant. Use 'before' or 'after'."
+            )
+        if self.side == "after" and not (READOUTS[self.readout].head == "value" and self.at in "NK"):
+            raise ValueError(
+                f"need {self.readout!r} at {self.at!r} with side='after': only values are read after a token or a "
+                "turn; what is said of a token comes from the state before it. Leave side out, or read a value at N "
+                "or K."
+            )
 
     @property
     def column(self) -> str:
-        tail = "".join(f"_{k}{v:g}" for k, v in self.params)
+        tail = "".join(f"_{k}{v:g}" for k, v in self.params) + ("_after" if self.side == "after" else "")
         view = "" if self.view == "as_trained" else f"_{self.view}"
         role = "" if self.when == "step" else f"_{self.role}"
         other = f"_{self.against}" if self.against else ""
@@ -60,7 +76,8 @@ class Need:
         params = ", ".join(f"{k}={v:g}" for k, v in self.params)
         view = "" if self.view == "as_trained" else f"[{self.view}]"
         roles = f"{self.role}‖{self.against}" if self.against else self.role
-        return f"{self.readout}@{roles}{view}" + (f"({params})" if params else "")
+        after = " after" if self.side == "after" else ""
+        return f"{self.readout}@{roles}{view}" + (f"({params})" if params else "") + after
 
 
 def need(
@@ -71,10 +88,11 @@ def need(
     when: When = "batch",
     view: str = "as_trained",
     against: str = "",
+    side: Side = "before",
     **params: float,
 ) -> Need:
     """A `Need` with its parameters as keywords: `need("logp", "old", T=1.2)`."""
-    return Need(readout, role, view, at, when, tuple(sorted(params.items())), against)
+    return Need(readout, role, view, at, when, tuple(sorted(params.items())), against, side)
 
 
 @dataclass(frozen=True)
@@ -163,8 +181,8 @@ def kl(chunk: Chunk, T: float | None = None) -> Tensor:
 
 @readout("value", synthetic=lambda g, n, dtype: torch.randn(n, generator=g, dtype=dtype) * 0.5, head="value")
 def value(chunk: Chunk) -> Tensor:
-    """V(s), from a role with a value head."""
-    return chunk.scores_CV[:, 0]
+    """V(s), from a role with a value head; if it has several outputs, all of them."""
+    return chunk.scores_CV[:, 0] if chunk.scores_CV.shape[1] == 1 else chunk.scores_CV
 
 
 @readout("score_norm", synthetic=lambda g, n, dtype: torch.rand(n, generator=g, dtype=dtype) + 0.1)

@@ -75,6 +75,25 @@ class InRoom(Requirement):
 
 
 @dataclass(frozen=True)
+class Outputs(Requirement):
+    """A role whose value head has so many outputs."""
+
+    role: str
+    outputs: int
+
+    def before(self, method: "Method", room: str, kind: str, samples: int) -> str:
+        has = (
+            method.cast[self.role].outputs if self.role in method.cast else self.outputs
+        )  # an absent role is told else
+        if has == self.outputs:
+            return ""
+        return (
+            f"{method.name}: {kind} in {room} reads {self.outputs} outputs of the role {self.role!r}, which has {has}. "
+            f"Use method.cast.{self.role}.outputs={self.outputs}, or another {room}."
+        )
+
+
+@dataclass(frozen=True)
 class RecurringTasks(Requirement):
     """Tasks that recur, because something is remembered about each. A run in which few recur is warned, not refused."""
 

@@ -58,6 +58,7 @@ class Walk:
     judge   scores answers; None: episodes come with their rewards
     packed  (episodes, drawn, views) -> Batch
     play    how an episode is played
+    current is called before anything is drawn: weights that an update has changed get a version of their own
     clock   times the parts of a step
     """
 
@@ -67,6 +68,7 @@ class Walk:
     judge: Judge | None = None
     packed: Callable[..., Batch] = pack
     play: Play = one_answer
+    current: Callable[[], None] = field(default=lambda: None)
     budget_tokens: int = 0  # sampled tokens per step, redraws included; 0: no limit
     clock: Callable[[str], AbstractContextManager[Any]] = field(default=lambda name: nullcontext())
 
@@ -75,6 +77,7 @@ class Walk:
         ctx.replay = tuple(map(self.asked, self.method.replay.get(ctx, store)))
         ctx.play, ctx.reward = partial(self.played, ctx), partial(self.rewarded, ctx)
         ctx.draw, ctx.read = partial(self.drawn, ctx), self.read_episodes
+        ctx.answer, ctx.ready = partial(self.answered, ctx), partial(self.ready, ctx)
         ctx.fresh = lambda n: self.method.curriculum(replace(ctx, prompts=n, round=ctx.round + 1), self.tasks)
         return ctx
 
@@ -104,6 +107,7 @@ class Walk:
 
     async def played(self, ctx: Context, starts: Sequence[Prompt | Start | Fork], window: int = 0) -> list[Episode]:
         """Episodes from these starts, in their order. Each is scored when it ends, while others are still played."""
+        self.current()
         each = starts_of(ctx, starts)
         found: dict[int, Episode] = {}
         scoring = Scoring(self)
@@ -121,6 +125,19 @@ class Walk:
         with self.clock("scoring"):
             await self.scored(out)
         return out
+
+    async def answered(self, ctx: Context, starts: Sequence[Prompt | Start | Fork]) -> list[Episode]:
+        """ctx.answer: what the policy says now after each of these. No environment hears it, and nothing scores it.
+
+        Each is an episode apart: it can be learned from, and is in no statistic.
+        """
+        self.current()
+        each = [_within(s, ctx.engine.context()) for s in starts_of(ctx, starts)]
+        found: dict[int, Episode] = {}
+        with self.clock("sampling"):
+            async for i, episode in one_answer(ctx, each):
+                found[i] = replace(episode, use=Use.APART)
+        return [found[i] for i in range(len(each))]
 
     async def scored(self, episodes: Sequence[Episode]) -> None:
         """Score those that have no task reward yet. A failure is a status, never a reward."""
@@ -239,10 +256,20 @@ class Walk:
         return through_second_door(ctx, self.method.select, batch, Stats(), current=False)
 
     def read_episodes(
-        self, episodes: Sequence[Episode], role: str = "policy", readouts: Sequence[str] = ("logp",)
+        self, episodes: Sequence[Episode], role: str = "policy", readouts: Sequence[str | Need] = ("logp",)
     ) -> Batch:
-        """ctx.read: these episodes as a batch, with readouts of a role as columns; for early rooms and for observe."""
-        return self.with_needs(self.packed(episodes), [need(r, role) for r in readouts])
+        """ctx.read: these episodes as a batch, with what models say about them now as columns.
+
+        For early rooms, the update and observe. `readouts` are names, of this role and at N, or needs.
+        """
+        wanted = as_needs(role, readouts)
+        return self.with_needs(self.packed(episodes, views=[n.view for n in wanted]), wanted)
+
+    def ready(self, ctx: Context, episodes: Sequence[Episode]) -> Batch:
+        """ctx.ready: these episodes as a batch to learn from: with the needs of the rooms, credit and selection."""
+        wanted = [n for _, _, n in self.method.needs(ctx)]
+        batch = self.packed(episodes, views=[n.view for n in wanted])
+        return self.credited(ctx, self.with_needs(batch, wanted))
 
     def remembered(
         self, ctx: Context, store: list[Episode], batch: Batch | None, kept: Sequence[Episode]
@@ -251,6 +278,17 @@ class Walk:
         if not self.method.remembers_episodes:
             return []
         return self.method.replay.put(ctx, store, noted(batch, kept, ("logp_old_N", *self.method.credit.writes)))
+
+
+def as_needs(role: str, readouts: Sequence[str | Need]) -> list[Need]:
+    """Names of readouts as needs of a role at N. Needs stay as they are, but are read at once."""
+    return [need(r, role) if isinstance(r, str) else replace(r, when="batch") for r in readouts]
+
+
+def _within(start: Start | Fork, context: int) -> Start | Fork:
+    """The start with no more tokens to sample than the context of the model has room for."""
+    most = min(start.sampling.max_tokens, max(context - len(start.prefix), 1))
+    return replace(start, sampling=replace(start.sampling, max_tokens=most))
 
 
 PAUSE = 0.005  # seconds between two hand-overs to the judge: each costs as much as many scores

@@ -16,15 +16,20 @@ def build_cast(method: Method, policy: Any, ctx: Context, tokenizer: Any = None)
     models: dict[str, Any] = {"policy": policy}
     for name, role in method.cast.items():
         if name != "policy" and name in wanted | sources:
-            models[name] = _build(name, role, models, tokenizer)
+            models[name] = _build(name, role, models, tokenizer, ctx.seed)
     return models
 
 
-def _build(name: str, role: Role, models: Mapping[str, Any], tokenizer: Any) -> Any:
+def _build(name: str, role: Role, models: Mapping[str, Any], tokenizer: Any, seed: int) -> Any:
     policy = models["policy"]
     if role.start in models:  # a copy of the policy, or of a role before it
         trunk = models[role.start]
         if role.as_ == "head" and isinstance(trunk, Critic):
+            if trunk.vocab != role.outputs:
+                raise ValueError(
+                    f"role {name!r} has outputs={role.outputs} and starts as a copy of {role.start!r}, which has "
+                    f"{trunk.vocab}: it cannot be a copy. Give both the same number of outputs."
+                )
             return clone(trunk, train=role.train)
         still = role.as_ == "full" and not role.train and isinstance(role.refresh, Never)
         if isinstance(trunk, Unadapted):
@@ -41,7 +46,7 @@ def _build(name: str, role: Role, models: Mapping[str, Any], tokenizer: Any) -> 
                 f"role {name!r} from {role.start!r} has a vocabulary of {trunk.vocab}, the policy {policy.vocab}: "
                 "their log-probabilities cannot be compared. Use a model with the policy's tokenizer."
             )
-    return clone(Critic(trunk) if role.as_ == "head" else trunk, train=role.train)
+    return clone(Critic(trunk, role.outputs, seed) if role.as_ == "head" else trunk, train=role.train)
 
 
 def _refuse_other_words(name: str, start: str, tokenizer: Any) -> None:

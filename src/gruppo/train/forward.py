@@ -54,9 +54,10 @@ def serve(
             states = states_of(model, batch.views[view], layers)
             for n in (n for n in mine if n.at == "S"):
                 out[n.column] = _pool(batch, batch.views[view], n, states, layer_of(model, n))
-            for at in dict.fromkeys(n.at for n in mine if n.at != "S"):
-                here = [n for n in mine if n.at == at]
+            for place in dict.fromkeys((n.at, n.side) for n in mine if n.at != "S"):
+                here = [n for n in mine if (n.at, n.side) == place]
                 read = _read(model, batch, batch.views[view], here, states, grad, others)
+                read = [_said(batch, x) for x in read] if place[0] == "K" else read
                 out |= {n.column: x for n, x in zip(here, read, strict=True)}
     return out
 
@@ -104,20 +105,34 @@ def rows_of(micro: Batch, n: Need) -> Tensor:
     return row_M if n.at == "M" and row_M is not None else micro.columns[f"row_{n.at}"]
 
 
-def _positions(batch: Batch, inputs: Inputs, at: str) -> tuple[Tensor, Tensor]:
+def _positions(batch: Batch, inputs: Inputs, n: Need) -> tuple[Tensor, Tensor]:
     """(input position, decision or -1) of each row: a decision is predicted from the position before it."""
     rows = torch.arange(batch.size("N"), device=batch.device)
-    if at == "M":
+    if n.at == "M":
         every = torch.arange(len(inputs.ids_M), device=batch.device)
         return every, torch.full_like(every, -1)
-    if at == "K":  # before the first decision of the turn
-        rows = gather(rows.double(), batch.level("N", "K"), "min", fill=0.0).long()
-    before = inputs.parent_M[inputs.at_N[rows]]
+    if n.at == "K":  # the first decision of the turn, or the last
+        if not len(rows):
+            nowhere = torch.zeros(batch.size("K"), dtype=torch.int64, device=batch.device)
+            return nowhere, nowhere - 1
+        how = "min" if n.side == "before" else "max"
+        rows = gather(rows.double(), batch.level("N", "K"), how, fill=0.0).long()
+    here = inputs.at_N[rows]
+    if n.side == "after":
+        return here, torch.full_like(rows, -1)
+    before = inputs.parent_M[here]
     if bool((before < 0).any()):
         raise ValueError(
             "a decision is at the very start of its sequence: no state to predict it from. Begin sequences with <bos>."
         )
     return before, rows
+
+
+def _said(batch: Batch, column: Tensor) -> Tensor:
+    """A column of turns, with 0 for those without a token: there is no state to read."""
+    said_K = gather(torch.ones_like(batch.turn_N), batch.level("N", "K"), "any")
+    said_K = said_K.view(-1, *[1] * (column.dim() - 1))
+    return torch.where(said_K, column, torch.zeros((), dtype=column.dtype, device=column.device))
 
 
 def _read(
@@ -129,11 +144,13 @@ def _read(
     grad: bool,
     others: Mapping[str, Callable[[Tensor], Tensor | None]],
 ) -> list[Tensor]:
-    """The needs of one level; the head runs once per chunk for all of them."""
+    """The needs of one level and side; the head runs once per chunk for all of them."""
     at = needs[0].at
-    position, row = _positions(batch, inputs, at)
-    token = torch.where(row >= 0, batch.token_N[row.clamp(min=0)], torch.zeros_like(row))
-    heat = torch.where(row >= 0, batch.temperature_N[row.clamp(min=0)], torch.ones_like(batch.temperature_N[:1]))
+    position, row = _positions(batch, inputs, needs[0])
+    token, heat = torch.zeros_like(row), batch.temperature_N.new_ones(len(row))
+    if batch.size("N"):
+        token = torch.where(row >= 0, batch.token_N[row.clamp(min=0)], token)
+        heat = torch.where(row >= 0, batch.temperature_N[row.clamp(min=0)], heat)
 
     def chunk(hidden_CD: Tensor, a: int, b: int) -> tuple[Tensor, ...]:
         allowed = None

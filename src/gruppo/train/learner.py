@@ -18,7 +18,7 @@ from gruppo.data import Batch, micro_rows
 from gruppo.fields import Checked, setting
 from gruppo.policies import learned_state, load_learned
 from gruppo.policies.memory import free_memory, out_of_memory
-from gruppo.stages import Context, Method, Need, Stats
+from gruppo.stages import Context, Method, Need, Never, Stats
 from gruppo.stages.cast import ADAM
 from gruppo.stages.goal import Goal, Sum, zero_of
 from gruppo.stages.schedule import Sched
@@ -91,6 +91,7 @@ class Learner:
         self.tally = Tally()
         self.clock = Clock()
         self.bad_steps = dict.fromkeys(self.trained, 0)  # in a row
+        self.moved: set[str] = set()  # roles whose weights have changed since the engine was last told
 
     def _optimiser(self, model: Any) -> torch.optim.Optimizer:
         c, params = self.config, [p for p in model.parameters() if p.requires_grad]
@@ -155,6 +156,7 @@ class Learner:
             if math.isfinite(norm):
                 optimiser.param_groups[0]["lr"] = self.lr(role) if lr is None else lr
                 self._step(optimiser)
+                self.moved.add(role)
             optimiser.zero_grad(set_to_none=True)
 
     @torch.no_grad()
@@ -177,13 +179,21 @@ class Learner:
 
     def restore(self, role: str, snapshot: Mapping[str, Any]) -> None:
         load_learned(self.models[role], snapshot["weights"])
+        self.moved.add(role)
         if snapshot["optim"] is not None:
             for p, state in zip(self._params(role), snapshot["optim"], strict=True):
                 self.optimisers[role].state[p] = _copy(state)
 
     def copy(self, source: str, target: str, tau: float = 1.0) -> None:
-        """target ← (1 - tau) target + tau source."""
+        """target ← (1 - tau) target + tau source, for a target that is trained or that the update moves."""
+        role = self.method.cast[target]
+        if not role.train and isinstance(role.refresh, Never):
+            raise ValueError(
+                f"copy({source!r}, {target!r}): role {target!r} keeps its weights, so no checkpoint would hold what it "
+                f"becomes. Say that it moves: but(cast={{{target!r}: Role(refresh=ByUpdate(), …)}})."
+            )
         average(self.models[source], self.models[target], tau)
+        self.moved.add(target)
 
     # what updates may read
 
@@ -228,6 +238,7 @@ class Learner:
             micro = batch.micro(rows_S)
             with self.clock("forward"):
                 stats = Stats(serve(self.models[goal.role], micro, needs, grad=True, cast=self.models))
+                stats.update(self._of_others(goal, micro))
             if not counts:
                 value = zero_of(stats)
             else:
@@ -243,8 +254,9 @@ class Learner:
         model, needs = self.models[goal.role], goal.needs()
         with self.clock("forward"):
             leaves = self._statistics(model, batch, needs, parts)
+            fixed = self._of_others(goal, batch, parts)
         leaves = {k: v.requires_grad_() for k, v in leaves.items()}
-        slopes, total = goal.slopes(self._with_old(goal, batch, Stats(leaves), made), leaves, -coef)
+        slopes, total = goal.slopes(self._with_old(goal, batch, Stats(leaves), made), leaves, -coef, fixed)
         steep = [n for n in needs if n.column in slopes] or needs[:1]  # what has no slope is not read again
         for rows_S, counts in parts:
             micro = batch.micro(rows_S)
@@ -270,6 +282,17 @@ class Learner:
         for rows_S, counts in parts:
             serve_into(out, model, batch, batch.micro(rows_S), needs, counts, self.models, grad)
         self.ranks.added(out.values())
+        return out
+
+    def _of_others(self, goal: Goal, batch: Batch, parts: Parts | None = None) -> dict[str, Tensor]:
+        """What other roles say now, without gradient; a whole batch is read in parts."""
+        out, needs = dict[str, Tensor](), goal.others()
+        for role in dict.fromkeys(n.role for n in needs):
+            model, mine = self.models[role], [n for n in needs if n.role == role]
+            if parts is None:
+                out |= serve(model, batch, mine, cast=self.models)
+            else:
+                out |= self._statistics(model, batch, mine, parts)
         return out
 
     def _with_old(self, goal: Goal, batch: Batch, stats: Stats, made: Tally) -> Batch:

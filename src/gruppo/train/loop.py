@@ -44,15 +44,16 @@ async def train_step(run: Run, step: int) -> StepRecord:
             run.checked = True
         ctx.episodes = kept
         run.between_steps = False
-        with run.engine.without_memory():  # weights change, and the version does not yet
+        with run.engine.without_memory():  # weights change; what is drawn now has a version of its own (run.current)
             taken = method.update(ctx, learner, batch)  # objective and penalties, once per optimiser step
             if isawaitable(taken):
                 await taken
         learner.refuse_broken()
-        facts |= batch_metrics(batch)
-        run.version += 1
+        facts |= batch_metrics(batch) | {"sampled": float(run.engine.sampled - before)}
         refresh(method, run.models, step)
-    run.engine.sync(run.version, run.models)
+        run.next_version()
+    else:
+        run.engine.sync(run.version, run.models)
 
     run.replay = walk.remembered(ctx, run.replay, batch, kept)  # replay.put
     facts |= learner.tally.means() | {"lr": learner.lr("policy"), "version": float(run.version)}

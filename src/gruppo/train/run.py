@@ -86,6 +86,7 @@ class Run:
             self.judge,
             self.packed,
             play_of(self.tasks, config.task, self.tokenizer, self.say),
+            self.current,
             budget_tokens=config.budget_tokens,
             clock=self.clock,
         )
@@ -111,6 +112,20 @@ class Run:
         ctx = self.bare_context(step)
         ctx.cast, ctx.engine, ctx.tokenizer = self.models, self.engine, self.tokenizer
         return self.walk.opened(ctx, self.replay)
+
+    def current(self) -> None:
+        """Before anything is drawn: weights that an optimiser step has changed since get a version of their own.
+
+        Without draws inside of updates the version counts steps.
+        """
+        if self.learner.moved & set(self._writers()):
+            self.next_version()
+
+    def next_version(self) -> None:
+        """Tells the engine that weights have changed."""
+        self.version += 1
+        self.engine.sync(self.version, self.models)
+        self.learner.moved.clear()
 
     def packed(
         self, episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None, views: Sequence[str] = ()

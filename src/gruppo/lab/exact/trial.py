@@ -109,6 +109,8 @@ class Trial:
         self.checked, self.error = False, 0.0
         if found := problems(method, self.ctx, samples=samples):
             raise Unlike(found[0].removeprefix(f"{method.name}: ").rstrip("."))
+        if several := [name for name, role in method.cast.items() if role.outputs > 1]:
+            raise Unlike(f"its role {several[0]} has several outputs, and the table of the laboratory holds one value")
         self.loop = Loop()
         try:
             self.at(self.world.theta)
@@ -202,13 +204,16 @@ class Trial:
         """A batch with the edge of each decision, and with the exact log-probabilities of the sampler."""
         if any(s.allowed and e.use != Use.BASELINE for e in episodes for s in e.sequences):
             raise Unlike("it learns from answers that were sampled from a truncated distribution")
-        views = list(dict.fromkeys(("as_trained", *views, *(n.view for n in self.goal.needs()))))
+        views = list(dict.fromkeys(("as_trained", *views, *(n.view for n in self._of_goal()))))
         batch = pack(episodes, drawn=drawn, views=views, dtype=torch.float64)
         batch = batch.with_columns(**{_edge_name(view): self.bench.edges(batch, view) for view in views})
         gen_N = batch.logp_gen_N
         return batch.with_columns(
             logp_gen_N=torch.where(torch.isnan(gen_N), gen_N, self.looked_up(batch, Need("logp", "old")))
         )
+
+    def _of_goal(self) -> list[Need]:
+        return [*self.goal.needs(), *self.goal.others()]
 
     # one draw through the rooms
 
@@ -233,7 +238,7 @@ class Trial:
     def _from_shelf(self, c: int, drawn: list[Episode]) -> Drawn:
         """Plain draws are packed once for all methods; only the readouts are the method's own."""
         wanted = self.walk.needs(self.ctx)
-        if {n.view for n in (*wanted, *self.goal.needs())} - {"as_trained"}:
+        if {n.view for n in (*wanted, *self._of_goal())} - {"as_trained"}:
             counts = dict(Counter(e.group for e in drawn))
             return Drawn(self.walk.with_needs(self.pack(drawn, counts, [n.view for n in wanted]), wanted), drawn, drawn)
         key = (self.prompts, self.draws.samples, c)
@@ -263,7 +268,8 @@ class Trial:
     def gradient(self, batch: Batch) -> Tensor:
         """The gradient of one draw in θ: one optimiser step with objective and penalties on all of it."""
         leaves = {n: self.looked_up(batch, n, trained=True).requires_grad_() for n in self.goal.needs()}
-        slopes, _ = self.goal.slopes(batch, {n.column: x for n, x in leaves.items()})
+        fixed = {n.column: self.looked_up(batch, n) for n in self.goal.others()}
+        slopes, _ = self.goal.slopes(batch, {n.column: x for n, x in leaves.items()}, fixed=fixed)
         total = torch.zeros_like(self.world.theta)
         for n in leaves:
             if n.column in slopes:

@@ -170,6 +170,9 @@ class Letters:
     def encode(self, text: str) -> np.ndarray:
         return np.array([2 + ord(letter) % (VOCAB - 2) for letter in text], np.int64)
 
+    def decode(self, ids: Seq[int]) -> str:
+        return "".join("_$abcdefghij"[i] for i in ids)
+
 
 def _sequence(rng: np.random.Generator, number: int, source: Any, prompt: int) -> Sequence:
     n, mine = len(source), source == Source.POLICY

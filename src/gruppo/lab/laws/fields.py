@@ -214,6 +214,8 @@ def _door(world: World, occupant: Any, episodes: list[Episode]) -> Any:
 def _after_update(world: World, episodes: list[Episode]) -> Any:
     for step in range(9):  # enough to fill windows over steps, with rewards that rise and fall
         observe(world, [_times(e, 1 + step % 3) for e in episodes], step)
-    batch = world.prepared(world.packed(episodes))
-    world.method.update(world.ctx, world.learner, batch)
+    world.updated(episodes)
+    if (warmup := getattr(world.method.update, "warmup", 0)) > world.ctx.step:
+        world.ctx.step = warmup
+        world.updated(episodes)
     return [p.tolist() for role in world.learner.trained for p in world.models[role].parameters()]

@@ -23,7 +23,7 @@ from gruppo.lab.laws.rows import failures, keep_and_weight, nan_mask, unused
 from gruppo.lab.laws.same import EXACT, drifted, first, observe, remembers, same
 from gruppo.lab.laws.world import World, bare, random_cut
 from gruppo.pieces.stop import freeze
-from gruppo.stages import Method, StepRecord
+from gruppo.stages import ByUpdate, Method, StepRecord
 from gruppo.stages.check import least_samples
 from gruppo.stages.record import from_table, record_hash, to_table
 from gruppo.train.checkpoint import pack_memory, unpack_memory
@@ -156,11 +156,17 @@ def _extreme(world: World, batch: Batch, role: str, gap_N: Tensor) -> str:
     logp_N = stats.get("logp_N", torch.full_like(gap_N, -1.0))
     columns = {k: logp_N + gap_N for k in batch.columns if k.startswith("logp_") and k.endswith("_N")}
     columns["logp_gen_N"] = torch.where(torch.isnan(batch.logp_gen_N), batch.logp_gen_N, logp_N - gap_N)
-    columns |= {k: 1250.0 * gap_N for k in batch.columns if k.startswith("value_")}
+    columns |= {k: _far_off(x, 1250.0 * gap_N) for k, x in batch.columns.items() if k.startswith("value_")}
     wide = world.prepared(batch.with_columns(**columns))
     value, slopes = world.value(wide, stats, role), world.slopes(wide, stats, role)
     finite = bool(torch.isfinite(value)) and all(bool(torch.isfinite(g).all()) for g in slopes.values())
     return "" if finite else f"objective {float(value)} or its gradient is not finite"
+
+
+def _far_off(x: Tensor, far_N: Tensor) -> Tensor:
+    """A column of any level and width, with these numbers in it."""
+    rows = far_N[torch.arange(len(x)) % max(len(far_N), 1)]
+    return rows.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
 
 
 def finite_differences(method: Method, seed: int) -> str:
@@ -171,6 +177,7 @@ def finite_differences(method: Method, seed: int) -> str:
     for role in world.learner.trained:
         stats = world.statistics(batch, role)
         ways = {k: torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in stats.items()}
+        ways |= {k: torch.zeros_like(v) for k, v in stats.items() if k not in world.own(role)}
         with freeze() as tape:
             slopes = world.slopes(batch, stats, role)
             ends: list[float] = []
@@ -199,12 +206,13 @@ def alone(method: Method, seed: int) -> str:
 
 
 def roles(method: Method, seed: int) -> str:
-    """The update changes every trained role, and no other model."""
+    """The update changes every trained role, and no other model but those that it is said to move."""
     world = World(method, seed)
     batch = world.prepared(world.packed(random_episodes(seed)))
     before = {role: deepcopy(model.state_dict()) for role, model in world.models.items()}
     learning = [role for role in world.learner.trained if float(world.grad(batch, role).norm()) > 0]
-    method.update(world.ctx, world.learner, batch)
+    learning += [role for role in world.models if isinstance(method.cast[role].refresh, ByUpdate)]
+    world.updated(random_episodes(seed))
     for role, model in world.models.items():
         moved = any(not torch.equal(x, before[role][k]) for k, x in model.state_dict().items())
         if moved != (role in learning):

@@ -4,6 +4,7 @@ from collections.abc import Coroutine, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cache, lru_cache
+from inspect import iscoroutine
 from typing import Any, TypeVar
 
 import torch
@@ -11,15 +12,17 @@ from torch import Tensor, nn
 
 from gruppo.data import Batch, Episode, pack
 from gruppo.data.prefix import WORTH
+from gruppo.engines.native import NativeEngine
 from gruppo.lab.laws.episodes import VOCAB, Letters, rewritable, with_notes
 from gruppo.policies import Critic, TinyConfig, TinyTransformer
-from gruppo.stages import Context, Memory, Method, Need, Sampling, Stats, need
+from gruppo.stages import Context, Memory, Method, Need, Sampling, Stats
 from gruppo.stages.goal import Goal
 from gruppo.stages.readouts import READOUTS
 from gruppo.stages.select import through_first_door
-from gruppo.stages.walk import Walk
+from gruppo.stages.walk import Walk, as_needs
 from gruppo.train.forward import serve
 from gruppo.train.learner import Learner, OptimConfig
+from gruppo.train.waiting import waited
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
@@ -31,8 +34,8 @@ def _shape() -> TinyTransformer:
 
 
 @cache
-def _critic_shape() -> Critic:
-    return Critic(_shape()).double()
+def _critic_shape(outputs: int) -> Critic:
+    return Critic(_shape(), outputs).double()
 
 
 @lru_cache(maxsize=64)
@@ -82,9 +85,9 @@ class World:
         for i, (name, role) in enumerate(method.cast.items()):
             if name != "policy":
                 near = tiny(seed + 2 + i, policy)
-                self.models[name] = self._critic(near, seed) if role.as_ == "head" else near
+                self.models[name] = self._critic(near, seed, role.outputs) if role.as_ == "head" else near
                 moved = tiny(seed + 50 + i, near) if role.train and not on_policy else near
-                self.before[name] = self._critic(moved, seed) if role.as_ == "head" else moved
+                self.before[name] = self._critic(moved, seed, role.outputs) if role.as_ == "head" else moved
         self.learner = Learner(method, self.models, OptimConfig())
         self.share = WORTH
         self.walk = Walk(method, self.read, packed=self.pack)
@@ -96,8 +99,8 @@ class World:
         self.ctx.fresh = lambda n: []
         self.learner.begin(self.ctx)
 
-    def _critic(self, trunk: TinyTransformer, seed: int) -> Critic:
-        critic = twin(_critic_shape())
+    def _critic(self, trunk: TinyTransformer, seed: int, outputs: int) -> Critic:
+        critic = twin(_critic_shape(outputs))
         critic.trunk = twin(trunk)
         with torch.no_grad():
             generator = torch.Generator().manual_seed(seed)
@@ -108,10 +111,13 @@ class World:
         """What a role says with its weights at the start of the step."""
         return serve(self.before[role], batch, needs, cast=self.models)
 
-    def read_now(self, episodes: Seq[Episode], role: str = "policy", readouts: Seq[str] = ("logp",)) -> Batch:
+    def read_now(self, episodes: Seq[Episode], role: str = "policy", readouts: Seq[str | Need] = ("logp",)) -> Batch:
         """ctx.read: what a role says now. What is remembered was learned under other weights."""
-        batch = self.pack(episodes)
-        return batch.with_columns(**serve(self.models[role], batch, [need(r, role) for r in readouts]))
+        needs = as_needs(role, readouts)
+        batch = self.pack(episodes, views=[n.view for n in needs])
+        for n in needs:
+            batch = batch.with_columns(**serve(self.models[n.role], batch, [n], cast=self.models))
+        return batch
 
     def pack(self, episodes: Seq[Episode], drawn: Mapping[str, int] | None = None, views: Seq[str] = ()) -> Batch:
         """In float64; for a step, as if selection had dropped one more group."""
@@ -155,6 +161,16 @@ class World:
         """The flat gradient of the role's parameters."""
         return self.learner.gradient(role, batch, cut=cut, **options)
 
+    def updated(self, episodes: Seq[Episode]) -> None:
+        """One update on these episodes. One that draws finds an engine, which samples from the world's policy."""
+        kept = self.selected(episodes)
+        batch = self.prepared(self.joined(kept, episodes))
+        self.ctx.episodes = kept
+        self.ctx.engine = NativeEngine({"policy": self.models["policy"]}, eos=Letters.eos)
+        taken = self.method.update(self.ctx, self.learner, batch)
+        if iscoroutine(taken):
+            waited(taken)
+
     def gradient(self, episodes: Seq[Episode], role: str = "policy", **options: Any) -> Tensor:
         return self.grad(self.prepared(self.packed(episodes)), role, **options)
 
@@ -163,11 +179,18 @@ class World:
 
     def statistics(self, batch: Batch, role: str = "policy") -> dict[str, Tensor]:
         """Synthetic statistics, for laws that need no model."""
-        generator = torch.Generator().manual_seed(self.seed)
-        out: dict[str, Tensor] = {}
-        for n in self.goal(role).needs():
-            out[n.column] = READOUTS[n.readout].synthetic(generator, batch.size(n.at), torch.float64)  # type: ignore[arg-type]
-        return out
+        generator, goal = torch.Generator().manual_seed(self.seed), self.goal(role)
+        return {n.column: self.synthetic(n, batch, generator) for n in (*goal.needs(), *goal.others())}
+
+    def synthetic(self, n: Need, batch: Batch, generator: torch.Generator) -> Tensor:
+        """Random values of a need, as wide as those of its role."""
+        made, wide = READOUTS[n.readout], self.method.cast[n.role].outputs
+        values = [made.synthetic(generator, batch.size(n.at), torch.float64) for _ in range(wide)]  # type: ignore[arg-type]
+        return values[0] if wide == 1 else torch.stack(values, 1)
+
+    def own(self, role: str = "policy") -> set[str]:
+        """The statistics that have a gradient: those of the role itself."""
+        return {n.column for n in self.goal(role).needs()}
 
     def value(self, batch: Batch, stats: dict[str, Tensor], role: str = "policy") -> Tensor:
         """J for given statistics."""
@@ -176,13 +199,15 @@ class World:
         return self.goal(role).whole(batch, Stats(stats)).value.double()
 
     def slopes(self, batch: Batch, stats: dict[str, Tensor], role: str = "policy") -> dict[str, Tensor]:
-        """dJ/dstatistic."""
-        leaves = {k: v.detach().clone().requires_grad_() for k, v in stats.items()}
-        value = self.value(batch, leaves, role)
+        """dJ/dstatistic; 0 for those of other roles."""
+        own = self.own(role)
+        leaves = {k: v.detach().clone().requires_grad_(k in own) for k, v in stats.items()}
+        value, out = self.value(batch, leaves, role), {k: torch.zeros_like(v) for k, v in stats.items()}
         if not value.requires_grad:
-            return {k: torch.zeros_like(v) for k, v in stats.items()}
-        slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        return {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), slopes, strict=True)}
+            return out
+        mine = [k for k in stats if k in own]
+        slopes = torch.autograd.grad(value, [leaves[k] for k in mine], allow_unused=True)
+        return out | {k: g for k, g in zip(mine, slopes, strict=True) if g is not None}
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
