@@ -47,6 +47,7 @@ bench: $(VENV)/.bench ## the benchmarks, on a quiet machine; those against TRL g
 	@$(BIN)/python benchmarks/credit.py --select
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/prefix.py
+	@$(BIN)/python benchmarks/agents.py
 	@$(BIN)/python benchmarks/against_trl.py --save $(ARGS)
 
 claims: $(VENV)/.train ## the board of claims: every claim without a result; hours, goes on where it stopped
