@@ -69,6 +69,16 @@ def test_forty_steps_are_twenty_killed_and_twenty_more(method: str) -> None:
     print(killed_and_resumed(method, 40, *(FEW if method == "archer" else ())))
 
 
+AGENTS = {"gigpo": "household", "spear": "household", "spiral": "kuhn", "archer": "guess"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", AGENTS)
+def test_forty_steps_in_a_world_are_twenty_killed_and_twenty_more(method: str) -> None:
+    """In lockstep, the default on a CPU: the worlds are played again from the checkpoint on."""
+    print(killed_and_resumed(method, 40, f"task={AGENTS[method]}", *(FEW if method == "archer" else ())))
+
+
 def test_killed_while_a_checkpoint_is_written() -> None:
     settings = ["steps=4", "save.checkpoint_every=2", "save.name=b"]
     process = start("train", *SMALL, *settings, code=KILLED_WHILE_SAVING)
