@@ -11,12 +11,14 @@ import torch
 
 from gruppo.engines import Completion, NativeEngine, Request, complete
 from gruppo.engines.base import NotFinite
-from gruppo.engines.graphs import Stack, bucket
-from gruppo.engines.paged import WINDOW, PagedStream, decoder_of
+from gruppo.engines.graphs import Decoder, Stack, bucket
+from gruppo.engines.paged import WIDEST, WINDOW, PagedStream, decoder_of
 from gruppo.engines.pages import SCRATCH, Pool, pages_for
+from gruppo.engines.prefill import Prefiller
 from gruppo.engines.steer import Move
 from gruppo.kernels.attention import PAGE
 from gruppo.policies import TinyConfig, TinyTransformer
+from gruppo.policies.layout import packed
 from gruppo.policies.lora import Lora, add_lora
 
 EOS = 2
@@ -263,3 +265,48 @@ def test_pages_are_counted() -> None:
     assert pool.free == 5
     with pytest.raises(ValueError, match="6 pages are wanted, and 5 of 5 are free"):
         pool.take(6)
+
+
+@pytest.mark.parametrize("small", [0, 1024])
+def test_a_prefill_with_stacked_weights_is_that_of_the_model(
+    model: TinyTransformer, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a tree, where a shared prefix is computed once; and also one that is filled up to a size."""
+    monkeypatch.setattr("gruppo.engines.prefill.SMALL", small)
+    stem = np.arange(3, 33)
+    forks = [np.concatenate([stem, np.arange(5, 9)]), np.concatenate([stem, np.arange(20, 30)]), np.arange(7)]
+    decoder = decoder_of(model, 2, 4, [None])
+    prefill = Prefiller(decoder)
+    with torch.no_grad():
+        for some in (forks, forks[2:], [np.arange(30), np.arange(34)], forks):  # of 64 tokens: nothing to fill up
+            for forked in (0.5, 2.0):
+                tree, _ = packed(some, model.device, forked).tree()
+                for got, wanted in zip(prefill(tree), model.prefill(tree), strict=True):
+                    assert got.shape == wanted.shape and torch.allclose(got, wanted, atol=1e-10)
+
+
+def test_windows_grow_with_what_is_drawn_and_change_nothing(
+    paged: Callable[..., NativeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [Request(np.array([1, 5 + i]), 250, key=i) for i in range(3)]
+    found, steps = [], list[int]()
+    plain = Decoder.step
+
+    def counted(self: Decoder, live: int, draw: bool) -> torch.Tensor:
+        steps[-1] += 1
+        return plain(self, live, draw)
+
+    def window(self: PagedStream) -> Any:
+        steps.append(0)
+        return one(self)
+
+    one = PagedStream._window
+    monkeypatch.setattr(PagedStream, "_window", window)
+    monkeypatch.setattr(Decoder, "step", counted)
+    for widest in (WINDOW, WIDEST):
+        monkeypatch.setattr("gruppo.engines.paged.WIDEST", widest)
+        steps.clear()
+        found.append(asyncio.run(complete(paged(eos=None), asked)))
+        assert (max(steps) > WINDOW) == (widest > WINDOW)
+    for a, b in zip(*found, strict=True):
+        assert np.array_equal(a.ids, b.ids) and np.array_equal(a.logp, b.logp)

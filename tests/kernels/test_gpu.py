@@ -101,3 +101,9 @@ def test_log_probabilities(rows: int, vocab: int, dtype: torch.dtype) -> None:
         found.append((logp.detach(), entropy.detach(), *grads))
     for a, b, limit in zip(*found, (1e-5, 1e-5, LIMIT[dtype], LIMIT[dtype]), strict=True):
         close(a, b, limit)
+
+
+@pytest.mark.parametrize("dtype", LIMIT)
+def test_rotation_of_the_first_heads_of_more(dtype: torch.dtype) -> None:
+    x, cos, sin = randn(50, 9, 64, dtype=dtype), randn(50, 1, 64), randn(50, 1, 64)
+    close(turn(x[:, :7], cos, sin), turn_plain(x[:, :7].float(), cos, sin), LIMIT[dtype])

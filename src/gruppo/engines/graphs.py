@@ -1,5 +1,6 @@
 """One decoding step of our transformer on a GPU: fused weights, few kernels, one CUDA graph for each number of rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,13 +163,7 @@ class Decoder:
 
     def _capture(self, n: int, draw: bool) -> torch.cuda.CUDAGraph:
         kept = [x.clone() for x in (self.state, self.count, self.out)]
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # kernels are compiled before, not while, a graph is recorded
-            self._once(n, draw)
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(graph, pool=self.memory):
-            self._once(n, draw)
+        graph = captured(lambda: self._once(n, draw), self.memory)
         for x, before in zip((self.state, self.count, self.out), kept, strict=True):
             x.copy_(before)
         return graph
@@ -178,6 +173,18 @@ class Decoder:
             self.drawn(n)
         else:
             self.hidden_RD[:n] = self.forward(n)
+
+
+def captured(work: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
+    """A graph of some work, which is also done once."""
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # kernels are compiled before, not while, a graph is recorded
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph, pool=memory):
+        work()
+    return graph
 
 
 def bucket(live: int, rows: int) -> int:

@@ -1,11 +1,13 @@
 """Prefixes before the first token is sampled: computed in one pass, or taken from parked rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gruppo.data import Inputs
 from gruppo.data.prefix import WORTH, ranges
 from gruppo.engines.base import Ints
 from gruppo.engines.parked import Entry
@@ -15,6 +17,7 @@ from gruppo.policies.layout import Past, cuts, packed
 # A shared prefix is computed once if it is at least this fraction of a sequence: forks of one answer, not prompts with
 # a common template, whose mask would cost more than it saves.
 FORKED = 0.5
+Prefill = Callable[[Inputs], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ class Wanted:
         return known if known >= WORTH * len(self.ids) else 0
 
 
-def computed(model: Incremental, wanted: list[Wanted], tokens: int, forked: float) -> tuple[list[Prefixes], int]:
+def computed(
+    model: Incremental, prefill: Prefill, wanted: list[Wanted], tokens: int, forked: float
+) -> tuple[list[Prefixes], int]:
     """Prefixes without a past, at most `tokens` ids at once, and how many rows went through the model."""
     parts: list[Prefixes] = []
     rows = 0
@@ -77,7 +82,7 @@ def computed(model: Incremental, wanted: list[Wanted], tokens: int, forked: floa
         some = wanted[a:b]
         inputs = packed([w.ids for w in some], model.device, forked, payloads=[w.payload for w in some])
         tree, row_M = inputs.tree()
-        hidden_MD, kv_M = model.prefill(tree)
+        hidden_MD, kv_M = prefill(tree)
         rows += len(hidden_MD)
         if row_M is not None:
             hidden_MD, kv_M = hidden_MD[row_M], kv_M[:, :, row_M]

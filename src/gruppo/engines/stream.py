@@ -12,7 +12,7 @@ from gruppo.data import key_hash
 from gruppo.engines.base import Completion, Ints, NotFinite
 from gruppo.engines.calls import Call, Item
 from gruppo.engines.parked import Entry, Parked, Shelf
-from gruppo.engines.prefixes import FORKED, Prefixes, Wanted, computed, extended, joined
+from gruppo.engines.prefixes import FORKED, Prefill, Prefixes, Wanted, computed, extended, joined
 from gruppo.engines.record import Record
 from gruppo.engines.sampling import Draw, Settings, draw
 from gruppo.engines.steer import Move, checked, forced, steered
@@ -74,6 +74,10 @@ class Stream:
     def tables_on(self) -> torch.device:
         """Where the sampled tokens are kept."""
         return self.device
+
+    @property
+    def prefill(self) -> Prefill:
+        return self.model.prefill
 
     def clear(self) -> list[Item]:
         """Drop all rows and the queue; returns the requests that were in flight."""
@@ -335,10 +339,10 @@ class Stream:
         parts: list[Prefixes] = []
         if self.waiting is not None and wanted.pop(self.waiting.ids[0], None):  # those that it was left for may be gone
             parts.append(self.waiting)
-        known = [w for w in wanted.values() if w.past]
+        known, tokens = [w for w in wanted.values() if w.past], self.limits.prefill_tokens
         for some, rows in (
-            computed(self.model, [w for w in wanted.values() if not w.past], self.limits.prefill_tokens, FORKED),
-            extended(self.model, known, self.limits.prefill_tokens),
+            computed(self.model, self.prefill, [w for w in wanted.values() if not w.past], tokens, FORKED),
+            extended(self.model, known, tokens),
         ):
             parts += some
             self.prefilled += rows

@@ -14,6 +14,7 @@ from torch import Tensor
 from gruppo.kernels.language import jit, jit_once, power_of_two, runs_on, tl
 
 PAGE = 64
+SPAN = 128  # positions that a program reads at once, of one page or of several
 SPLITS_FOR = 512  # programs that fill a GPU; fewer rows are split along their positions
 MOST_SPLITS = 8
 
@@ -81,7 +82,7 @@ def attend(
     _attend[(rows, h.kv_heads, splits)](
         qkv_BX, rope.cos, rope.sin, *weights, pos_B, table_BP, keys, values, out_BX, part,
         h.eps, h.dim**-0.5, table_BP.stride(0), splits,
-        h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, norms is not None,
+        h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, SPAN, norms is not None,
         "ieee" if qkv_BX.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
@@ -108,11 +109,11 @@ def _turned(base, norm, cos, sin, eps, d, inside, live, D: tl.constexpr, NORM: t
 def _attend(
     qkv, cos, sin, q_norm, k_norm, pos, table, keys, values, out, part, eps, scale, stride, splits,
     HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    PAGE: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE: tl.constexpr, SPAN: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, h, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     at = tl.load(pos + row)
-    d, g, t = tl.arange(0, DP), tl.arange(0, Q), tl.arange(0, PAGE)
+    d, g, t = tl.arange(0, DP), tl.arange(0, Q), tl.arange(0, SPAN)
     inside, live = d < D, (g < GROUP)[:, None] & (d < D)[None, :]
     c = tl.load(cos + at * D + d, mask=inside, other=0.0)
     s = tl.load(sin + at * D + d, mask=inside, other=0.0)
@@ -133,12 +134,13 @@ def _attend(
         m = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
         total += 1.0
         acc += v.to(tl.float32)[None, :]
-    pages = (at + PAGE - 1) // PAGE
-    each = (pages + splits - 1) // splits
-    for j in range(split * each, tl.minimum((split + 1) * each, pages)):
-        page = tl.load(table + row * stride + j).to(tl.int64)
-        seen = j * PAGE + t < at
-        cells = ((page * KV + h) * PAGE + t)[:, None] * D + d[None, :]
+    spans = (at + SPAN - 1) // SPAN
+    each = (spans + splits - 1) // splits
+    for j in range(split * each, tl.minimum((split + 1) * each, spans)):
+        here = j * SPAN + t
+        seen = here < at
+        page = tl.load(table + row * stride + here // PAGE, mask=seen, other=0).to(tl.int64)
+        cells = ((page * KV + h) * PAGE + here % PAGE)[:, None] * D + d[None, :]
         used = seen[:, None] & inside[None, :]
         k_ = tl.load(keys + cells, mask=used, other=0.0)
         z = tl.dot(q, tl.trans(k_), input_precision=PRECISION) * scale
@@ -176,9 +178,11 @@ def _join(
     total = tl.load(here + s[:, None] * size + Q + g[None, :], mask=(s < splits)[:, None], other=0.0)
     total = tl.sum(total * tl.exp(m - top[None, :]), 0)
     acc = tl.zeros((Q, DP), tl.float32)
-    for i in range(splits):
-        weight = tl.exp(tl.load(here + i * size + g) - top)
-        acc += weight[:, None] * tl.load(here + i * size + 2 * Q + g[:, None] * DP + d[None, :])
+    for i in tl.static_range(MOST):  # unrolled, so that all loads are under way at once
+        used = (g < GROUP) & (i < splits)
+        weight = tl.exp(tl.load(here + i * size + g, mask=used, other=float("-inf")) - top)
+        part_ = tl.load(here + i * size + 2 * Q + g[:, None] * DP + d[None, :], mask=used[:, None], other=0.0)
+        acc += weight[:, None] * part_
     live = (g < GROUP)[:, None] & (d < D)[None, :]
     y = (acc / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + row * HEADS * D + (h * GROUP + g)[:, None] * D + d[None, :], y, mask=live)

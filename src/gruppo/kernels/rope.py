@@ -34,25 +34,28 @@ class _Turn(torch.autograd.Function):
 
 
 def _turned(x_XHd: Tensor, cos_X1d: Tensor, sin_X1d: Tensor, sign: float) -> Tensor:
-    x_XHd = x_XHd.contiguous()
     rows, heads, dim = x_XHd.shape
-    out = torch.empty_like(x_XHd)
+    if x_XHd.stride()[1:] != (dim, 1):  # rows may be apart, as those of the first heads of more
+        x_XHd = x_XHd.contiguous()
+    out = x_XHd.new_empty(rows, heads, dim)
     size = power_of_two(dim)
     each = max(min(power_of_two(heads), 1024 // size), 1)
-    _turn[(rows, -(-heads // each))](x_XHd, cos_X1d, sin_X1d, out, sign, heads, dim, size, each, num_warps=4)
+    given = (x_XHd, cos_X1d, sin_X1d, out, sign, x_XHd.stride(0))
+    _turn[(rows, -(-heads // each))](*given, heads, dim, size, each, num_warps=4)
     return out
 
 
 @jit
 def _turn(
-    x, cos, sin, out, sign, HEADS: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, EACH: tl.constexpr
+    x, cos, sin, out, sign, stride, HEADS: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, EACH: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     h, d = tl.program_id(1) * EACH + tl.arange(0, EACH), tl.arange(0, SIZE)
     inside = (h < HEADS)[:, None] & (d < D)[None, :]
-    base = row * HEADS * D + h[:, None] * D
+    base = row * stride + h[:, None] * D
     c = tl.load(cos + row * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
     s = tl.load(sin + row * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :] * sign
     here = tl.load(x + base + d[None, :], mask=inside, other=0.0).to(tl.float32)
     there = tl.load(x + base + ((d + D // 2) % D)[None, :], mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + base + d[None, :], (here * c + there * s).to(out.dtype.element_ty), mask=inside)
+    place = out + row * HEADS * D + h[:, None] * D + d[None, :]
+    tl.store(place, (here * c + there * s).to(out.dtype.element_ty), mask=inside)
