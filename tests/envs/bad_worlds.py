@@ -56,6 +56,28 @@ class RaisesOften(Good):
         raise KeyError(action)
 
 
+class RaisesInReset(Good):
+    def reset(self, task: Task) -> Seen:
+        return Seen(str(task.meta["map"]))
+
+
+class RaisesInGold(Good):
+    def gold(self) -> str:
+        raise RuntimeError("no way")
+
+
+class Endless(Good):
+    """Nothing ends it but the winning word, which nobody says."""
+
+    can = frozenset({"actions"})
+
+    def step(self, action: str) -> Seen:
+        return Seen("go on", state="0")
+
+    def actions(self) -> list[str]:
+        return ["wait"]
+
+
 class Hangs(Good):
     def step(self, action: str) -> Seen:
         time.sleep(60)

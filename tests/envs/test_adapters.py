@@ -21,9 +21,17 @@ def needs(module: str, java: bool = False):
 
 
 gymnasium, textarena, textworld = needs("gymnasium"), needs("textarena"), needs("textworld_express", java=True)
+minigrid, open_spiel, scienceworld = needs("minigrid"), needs("pyspiel"), needs("scienceworld", java=True)
 CHECKED = [
     pytest.param("env:gymnasium/FrozenLake-v1", marks=gymnasium),
     pytest.param("env:gymnasium/CartPole-v1", marks=gymnasium),
+    pytest.param("env:minigrid/BabyAI-GoToRedBall-v0", marks=minigrid),
+    pytest.param("env:minigrid/MiniGrid-DoorKey-5x5-v0", marks=minigrid),
+    pytest.param("env:minigrid/MiniGrid-Dynamic-Obstacles-5x5-v0?turns=30", marks=minigrid),
+    pytest.param("env:open_spiel/kuhn_poker", marks=open_spiel),
+    pytest.param("env:open_spiel/hanabi", marks=open_spiel),
+    pytest.param("env:open_spiel/matrix_rps", marks=open_spiel),
+    pytest.param("env:open_spiel/2048?turns=30", marks=open_spiel),
     pytest.param("env:textarena/TicTacToe-v0", marks=textarena),
     pytest.param("env:textarena/KuhnPoker-v0", marks=textarena),
     pytest.param("env:textarena/GuessTheNumber-v0", marks=textarena),
@@ -58,6 +66,133 @@ def test_gymnasium_is_refused_where_it_cannot_be_text() -> None:
         env_class("env:gymnasium/Pendulum-v1")()
     with pytest.raises(ValueError, match="cannot be made"):
         env_class("env:gymnasium/FrozenLake-v1?colour=red")()
+
+
+# ---- minigrid
+
+
+@minigrid
+@pytest.mark.parametrize("level", ["GoToRedBall", "UnlockPickup", "PutNextLocal"])
+def test_minigrid_is_won_by_the_bot(level: str) -> None:
+    tasks = load_task(f"env:minigrid/BabyAI-{level}-v0")
+    env = make_env(tasks.env)
+    for i in range(3):
+        seen = env.reset(tasks.train[i])
+        while not seen.done:
+            seen = env.step(env.gold())
+        assert 0 < seen.rewards["task"] <= 1 and not seen.truncated
+    env.close()
+
+
+@minigrid
+def test_minigrid_says_what_lies_where() -> None:
+    """An empty room of 3 x 3, the goal in the corner: two steps forward and two to the right of the start."""
+    tasks = load_task("env:minigrid/MiniGrid-Empty-5x5-v0")
+    env = env_class(tasks.env)()
+    seen = env.reset(tasks.train[0])
+    assert (
+        seen.text.splitlines()[1] == "you see a goal 2 forward 2 right, a wall 3 forward, a wall 1 left, a wall 3 right"
+    )
+    assert seen.text.endswith("you carry nothing\nactions: left, right, forward, pickup, drop, toggle, done")
+    before = seen.state
+    assert env.step("fly").valid is False and env.look().state == before
+    assert env.step("right").state != before and "you see a goal 2 forward 2 left" in env.look().text
+    assert env.step("left").state == before  # states recur
+    for way in ("forward", "forward", "right", "forward", "forward"):
+        seen = env.step(way)
+    assert seen.done and seen.rewards["task"] > 0.9 and env.can == {"actions"}
+
+
+@minigrid
+def test_minigrid_says_what_is_carried_and_how_doors_are() -> None:
+    tasks = load_task("env:minigrid/BabyAI-UnlockPickup-v0")
+    env = env_class(tasks.env)()
+    seen, said = env.reset(tasks.train[0]), list[str]()
+    while not seen.done:
+        seen = env.step(env.gold())
+        said.append(seen.text)
+    assert any("locked" in text for text in said) and any("you carry a " in text for text in said)
+    with pytest.raises(ValueError, match="Did you mean 'BabyAI-GoToRedBall-v0'"):
+        env_class("env:minigrid/BabyAI-GoToRedBal-v0")()
+    with pytest.raises(ValueError, match="cannot be made with"):
+        env_class("env:minigrid/MiniGrid-Empty-5x5-v0?colour=red")()
+
+
+# ---- open_spiel
+
+
+@open_spiel
+def test_open_spiel_is_won_by_a_line() -> None:
+    tasks = load_task("env:open_spiel/tic_tac_toe")
+    env = make_env(tasks.env)
+    seen: Seen = env.reset(tasks.train[0])
+    assert env.seats == ("player0", "player1") and seen.text.startswith("...\n...\n...\nactions: x 0 0, x 0 1")
+    for cell in ("x 0 0", "o(1,0)", "X 0 1", "o 1 1"):
+        agent, seen = seen.agent, env.step(cell)
+        assert seen.agent != agent and seen.valid
+    assert not env.step("x 0 0").valid and env.look().agent == "player0"
+    assert env.step("x 0 2").outcomes == {"player0": 1.0, "player1": -1.0}
+    env.close()
+
+
+@open_spiel
+def test_open_spiel_draws_all_hands_and_a_second_illegal_action_loses() -> None:
+    tasks, hands = load_task("env:open_spiel/kuhn_poker"), set[tuple[str, str]]()
+    env = env_class(tasks.env)()
+    for i in range(60):
+        first = env.reset(tasks.train[i])
+        hands.add((first.state, env.step("bet").state))
+    assert len(hands) == 6  # a deal of two out of three cards
+    env.reset(tasks.train[0])
+    env.step("fly")
+    seen = env.step("")
+    assert seen.done and not seen.valid and seen.outcomes == {"player0": -2.0, "player1": 2.0}
+
+
+@open_spiel
+def test_open_spiel_refuses_what_it_cannot_play_again() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'kuhn_poker'"):
+        env_class("env:open_spiel/kuhn_pokr")()
+    with pytest.raises(ValueError, match=r"cannot be made with \{'colour': 1\}"):
+        env_class("env:open_spiel/kuhn_poker?colour=1")()
+    assert env_class("env:open_spiel/kuhn_poker?players=3")().seats == ("player0", "player1", "player2")
+
+
+@open_spiel
+def test_simultaneous_moves_are_not_seen_by_the_other() -> None:
+    tasks = load_task("env:open_spiel/matrix_rps")
+    env = env_class(tasks.env)()
+    seen = {move: (env.reset(tasks.train[0]), env.step(move))[1] for move in ("rock", "paper")}
+    assert seen["rock"] == seen["paper"] and seen["rock"].agent == "player1"
+    assert env.step("scissors").outcomes == {"player0": -1.0, "player1": 1.0}
+
+
+# ---- scienceworld
+
+
+def test_lists_of_scienceworld_are_sorted() -> None:
+    from gruppo.envs.adapters.scienceworld import in_order
+
+    assert in_order("You see:\n\tb\n\ta\nAlso:\n\td\n\tc\n") == "You see:\n\ta\n\tb\nAlso:\n\tc\n\td"
+
+
+@scienceworld
+@pytest.mark.slow
+def test_scienceworld_is_won_by_its_gold_path_and_is_the_same_again() -> None:
+    name = "env:scienceworld/find-animal?simplifications=easy"
+    tasks, make = load_task(name), env_class(name)
+    for task in (tasks.train[0], tasks.held_out[0]):
+        one, said = make(), list[str]()
+        seen = [one.reset(task)]
+        while not seen[-1].done:
+            said.append(one.gold())
+            seen.append(one.step(said[-1]))
+        assert seen[-1].rewards == {"task": 1.0}
+        two = make()
+        assert [two.reset(task), *(two.step(action) for action in said)] == seen
+    assert not make().reset(tasks.train[0]).done and one.step("look").done
+    with pytest.raises(ValueError, match="Did you mean 'find-animal'"):
+        env_class("env:scienceworld/find-animl")()
 
 
 @textarena
@@ -153,5 +288,9 @@ def test_a_missing_library_is_said_with_its_extra(name: str, monkeypatch: pytest
         from gruppo.envs.adapters.textworld_express import server
 
         make = partial(server, 999)  # the server is what needs the library
+    if name == "scienceworld":
+        from gruppo.envs.adapters.scienceworld import server
+
+        make = server.__wrapped__  # not one that was started before
     with pytest.raises(ValueError, match=r"pip install 'gruppo\[envs\]'"):
         make()

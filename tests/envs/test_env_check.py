@@ -11,8 +11,11 @@ from gruppo.envs.checking import checked, tasks_for
 
 FILE = Path(bad_worlds.__file__)
 BAD = [  # the world, the law that it breaks first, and a part of the sentence
-    ("Raises", "hostile", "it raised AttributeError"),
-    ("RaisesOften", "text", "it raised KeyError"),
+    ("Raises", "hostile", "step() raised AttributeError"),
+    ("RaisesOften", "text", "step() raised KeyError"),
+    ("RaisesInReset", "text", "It must build every task that it is given"),
+    ("RaisesInGold", "stable", "leave 'gold' out of `can`"),
+    ("Endless", "ends", "had not ended after 1,000 turns"),
     ("NaN", "rewards", "is nan, which is no finite number"),
     ("NoText", "text", "Seen.text is None and no text"),
     ("Empty", "text", "the agent sees nothing"),
@@ -64,10 +67,17 @@ def test_a_world_that_exits_is_a_sentence() -> None:
 def test_the_command_says_what_is_wrong_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "check", f"{FILE}:Loses"]) == 1
     out = capsys.readouterr().out
-    assert "broken  gold" in out and "does not win" in out and "8 laws hold, 1 broken" in out
+    assert "broken  gold" in out and "does not win" in out and "9 laws hold, 1 broken" in out
     assert main(["env", "check", f"{FILE}:Good"]) == 0
     assert main(["env", "check", "kuhn", "--json"]) == 0
     assert '"gold": null' in capsys.readouterr().out
+
+
+def test_a_cause_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "check", f"{FILE}:RaisesInReset"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("KeyError") == 1 and out.count("the same as under text") == 8
+    assert "An action that means nothing" not in out and "1 law holds, 9 broken; 2 tasks" in out
 
 
 @pytest.mark.parametrize(
@@ -126,3 +136,8 @@ def test_a_person_can_play(capsys: pytest.CaptureFixture[str]) -> None:
 def test_playing_a_world_that_raises_shows_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "play", f"{FILE}:RaisesOften", "--player", "gold"]) == 0
     assert "[invalid, error: raised: KeyError: 'stop']" in capsys.readouterr().out
+
+
+def test_a_world_of_ones_own_is_played_under_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "play", f"{FILE}:Good", "--player", "gold"]) == 0
+    assert capsys.readouterr().out.startswith("Good: ")

@@ -15,6 +15,7 @@ from gruppo.envs.hostile import HOSTILE
         ("line", "go hall", Said("go hall")),
         ("line", "I should look.\n\n go hall \n", Said("go hall", "I should look.")),
         ("line", " \n", Said(void=True)),
+        ("line:explore", "go hall", Said("go hall", tag="explore")),
         ("tags", "<think>hm</think><action>go hall</action>", Said("go hall", "hm", "think")),
         ("tags", "<action> go hall </action>", Said("go hall")),
         ("tags", "go hall", Said(void=True)),
@@ -29,6 +30,11 @@ from gruppo.envs.hostile import HOSTILE
         ),
         ("rlvmr", "<monitor>m</monitor><action>up</action>", Said("up", "m", "monitor")),
         ("tags:plan,look:do", "<look>l</look><do>up</do>", Said("up", "l", "look")),
+        ("words:answer,+", "answer 3", Said("answer 3")),
+        ("words:answer,+", "well\n3 + 4", Said("3 + 4", "well")),
+        ("words:answer,+", "3+4", Said("", "3+4", void=True)),
+        ("words:answer,+", "answer\nthen", Said("", "answer\nthen", void=True)),
+        ("words:answer,+", "", Said(void=True)),
         ("json", 'Well. {"action": "go hall"}', Said("go hall", "Well.")),
         ("json", '{"name": "go", "arguments": {"room": "hall"}}', Said("go hall")),
         ("json", '{"function": {"name": "open", "arguments": "{\\"n\\": 2}"}}', Said("open 2")),
@@ -68,3 +74,9 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="letters"):
         Tags(("a b",))
     assert isinstance(format_of("line"), Line)
+
+
+@pytest.mark.parametrize("name", ["words", "words:", "words:go,", "words:go,a b"])
+def test_words_that_no_line_could_have(name: str) -> None:
+    with pytest.raises(ValueError, match="no line could have them"):
+        format_of(name)

@@ -3,14 +3,18 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gruppo.cli import main, overrides
+from gruppo.data import Source
 from gruppo.data.store import load_episodes
+from gruppo.policies import load_tokenizer
 from gruppo.train.config import RunConfig
+from gruppo.train.doctor import _says
 from gruppo.train.run import Run
 
 SMALL = ("model=tiny-random", "prompts=2", "samples=2", "steps=4", "eval.prompts=2", "eval.every=2", "threads=1")
@@ -65,7 +69,9 @@ def test_metrics_and_episodes_of_turns(capsys: pytest.CaptureFixture[str]) -> No
     assert f"{len(e.turns)} turns" in said and "> " in said
     assert main(["eval", "runs/a", "eval.prompts=3"]) == 0
     said = capsys.readouterr().out
-    assert "on 3 held-out prompts" in said and "turns/recurring" in said
+    assert "on 3 held-out prompts" in said and "turns/recurring" not in said  # no other episode of a group
+    assert main(["eval", "runs/a", "eval.prompts=3", "eval.samples=2"]) == 0
+    assert "turns/recurring" in capsys.readouterr().out
 
 
 def test_calls_of_tools_are_counted_and_paid() -> None:
@@ -124,3 +130,61 @@ class Echo:
     Path("levels.jsonl").write_text("\n".join(lines))
     assert main(["train", *SMALL, "task=./levels.jsonl", "save.name=a"]) == 0
     assert rows("a")[-1]["turns"] == 3 and np.isclose(rows("a")[-1]["reward"], 1)
+
+
+BROKEN = """
+from gruppo.envs import Seen
+
+class Broken:
+    def reset(self, task):
+        RESET
+        return Seen("go", state="begin")
+
+    def step(self, action):
+        raise SystemExit(3)
+"""
+
+
+def test_a_world_that_raises_in_reset_is_refused_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("raises_in_reset.py").write_text(BROKEN.replace("RESET", "raise RuntimeError('no door')"))
+    Path("levels.jsonl").write_text(json.dumps({"env": "./raises_in_reset.py:Broken", "prompt": "go"}) + "\n")
+    assert main(["train", *SMALL, "task=./levels.jsonl"]) == 2
+    said = capsys.readouterr().err
+    assert "levels.jsonl" in said and "line 1" in said and "raised RuntimeError in reset (no door)" in said
+    assert "gruppo env check" in said
+
+
+def test_a_world_that_exits_costs_its_episodes_and_not_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("exits_in_step.py").write_text(BROKEN.replace("RESET", "pass"))
+    lines = [json.dumps({"env": "./exits_in_step.py:Broken", "prompt": f"go {i}"}) for i in range(20)]
+    Path("levels.jsonl").write_text("\n".join(lines))
+    assert main(["train", *SMALL, "task=./levels.jsonl", "save.name=a", "steps=1"]) == 2  # by step zero, in a sentence
+    said = "".join(capsys.readouterr())
+    assert "SystemExit" in said
+
+
+def test_a_model_of_characters_in_a_world_of_words_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """A built-in world is played by tiny-agent unless another model is named; a mixture and an own world are not."""
+    assert main(["train", *SMALL, "model=tiny", "task=household", "steps=1", "save.name=a"]) == 0
+    assert "model=tiny reads single characters" in capsys.readouterr().out
+    assert main(["train", *SMALL, "model=tiny-agent", "task=household", "steps=1", "save.name=b"]) == 0
+    assert "single characters" not in capsys.readouterr().out
+
+
+def test_settings_of_the_model_do_not_name_another_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """A built-in world is played by tiny-agent also on another device or with another adapter."""
+    for given, wanted in [
+        (("task=household", "model.device=cpu"), "tiny-agent"),
+        (("task=household", "model=tiny", "model.device=cpu"), "tiny"),
+        (("task=household", "model.name=tiny"), "tiny"),
+        (("task=addition", "model.device=cpu"), "tiny"),
+    ]:
+        assert overrides.apply(RunConfig(), given).model.name == wanted
+
+
+def test_episodes_in_which_nothing_was_said_pass_step_zero() -> None:
+    """Their turns have no texts, and the text of the episode is still the dialogue."""
+    turns = [SimpleNamespace(text="", state=f"s{i}", sequence=0, start=4 + i, stop=4 + i) for i in range(2)]
+    written = SimpleNamespace(ids=np.arange(6), source=np.full(6, Source.ENV))
+    silent: Any = SimpleNamespace(turns=turns, sequences=[written], text="> \nno\n> \nno")
+    assert _says(load_tokenizer("tiny-agent"), silent)

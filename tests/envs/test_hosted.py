@@ -29,6 +29,8 @@ def test_a_hosted_world_is_the_same_world() -> None:
         assert here.step(here.gold()) == there.step(there.gold())
     assert there.look().rewards == {"task": 1.0} and there.starts == 1
     assert there.step("look").rewards == {} and there.gold() == ""
+    with pytest.raises(ValueError, match=r"household has no snapshot, and nothing else can be copied.*Replayed"):
+        there.snapshot()
     there.close()
 
 

@@ -1,5 +1,7 @@
 """Wrappers: turn limits, retries (ufo's worked numbers), windows, a memory that is edited, games against a player."""
 
+from pathlib import Path
+
 import pytest
 
 from gruppo.envs import make_env
@@ -160,3 +162,17 @@ def test_snapshots_asked_of_a_world_that_has_none_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Bare has no snapshot, and trees branch.*Replayed"):
         need(Bare(), "snapshot", "trees branch from it")
     assert Wrapper(Bare()).can == frozenset()
+    bare = Wrapper(Bare())
+    bare.reset(Task("t", "", "", 1, "t"))
+    with pytest.raises(ValueError, match=r"Bare has no snapshot.*Replayed"):
+        bare.snapshot()
+
+
+def test_a_world_by_name_without_snapshots_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "bare_world.py"
+    path.write_text("class Bare:\n    def reset(self, task): ...\n    def step(self, action): ...\n")
+    for call in (lambda e: e.snapshot(), lambda e: e.restore(None)):
+        with pytest.raises(
+            ValueError, match=r"Bare has no snapshot.*It offers nothing beyond reset and step.*Replayed"
+        ):
+            call(make_env(f"{path}:Bare"))

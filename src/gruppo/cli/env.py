@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gruppo.envs.base import Player, Seen, actions_of, name_of, offers, seats_of
@@ -61,13 +61,15 @@ def check(name: str, args: argparse.Namespace) -> int:
     tasks = tasks_for(name, args.tasks)
     says = {law.name: law.says for law in LAWS}
     found: dict[str, list[str] | None] = {}
+    told: dict[str, str] = {}
     for law, wrong in checked(name, tasks, args.seconds or 30.0):
         found[law] = wrong
         if not args.json:
             word = "none" if wrong is None else "broken" if wrong else "ok"
             print(f"{word:<6}  {law:<11}  {says[law]}", flush=True)
             for sentence in wrong or ():
-                print(f"        {sentence}")
+                print(f"        {told_once(sentence, told)}")
+                told.setdefault(sentence, law)
     broken = [law for law, wrong in found.items() if wrong]
     if args.json:
         print(json.dumps({"env": name, "tasks": len(tasks), "laws": found, "ok": not broken}))
@@ -75,8 +77,17 @@ def check(name: str, args: argparse.Namespace) -> int:
         held = sum(wrong == [] for wrong in found.values())
         left = len(LAWS) - held - len(broken)
         rest = f"; {left} not checked" if left else ""
-        print(f"{name}: {held} laws hold, {len(broken)} broken{rest}; {len(tasks)} tasks")
+        hold, many = "law holds" if held == 1 else "laws hold", "task" if len(tasks) == 1 else "tasks"
+        print(f"{name}: {held} {hold}, {len(broken)} broken{rest}; {len(tasks)} {many}")
     return 1 if broken else 0
+
+
+def told_once(sentence: str, told: Mapping[str, str]) -> str:
+    """What is wrong; where it was said under another law, only that. `told` has the law of each sentence."""
+    for before, law in told.items():
+        if before in sentence:
+            return sentence.replace(before, f"the same as under {law}")
+    return sentence
 
 
 def play(name: str, args: argparse.Namespace) -> int:

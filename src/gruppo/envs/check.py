@@ -5,11 +5,13 @@ in a process that can be killed, so that an environment that hangs is a sentence
 """
 
 import math
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from gruppo.envs import base
 from gruppo.envs.base import WORDS, Seen, actions_of, offers, seats_of
 from gruppo.envs.hostile import HOSTILE
 from gruppo.tasks.base import Task
@@ -17,6 +19,9 @@ from gruppo.tasks.numbering import hash64
 
 TURNS = 60  # of a random episode
 SEEDS = 3  # random episodes for each task
+LONGEST = 1_000  # turns after which an episode is said not to end
+PATIENCE = 5.0  # seconds that are spent on looking for an end
+OURS = (__file__, base.__file__)  # between a law and the environment
 Make = Callable[[], Any]
 
 
@@ -50,12 +55,26 @@ def holds(law: Law, make: Make, tasks: Sequence[Task]) -> list[str] | None:
 
 
 def raised(error: Exception) -> str:
-    """An error of the environment with the line that raised it."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    """An error of the environment with the call and the line that raised it, and what that call must do instead."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in OURS]
     at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    call = frames[0].name if frames else ""
     said = "".join(traceback.format_exception_only(error)).strip()
-    remedy = "An action that means nothing is Seen(valid=False); a failure is Seen(error=…, done=True)."
-    return f"it raised {said}{at}. {remedy}"
+    return f"{f'{call}()' if call in REMEDIES else 'it'} raised {said}{at}. {REMEDIES.get(call, REMEDIES['step'])}"
+
+
+REMEDIES = {
+    "reset": (
+        "It must build every task that it is given. Without --tasks FILE or a static tasks() of the class, tasks are "
+        "empty: give it such as it needs."
+    ),
+    "step": "An action that means nothing is Seen(valid=False); a failure is Seen(error=…, done=True).",
+    "gold": "Give an action, or an empty text where there is none; or leave 'gold' out of `can`.",
+    "actions": "Give a list of texts, or an empty one; or leave 'actions' out of `can`.",
+    "snapshot": "Copy what a step changes; or leave 'snapshot' out of `can`.",
+    "restore": "Put back what snapshot() gave, also into another one; or leave 'snapshot' out of `can`.",
+    "look": "Return what was seen last.",
+}
 
 
 def sound(seen: Any) -> Seen:
@@ -137,7 +156,7 @@ def deterministic(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
                     f"the same actions on task {task.uid!r} gave another {differs} at turn {i}. Take chance from a key "
                     "(gruppo.envs.world.Draws), not from a generator or a clock, and begin anew in reset."
                 )
-                break
+                return
 
 
 def stable(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
@@ -274,6 +293,23 @@ def endures(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
                 env.reset(task)
 
 
+def comes_to_an_end(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
+    """As far as its patience goes: of a slow world, no more than some turns are played."""
+    until = time.monotonic() + PATIENCE
+    for task, key in [(task, hash64("end", task.uid)) for task in tasks]:
+        env, turns = make(), 0
+        seen = sound(env.reset(task))
+        while not seen.done and turns < LONGEST and time.monotonic() < until:
+            seen, turns = sound(env.step(acts(env, seen, hash64(key, turns)))), turns + 1
+        if not seen.done and turns == LONGEST:
+            yield (
+                f"task {task.uid!r} had not ended after {LONGEST:,} turns, so an episode goes on until the model's "
+                "context is full. Count turns, and end with Seen(done=True, truncated=True, rewards={'task': 0.0}); or "
+                "name a function that returns gruppo.envs.wrappers.TurnLimit(World(), turns=30)."
+            )
+            return
+
+
 def takes_turns(make: Make, tasks: Sequence[Task]) -> Iterator[str]:
     seats = seats_of(make())
     acted: set[str] = set()
@@ -298,6 +334,7 @@ LAWS = (
     Law("text", "everything seen is a Seen with text, and its agents have seats", says_text),
     Law("can", "what `can` names is there", can_do),
     Law("rewards", "rewards are finite, and the end is judged", pays),
+    Law("ends", "an episode comes to its end", comes_to_an_end),
     Law("determinism", "the same task and actions give the same", deterministic),
     Law("stable", "looking changes nothing", stable),
     Law("snapshot", "a snapshot equals a replay", copies, "snapshot"),

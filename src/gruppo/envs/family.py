@@ -46,8 +46,10 @@ class WorldFamily(Family):
                 )
             wanted = bool if name == "slippery" else int
             if type(value) is not wanted or (wanted is int and value < 1):
+                kind, such = ("neither true nor false", "true") if wanted is bool else ("no whole number >= 1", "12")
                 raise ValueError(
-                    f"task.options.{name}={value!r} is not {'true or false' if wanted is bool else '1 or more'}."
+                    f"task.options.{name}={value!r} is {kind}, so no task can be made with it. Write for "
+                    f"example task.options.{name}={such}."
                 )
         own = dict(options)
         return replace(self, options=own, make=lambda level, rank, pick: _made(self, level, rank, own))
@@ -65,7 +67,11 @@ def family(name: str) -> WorldFamily:
 
 @cache
 def _family(name: str) -> WorldFamily:
-    world: type[World[Any]] = env_class(name)
+    return of_world(env_class(name), name)
+
+
+def of_world(world: type[World[Any]], name: str) -> WorldFamily:
+    """The tasks of a world, by its levels."""
     made = WorldFamily(
         name=name,
         count=lambda level: world.count(level) or DRAWN,

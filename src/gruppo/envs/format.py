@@ -1,8 +1,9 @@
 """How a turn is read: what the agent thought, the kind of thought, and its action.
 
-    line    the action is the last line; what stands before it is thought
+    line    the action is the last line; what stands before it is thought; `line:explore` gives every turn this tag
     tags    <think>…</think><action>…</action>, with names of your own, such as those of rlvmr
     json    the last JSON object that names an action: {"action": "go hall"}, or a call of a tool
+    words   as line, if the line has one of the words that every action has: words:answer,+,-,*
 
 Nothing here raises for a text. A turn without any action is `void`; one whose action cannot be taken as it stands
 (a tag left open, two actions, broken JSON) is `invalid`, and its action is empty.
@@ -41,11 +42,30 @@ Format = Callable[[str], Said]
 
 @dataclass(frozen=True)
 class Line:
-    """The last line that is not empty."""
+    """The last line that is not empty. Every turn has the same `tag`, for a policy that names no kinds of thought."""
+
+    tag: str = ""
+
+    expects = "a line of text"
 
     def __call__(self, text: str) -> Said:
         lines = [line.strip() for line in _text(text).splitlines() if line.strip()]
-        return Said(lines[-1], "\n".join(lines[:-1])) if lines else Said(void=True)
+        return Said(lines[-1], "\n".join(lines[:-1]), self.tag) if lines else Said(tag=self.tag, void=True)
+
+
+@dataclass(frozen=True)
+class Words:
+    """The last line that is not empty, if one of these words is in it; a line without any of them is no action."""
+
+    words: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.words or any(len(word.split()) != 1 for word in self.words):
+            raise ValueError(f"words {', '.join(self.words)!r}: no line could have them. Use one word or more.")
+
+    def __call__(self, text: str) -> Said:
+        said = Line()(text)
+        return said if set(said.action.split()) & set(self.words) else Said(thought=_text(text).strip(), void=True)
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,10 @@ class Tags:
                 raise ValueError(f"tag {name!r}: <{name}> could not be told from text. Use letters, digits and _.")
         if self.action in self.thoughts:
             raise ValueError(f"tag {self.action!r} is thought and action at once. Use two names.")
+
+    @property
+    def expects(self) -> str:
+        return f"<{self.action}>…</{self.action}>"
 
     def __call__(self, text: str) -> Said:
         text = _text(text)
@@ -81,6 +105,8 @@ class Call:
     The action of a call is the name and the values of its arguments, as in `go hall`.
     """
 
+    expects = 'a JSON object with an action, such as {"action": "look"}'
+
     def __call__(self, text: str) -> Said:
         text = _text(text)
         found, broken = _objects(text)
@@ -95,15 +121,20 @@ FORMATS: dict[str, Format] = {"line": Line(), "tags": Tags(), "rlvmr": Tags(RLVM
 
 
 def format_of(name: str) -> Format:
-    """A format by name; `tags:plan,explore:act` names the tags of the thoughts and of the action."""
+    """A format by name; `tags:plan,explore:act` names the tags of the thoughts and of the action, `line:explore` the
+    tag of every turn, `words:go,put` words."""
     kind, _, rest = name.partition(":")
+    if kind == "line" and rest.isidentifier():
+        return Line(rest)
+    if kind == "words":
+        return Words(tuple(rest.split(",")) if rest else ())
     if kind == "tags" and rest:
         thoughts, _, action = rest.partition(":")
         return Tags(tuple(t for t in thoughts.split(",") if t), action or "action")
     if name not in FORMATS:
         raise ValueError(
-            f"format={name!r}: no such format.{nearest(name, FORMATS)} Formats: {', '.join(FORMATS)}, or "
-            "tags:THOUGHT,THOUGHT:ACTION with names of your own."
+            f"format={name!r}: no such format.{nearest(name, FORMATS)} Formats: {', '.join(FORMATS)}, "
+            "line:TAG, tags:THOUGHT,THOUGHT:ACTION with names of your own, or words:WORD,WORD."
         )
     return FORMATS[name]
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gruppo.envs.alarm import Late, within
 from gruppo.envs.base import POLICY, Called, Seen
 from gruppo.envs.wrappers import Wrapper
 from gruppo.tasks.base import Task
@@ -36,18 +37,39 @@ def sane(seen: Any) -> Seen:
 
 
 class Guarded(Wrapper):
-    """An environment that never raises: what goes wrong inside is the error of its episode."""
+    """An environment that never raises: what goes wrong inside is the error of its episode.
+
+    seconds  of a call, after which it is given up; 0: no limit
+    say      is told at once, since other episodes may hang, too
+    """
+
+    def __init__(self, env: Any, seconds: float = 0.0, say: Callable[[str], None] = print) -> None:
+        super().__init__(env)
+        self.seconds, self.say, self.late = seconds, say, False
 
     def reset(self, task: Task) -> Seen:
         self.task = task
-        self.seen = self._tried(lambda: self.env.reset(task))
+        self.seen = self._tried(lambda: self.env.reset(task), "reset", "")
         return self.seen
 
     def stepped(self, action: str) -> Seen:
-        return self._tried(lambda: self.env.step(action))
+        return self._tried(lambda: self.env.step(action), "step", action)
 
-    def _tried(self, call: Callable[[], Any]) -> Seen:
+    def _tried(self, call: Callable[[], Any], what: str, action: Any) -> Seen:
         try:
-            return sane(call())
-        except Exception as error:
+            return sane(within(self.seconds, call, lambda: self._hangs(what, action, "It is waited for")))
+        except Late:
+            self.late = True  # in the middle of something: it is not to be played again
+            return failed(TIMEOUT, f"no answer to {self._hangs(what, action, 'Its episode is left out')}")
+        except (Exception, SystemExit) as error:  # a world that exits does not end the run
             return failed(RAISED, f"{type(error).__name__}: {error}")
+
+    def _hangs(self, call: str, action: Any, then: str) -> str:
+        """Says so, and returns to what there was no answer."""
+        what = f"{call}({str(action)[:60]!r})" if call == "step" else call
+        said = f"{what} in {self.seconds:g} s, in task {self.task.uid!r}"
+        self.say(
+            f"warning: {self.name} gave no answer to {said}. {then}. If it is only slow, allow more with "
+            f"task.seconds={6 * self.seconds:g}; Ctrl-C twice stops the run at once."
+        )
+        return said

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from gruppo.envs.base import POLICY, Called, Seen
+from gruppo.envs.base import POLICY, Called, Seen, need
 from gruppo.envs.guard import BROKEN, ENDED, RAISED, TIMEOUT, failed, sane
 from gruppo.tasks.base import Task
 from gruppo.tasks.channel import INSIDE, Channel, Died, Hung
@@ -92,6 +92,12 @@ class Hosted:
 
     def actions(self) -> list[str]:
         return list(self._asked("actions")) if not self.seen.done else []
+
+    def snapshot(self) -> Any:
+        need(self, "snapshot", "nothing else can be copied out of its process")
+
+    def restore(self, snapshot: Any) -> Any:
+        self.snapshot()
 
     def _seen(self, call: str, argument: Any) -> Seen:
         kind, content = self._ask(call, argument)

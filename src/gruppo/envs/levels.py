@@ -12,6 +12,7 @@ from functools import cache
 from hashlib import blake2b
 from typing import Any
 
+from gruppo.envs.alarm import Late, limit_of, within
 from gruppo.envs.family import TEXT_TOKENS, TOKENS, content, task_of
 from gruppo.envs.registry import BUILT_IN, env_class, make_env
 from gruppo.tasks.base import Task, TaskSet, parse_levels
@@ -28,9 +29,9 @@ TURNS = 30  # of a level that does not say
 def task_set(table: Table, held_out: Table | float, settings: TaskConfig, digest: str) -> TaskSet:
     """The set of a file of levels, with a share of them or another file held out."""
     refuse_unused(settings, tuple(name for name in USED if name in ("level", "seed", "train_size", "held_out")))
-    rows = _read(table)
+    rows = _read(table, limit_of(settings))
     if isinstance(held_out, Table):
-        kept = _read(held_out)
+        kept = _read(held_out, limit_of(settings))
         known = {r.prompt_hash for r in kept}
         rest = [r for r in rows if r.prompt_hash not in known]
     else:
@@ -57,11 +58,11 @@ def task_set(table: Table, held_out: Table | float, settings: TaskConfig, digest
     )
 
 
-def _read(table: Table) -> list[Read]:
+def _read(table: Table, seconds: float) -> list[Read]:
     found: dict[str, Read] = {}
     for i, row in enumerate(table.rows):
         try:
-            task = _task(table.name, dict(row))
+            task = _task(table.name, dict(row), seconds)
         except ValueError as error:
             raise ValueError(f"{table.where(i)}: {error} Correct the row or remove it.") from None
         same = blake2b(f"{task.meta['env']} {content(task.meta['facts'])} {task.prompt}".encode(), digest_size=16)
@@ -69,7 +70,7 @@ def _read(table: Table) -> list[Read]:
     return list(found.values())
 
 
-def _task(source: str, row: dict[str, Any]) -> Task:
+def _task(source: str, row: dict[str, Any], seconds: float) -> Task:
     name, level, prompt = row.pop("env", None), row.pop("level", 1), row.pop("prompt", "")
     if not isinstance(name, str) or not isinstance(prompt, str) or not isinstance(level, int) or level is True:
         raise ValueError(f"env={name!r}, level={level!r}, prompt={prompt!r}: give two texts and a whole number.")
@@ -84,7 +85,19 @@ def _task(source: str, row: dict[str, Any]) -> Task:
         raise ValueError(f"it has no prompt, and {name} cannot make one. Add the field prompt.")
     uid = hash64("uid", name, content(row), prompt)
     task = Task(f"{source}/{level}/{uid:016x}", prompt, "", level, source, meta={"env": name, "facts": row})
-    _world(name).reset(task)
+    world = _world(name)
+    try:
+        within(0.0 if name.startswith("env:") else seconds, lambda: world.reset(task), lambda: None)
+    except Late:
+        raise ValueError(
+            f"{name} gave no answer to reset in {seconds:g} s, so it cannot be played. gruppo env check {name} says "
+            f"more; if it is only slow, allow more with task.seconds={6 * seconds:g}."
+        ) from None
+    except Exception as error:
+        raise ValueError(
+            f"{name} raised {type(error).__name__} in reset ({error}), so it cannot be played. gruppo env check {name} "
+            "says where."
+        ) from error
     return task
 
 

@@ -1,9 +1,11 @@
 """Environments by name: built in, `env:LIBRARY/ID`, `package.module:Class`, or `./file.py:Class`."""
 
 import inspect
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from gruppo.envs.base import need
 from gruppo.tasks.imports import is_path, load_object, nearest, split_path
 
 BUILT_IN = {
@@ -60,4 +62,11 @@ def made(name: str) -> Any:
 
 def make_env(name: str) -> Any:
     """A new environment by name or import path. Those of other libraries get a process that can be killed."""
-    return import_module("gruppo.envs.hosted").Hosted(name) if name.startswith("env:") else made(name)
+    if name.startswith("env:"):
+        return import_module("gruppo.envs.hosted").Hosted(name)
+    env = made(name)
+    for call in ("snapshot", "restore"):
+        if not hasattr(env, call):
+            with suppress(AttributeError, TypeError):  # a class that takes no attributes says it in Python's words
+                setattr(env, call, lambda *_, call=call: need(env, "snapshot", f"{call} was asked for"))
+    return env

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gruppo.envs.base import Seen
+from gruppo.envs.base import Seen, name_of
 from gruppo.tasks.base import Task
 
 
@@ -14,6 +14,10 @@ class Replayed:
         self.can = frozenset({*getattr(env, "can", ()), "snapshot"})
         self._task: Task | None = None
         self._actions: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return name_of(self.env)
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # not made yet: a copy asks for it

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gruppo.envs.base import POLICY, Player, Seen, seats_of
+from gruppo.envs.base import POLICY, Player, Seen, name_of, need, seats_of
 from gruppo.tasks.base import Task
 from gruppo.tasks.imports import nearest
 from gruppo.tasks.numbering import hash64
@@ -23,6 +23,10 @@ class Wrapper:
     def __init__(self, env: Any) -> None:
         self.env = env
         self.can = frozenset(getattr(env, "can", ()))
+
+    @property
+    def name(self) -> str:
+        return name_of(self.env)
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # not made yet: a copy asks for it
@@ -44,6 +48,8 @@ class Wrapper:
         return self.seen
 
     def snapshot(self) -> Any:
+        if not hasattr(self.env, "snapshot"):
+            need(self.env, "snapshot", "one was asked for")
         return self.env.snapshot(), self.task, self.seen, self.own()
 
     def restore(self, snapshot: Any) -> Seen:
@@ -68,14 +74,10 @@ class Wrapper:
         """Undoes `own`."""
 
 
-class TurnLimit(Wrapper):
-    """At most so many turns. Where they run out, a world pays 0 for the task, and a game nothing to every seat."""
+class Counting(Wrapper):
+    """Counts the steps of an episode."""
 
-    def __init__(self, env: Any, turns: int) -> None:
-        super().__init__(env)
-        if turns < 1:
-            raise ValueError(f"turns={turns}: no action could be taken. Use at least 1.")
-        self.turns, self.count = turns, 0
+    count = 0
 
     def begun(self, seen: Seen) -> Seen:
         self.count = 0
@@ -83,14 +85,27 @@ class TurnLimit(Wrapper):
 
     def stepped(self, action: str) -> Seen:
         self.count += 1
-        seen = self.env.step(action)
-        return seen if seen.done or self.count < self.turns else cut(self.env, seen)
+        return self.env.step(action)
 
     def own(self) -> int:
         return self.count
 
     def put_back(self, own: int) -> None:
         self.count = own
+
+
+class TurnLimit(Counting):
+    """At most so many turns. Where they run out, a world pays 0 for the task, and a game nothing to every seat."""
+
+    def __init__(self, env: Any, turns: int) -> None:
+        super().__init__(env)
+        if turns < 1:
+            raise ValueError(f"turns={turns}: no action could be taken. Use at least 1.")
+        self.turns = turns
+
+    def stepped(self, action: str) -> Seen:
+        seen = super().stepped(action)
+        return seen if seen.done or self.count < self.turns else cut(self.env, seen)
 
 
 def cut(env: Any, seen: Seen) -> Seen:

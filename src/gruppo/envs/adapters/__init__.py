@@ -1,4 +1,4 @@
-"""Environments of other libraries: `env:gymnasium/ID`, `env:textarena/ID`, `env:textworld-express/ID`.
+"""Environments of other libraries: `env:gymnasium/ID`, `env:minigrid/ID`, `env:open_spiel/ID`, and more (`ADAPTERS`).
 
 Each is played in a process of its own, which can be killed (`hosted.py`). Options follow the id, as in
 `env:gymnasium/FrozenLake-v1?is_slippery=false`; `task.options` are written there. One task in five is held out.
@@ -16,6 +16,9 @@ from gruppo.tasks.settings import TaskConfig, plain, refuse_unused
 
 ADAPTERS = {
     "gymnasium": "gruppo.envs.adapters.gymnasium:Gymnasium",
+    "minigrid": "gruppo.envs.adapters.minigrid:MiniGrid",
+    "open_spiel": "gruppo.envs.adapters.open_spiel:OpenSpiel",
+    "scienceworld": "gruppo.envs.adapters.scienceworld:ScienceWorld",
     "textarena": "gruppo.envs.adapters.textarena:TextArena",
     "textworld-express": "gruppo.envs.adapters.textworld_express:TextWorldExpress",
 }

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from gruppo.envs.adapters import facts_of
+from gruppo.envs.adapters.java import OneGame, next_of
 from gruppo.envs.base import POLICY, Seen
 from gruppo.tasks.base import Task
 from gruppo.tasks.imports import library, nearest
@@ -16,12 +17,12 @@ from gruppo.tasks.imports import library, nearest
 LONGEST = 200  # characters of an action that are passed on
 
 
-class Server:
-    """The Java server, and whose game is on it."""
+class Server(OneGame):
+    """The Java server, and the game that is loaded."""
 
     def __init__(self, java: Any) -> None:
-        self.java, self.loaded = java, ("", "")
-        self.owner: Any = None
+        super().__init__(java)
+        self.loaded = ("", "")
 
     def load(self, game: str, parameters: str) -> None:
         if self.loaded != (game, parameters):
@@ -67,10 +68,7 @@ class TextWorldExpress:
     def step(self, action: str) -> Seen:
         if self.seen.done:
             return Seen(self.seen.text, state=self.seen.state, valid=False, done=True)
-        if self._server.owner is not self:
-            self._begin()
-            for earlier in self._said:
-                self._server.java.step(earlier)
+        self._server.regained(self, self._begin, self._said)
         valid = isinstance(action, str) and action in self._valid
         said = action if valid else "look around"  # what the game does not know must not reach it
         self._said.append(said)
@@ -94,8 +92,7 @@ class TextWorldExpress:
 
     def gold(self) -> str:
         """The next action of the game's gold path; empty for who has left it."""
-        so_far = len(self._said)
-        return self._gold[so_far] if self._gold[:so_far] == self._said and so_far < len(self._gold) else ""
+        return next_of(self._gold, self._said)
 
     def actions(self) -> Sequence[str]:
         return self._valid
