@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gruppo.tasks import Task, load_task
-from gruppo.tasks.claims import early, heavy, near, noisy, outliers, scaled
+from gruppo.tasks.claims import early, heavy, near, noisy, outliers, partly, scaled
 from gruppo.tasks.judge import Judge
 
 TASKS = load_task("mix:addition@2+sorting@1", train_size=2000).train[:]
@@ -59,6 +59,17 @@ def test_a_chain_may_be_left_early() -> None:
     assert not any(early(task, text) for text in ("", str(task.meta["numbers"][0]), f"{totals[1]} x"))
     with pytest.raises(ValueError, match="no totals of 6 numbers"):
         early(task, "1", least=6)
+
+
+def test_a_chain_that_stops_early_is_partly_paid() -> None:
+    task = load_task("chain", level="2").train[0]
+    totals = task.meta["totals"]
+    assert partly(task, f"1 {totals[-1]}") == {"task": 1.0, "early": 0.0}
+    early_ones = [t for t in totals[:-1] if t != totals[-1]]
+    assert early_ones and all(partly(task, f"1 {t}", 0.5) == {"task": 0.0, "early": 0.5} for t in early_ones)
+    assert partly(task, "x") == {"task": 0.0, "early": 0.0}
+    with pytest.raises(ValueError, match="Use task=chain"):
+        partly(TASKS[0], "1")
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -101,3 +101,17 @@ def early(task: Task, text: str, least: int = 2) -> float:
     if task.source != "chain" or not 2 <= least <= len(task.meta["numbers"]):
         raise ValueError(f"{task.uid} has no totals of {least} numbers or more. Use task=chain, and a smaller least.")
     return float(_answer(task, text) in map(str, task.meta["totals"][least - 2 :]))
+
+
+@answered_by(_answer)
+def partly(task: Task, text: str, share: float = 0.6) -> dict[str, float]:
+    """The score of a chain, and as `early` a share of it for an answer that stops at one of its first totals.
+
+    The accuracy is that of the task.
+    """
+    _share("share", share)
+    if task.source != "chain":
+        raise ValueError(f"{task.uid} has no totals, so that nothing is partly right. Use task=chain.")
+    right = float(_scorer(task.source)(task, text))
+    stopped = not right and _answer(task, text) in map(str, task.meta["totals"][:-1])
+    return {"task": right, "early": share * stopped}

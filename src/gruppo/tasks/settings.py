@@ -26,16 +26,14 @@ class TaskConfig(Checked):
     system: str = ""  # system prompt, for models with a chat template
     template: str = ""  # prompt made from the fields of a row: "{question} Answer with a number."
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # for a gym task, or for your make
-    format: str = "line"  # how an action is read in an environment: line, tags, rlvmr, json, tags:THOUGHT,...:ACTION
+    format: str = "line"  # how an action is read in an environment: line, tags, rlvmr, json, tags:T,...:A, words:W,...
     window: int = setting(-1, low=-1)  # turns before the present one that are seen in an environment; -1: all
     agent: str = ""  # your program, which plays the episodes: ./mine.py:agent or a command line (docs/serve.md)
     reward: str = ""  # exact, math, reward_model, llm_judge, ... or ./file.py:function; empty: the task's own
     args: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # arguments of the reward
-    seconds: float = setting(5.0, above=0, high=1e6)  # time limit for judging one answer, or for an agent
+    seconds: float = setting(5.0, above=0, high=1e6)  # limit for judging an answer, an agent, a world's step (10)
     workers: int = setting(0, low=0, high=1024)  # processes that judge answers at once; 0: one per core, at most 8
-    concurrency: int = setting(
-        64, low=1
-    )  # answers that an `async def` reward judges at once in each process, or agents
+    concurrency: int = setting(64, low=1)  # answers that an `async def` reward judges at once in a process, or agents
     call_seconds: float = setting(0.0, low=0, high=1e6)  # time limit for a batched reward's call; 0: seconds per answer
     start_seconds: float = setting(60.0, above=0, high=1e6)  # time limit for loading the reward or the agent
 

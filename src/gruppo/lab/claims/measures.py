@@ -63,8 +63,20 @@ def spent_to(rows: Rows, spent: str, metric: str, value: float) -> float:
     return math.inf
 
 
+def spike(rows: Rows, metric: str) -> float:
+    """The largest value over the median; 1 for a curve that never changes. Steps at 0 (no gradient) are left out."""
+    values = [x for x in _curve(rows, metric) if x > 0]
+    return max(values) / float(np.median(values)) if values else math.nan
+
+
+def apart(rows: Rows, one: str, other: str) -> float:
+    """How far the means of two metrics are apart, |log(one / other)|: 0 if they are equal, 2.3 for a factor of ten."""
+    a, b = mean(rows, one), mean(rows, other)
+    return abs(math.log(a / b)) if a > 0 and b > 0 else math.nan
+
+
 MEASURES: dict[str, Callable[..., float]] = {
-    f.__name__: f for f in (last, mean, best, least, drop, off, steps_to, spent_to)
+    f.__name__: f for f in (last, mean, best, least, drop, off, steps_to, spent_to, spike, apart)
 }
 
 

@@ -160,12 +160,12 @@ def keep_and_weight(method: Method, seed: int) -> str:
         "twice": batch.with_columns(weight_N=2 * batch.weight_N),
     }
     for role in world.learner.trained:
-        if not world.method.objectives[role]:
+        if not world.method.objectives[world.goal(role).named]:
             continue
         stats = world.statistics(batch, role)
         all_slopes = {name: world.slopes(b, stats, role) for name, b in muted.items()}
         slope = {name: torch.cat([g.flatten() for g in s.values()]) for name, s in all_slopes.items()}
-        if role != "policy":
+        if not world.goal(role).writes:
             wholly = not same(slope["keep"], slope["never written"], "")
             if not wholly and same(slope["keep"], slope["plain"], ""):
                 return f"{role}: dropped tokens are neither learned nor left out of the count"

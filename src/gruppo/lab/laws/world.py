@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gruppo.data import Batch, Episode, pack
 from gruppo.data.prefix import WORTH
 from gruppo.engines.native import NativeEngine
+from gruppo.envs.base import POLICY
 from gruppo.lab.laws.episodes import VOCAB, Letters, rewritable, with_notes
 from gruppo.policies import Critic, TinyConfig, TinyTransformer
 from gruppo.stages import Context, Memory, Method, Need, Sampling, Stats
@@ -20,7 +21,8 @@ from gruppo.stages.goal import Goal
 from gruppo.stages.readouts import READOUTS
 from gruppo.stages.select import through_first_door
 from gruppo.stages.walk import Walk, as_needs
-from gruppo.train.forward import serve
+from gruppo.stages.writers import by_writer, cast_of, with_companions
+from gruppo.train.forward import put_into, serve
 from gruppo.train.learner import Learner, OptimConfig
 from gruppo.train.waiting import waited
 
@@ -77,6 +79,7 @@ class World:
     """A method with models, learner and context: episodes in, gradients out."""
 
     def __init__(self, method: Method, seed: int = 0, *, on_policy: bool = False) -> None:
+        method = with_companions(method)
         self.method, self.seed, self.on_policy = method, seed, on_policy
         policy = tiny(seed)
         self.models: dict[str, Any] = {"policy": policy}
@@ -109,14 +112,24 @@ class World:
 
     def read(self, role: str, batch: Batch, needs: Seq[Need]) -> dict[str, Tensor]:
         """What a role says with its weights at the start of the step."""
-        return serve(self.before[role], batch, needs, cast=self.models)
+        return self._read(self.before, role, batch, needs)
+
+    def _read(self, models: Mapping[str, Any], role: str, batch: Batch, needs: Seq[Need]) -> dict[str, Tensor]:
+        """Of every row, what its writer says, or the role beside that writer."""
+        out: dict[str, Tensor] = {}
+        for writer, part in by_writer(self.method, batch):
+            found = serve(cast_of(models, writer)[role], part, needs, cast=cast_of(self.models, writer))
+            if part is batch:
+                return found
+            put_into(out, batch, part, needs, found)
+        return out
 
     def read_now(self, episodes: Seq[Episode], role: str = "policy", readouts: Seq[str | Need] = ("logp",)) -> Batch:
         """ctx.read: what a role says now. What is remembered was learned under other weights."""
         needs = as_needs(role, readouts)
         batch = self.pack(episodes, views=[n.view for n in needs])
         for n in needs:
-            batch = batch.with_columns(**serve(self.models[n.role], batch, [n], cast=self.models))
+            batch = batch.with_columns(**self._read(self.models, n.role, batch, [n]))
         return batch
 
     def pack(self, episodes: Seq[Episode], drawn: Mapping[str, int] | None = None, views: Seq[str] = ()) -> Batch:
@@ -125,8 +138,12 @@ class World:
         return pack(episodes, drawn=lost, views=views, dtype=torch.float64, share=self.share)
 
     def scored(self, episodes: Seq[Episode]) -> list[Episode]:
-        """Copies of the episodes, with notes and with all rewards of single episodes."""
+        """Copies of the episodes, with notes and with all rewards of single episodes; every writer has its part."""
         mine = [rewritable(e) for e in with_notes(self.method, episodes)]
+        agents = (POLICY, *self.method.writers)
+        for e in mine if len(agents) > 1 else ():
+            for turn in e.turns:
+                turn.agent = agents[(e.uid + turn.sequence) % len(agents)]
         return at_once(self.walk.rewarded(self.ctx, mine))
 
     def selected(self, episodes: Seq[Episode]) -> list[Episode]:
