@@ -33,6 +33,7 @@ FOLLOWING = GRPO.but(name="following", cast={"ref": Role(refresh=Ema(tau=0.3))})
 """
 SETTINGS = ("prompts=4", "samples=4", "steps=12", "save.checkpoint_every=3", "eval.prompts=4", "eval.every=4")
 SETTINGS += ("save.episodes_every=4", "save.tensorboard=no", "threads=1", "task.train_size=8")
+HELD = (signal.SIGINT, signal.SIGTERM)
 STOPS = ("kill", "term", "int", "term twice", "int then kill")
 
 
@@ -41,24 +42,30 @@ DEVICES = {"cpu": ("model.device=cpu",), "cuda": ("model.device=cuda", "determin
 
 def begin(*argv: str) -> int:
     """The command line in a fork; its words go to said.txt."""
+    # Held back while Python forks: an interrupt then is dropped, with a traceback that is not the program's.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         return pid
     os.setpgid(0, 0)
     words = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(words, 1)
     os.dup2(words, 2)
-    code = 99
+    code = 130  # if a signal is there before the first line of the program
     try:
         from gruppo.cli import main
 
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+        code = 99
         code = main(list(argv))
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:
         import traceback
 
-        traceback.print_exc()
+        if code != 130:
+            traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -12,10 +12,10 @@ from gruppo.lab.claims.verdict import judge, verdict
 
 ROWS = [
     {"step": 0, "held_out": 0.2},
-    {"step": 1, "sampled": 100.0, "length": 9.0},
-    {"step": 2, "sampled": 150.0, "length": 7.0, "held_out": 0.6},
-    {"step": 3, "sampled": 50.0, "length": 8.0},
-    {"step": 4, "sampled": 60.0, "length": 4.0, "held_out": 0.5},
+    {"step": 1, "sampled": 100.0, "length": 9.0, "norm": 2.0},
+    {"step": 2, "sampled": 150.0, "length": 7.0, "norm": 0.5, "held_out": 0.6},
+    {"step": 3, "sampled": 50.0, "length": 8.0, "norm": 0.5},
+    {"step": 4, "sampled": 60.0, "length": 4.0, "norm": 0.0, "held_out": 0.5},
 ]
 
 
@@ -38,6 +38,12 @@ ROWS = [
         ("spent_to(sampled, held_out, 0.55)", 250.0),
         ("spent_to(sampled, held_out, 0.1)", 0.0),
         ("spent_to(sampled, held_out, 0.9)", math.inf),
+        ("spike(sampled)", 150 / 80),
+        ("spike(length)", 9 / 7.5),
+        ("spike(norm)", 4.0),
+        ("apart(sampled, length)", math.log(90 / 7)),
+        ("apart(length, sampled)", math.log(90 / 7)),
+        ("apart(length, length)", 0.0),
     ],
 )
 def test_numbers_of_a_run(text: str, value: float) -> None:
@@ -45,7 +51,7 @@ def test_numbers_of_a_run(text: str, value: float) -> None:
 
 
 def test_every_measure_is_tried_above() -> None:
-    tried = {"last", "best", "least", "mean", "drop", "off", "steps_to", "spent_to"}
+    tried = {"last", "best", "least", "mean", "drop", "off", "steps_to", "spent_to", "spike", "apart"}
     assert set(MEASURES) == tried
 
 

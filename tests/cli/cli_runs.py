@@ -19,7 +19,8 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert main(list(argv)) == 2
     out, err = capsys.readouterr()
     assert err.startswith("gruppo: ") and "Traceback" not in err and not out
-    assert [p for p in sorted(Path().rglob("*")) if p not in before and p.is_file()] == []
+    left = [p for p in sorted(Path().rglob("*")) if p not in before and p.is_file() and "__pycache__" not in p.parts]
+    assert left == []
     return err
 
 

@@ -36,7 +36,6 @@ def test_the_readme_counts_as_the_board_does() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     assert f"what the papers of {len({c.method for c in claims.values()})} methods say" in text
     assert (
-        f"Of {len(claims)} claims {found['reproduced']} are reproduced, {found['not reproduced']} are not, and "
-        f"{found['inconclusive']} are open" in text
+        f"Of {len(claims)} claims {found['reproduced']} are reproduced, {found['not reproduced']} are not, "
+        f"{found['inconclusive']} are open, and {found['not run']} are not run yet" in text
     )
-    assert not found["not run"]

@@ -27,7 +27,7 @@ def test_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             exec(compile(code, cell, "exec"), names)
 
     asyncio.run(notebook())
-    written = {p.name.rpartition("_")[0] for p in Path("runs/from_python").iterdir()}
+    written = {p.name.rpartition("_")[0] for p in Path("runs/from_python").iterdir() if p.name != "__pycache__"}
     assert written == {"short", "halved", "rows"}
 
 

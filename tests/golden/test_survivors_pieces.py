@@ -137,7 +137,7 @@ class Learner:
     """Notes the episodes of each optimiser step."""
 
     def __init__(self, *trained: str) -> None:
-        self.trained, self.steps = trained, list[tuple[str, list[int]]]()
+        self.trained, self.writers, self.steps = trained, ("policy",), list[tuple[str, list[int]]]()
 
     def step(self, role: str, part: Batch) -> None:
         self.steps.append((role, part.uid_E.tolist()))

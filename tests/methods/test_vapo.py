@@ -130,6 +130,7 @@ def test_an_open_answer_goes_on_from_its_last_value() -> None:
 class Learner:
     def __init__(self, *trained: str) -> None:
         self.trained, self.steps = trained, list[tuple[str, int]]()
+        self.writers = ("policy", "verifier")
 
     def step(self, role: str, part: Batch) -> None:
         self.steps.append((role, len(part.uid_E)))
@@ -138,7 +139,8 @@ class Learner:
 @pytest.mark.parametrize(
     ("step", "trained", "roles"),
     [(0, "policy critic", ["critic"]), (9, "policy critic", ["critic"]), (10, "policy critic", ["policy", "critic"]),
-     (0, "policy", ["policy"])],
+     (0, "policy", ["policy"]), (0, "policy critic verifier", ["critic"]),
+     (0, "policy verifier", ["policy", "verifier"])],
 )  # fmt: skip
 def test_the_critic_first(step: int, trained: str, roles: list[str]) -> None:
     batch = batch_of([answer(i, f"g{i}", 1, 1.0) for i in range(4)])

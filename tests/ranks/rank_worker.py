@@ -14,10 +14,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from gruppo.data import Batch
 from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import far
 from gruppo.lab.laws.world import World
 from gruppo.methods import method
+from gruppo.stages import need
 from gruppo.train.config import EvalConfig, ModelConfig, RunConfig
 from gruppo.train.loop import train_step
 from gruppo.train.ranks import Ranks, ranks
@@ -35,7 +37,7 @@ def distances(names: list[str], few: bool) -> dict[str, float]:
             batch = batch.minibatch(torch.nonzero(batch.learn_E)[:1, 0])
             batch = batch.micro(torch.arange(1)) if batch.size("S") > 1 and "win_P" not in batch.columns else batch
             batch = replace(batch, columns={k: v for k, v in batch.columns.items() if not k.startswith("row_")})
-        found: list[float] = []
+        found: list[float] = [_read(world, batch)]
         for role in world.learner.trained:
             for two_pass in (False, True):
                 world.learner.ranks = Ranks()
@@ -44,6 +46,15 @@ def distances(names: list[str], few: bool) -> dict[str, float]:
                 found.append(far(alone, world.grad(batch, role, two_pass=two_pass)))
         out[name] = max(found)
     return out
+
+
+def _read(world: World, batch: Batch) -> float:
+    """How far what is read together is from what one process reads; every row has its own writer."""
+    both: list[torch.Tensor] = []
+    for together in (Ranks(), ranks()):
+        world.learner.ranks = together
+        both.append(world.learner.read("old", batch, [need("logp", "old")])["logp_old_N"])
+    return far(*both)
 
 
 def trained(name: str, steps: int) -> dict[str, torch.Tensor]:

@@ -32,9 +32,18 @@ def distances(what: str, folder: Path, names: list[str], size: int = 2) -> dict[
     return json.loads((folder / "found.json").read_text())
 
 
+SEVERAL = """
+from gruppo.methods import method
+
+WRITERS = method("drmas").but(name="several", writers={"a": "a", "b": "b"})
+"""
+
+
 def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
-    found = distances("gradients", tmp_path, list(FAST))
-    assert set(found) == set(FAST) and max(found.values()) <= 1e-9, found
+    (tmp_path / "mine.py").write_text(SEVERAL)
+    names = [*FAST, f"{tmp_path}/mine.py:WRITERS"]
+    found = distances("gradients", tmp_path, names)
+    assert set(found) == set(names) and max(found.values()) <= 1e-9, found
 
 
 def test_a_rank_without_sequences_does_not_hang(tmp_path: Path) -> None:

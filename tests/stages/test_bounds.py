@@ -28,7 +28,7 @@ FREE = {
     "kl_limit", "entropy_low", "zero_below", "full_from", "full_to", "zero_above", "target_margin", "clip_low_least",
     "branch_base", "branch_slope", "branch_bar",
     "entropy_coef",  # a negative bonus lowers the entropy
-    "seed",
+    "seed", "shift",
 }  # fmt: skip
 
 

@@ -82,9 +82,9 @@ def test_it_is_kept_and_named() -> None:
 
 
 @pytest.mark.parametrize("name, when, after", [
-    ("save_policy", 1, True),      # step 1: written into a draft, not yet in its place
-    ("save_policy", 2, False),     # step 4: the one before is set aside, and nothing is in its place
-    ("save_policy", 2, True),
+    ("save_writers", 1, True),      # step 1: written into a draft, not yet in its place
+    ("save_writers", 2, False),     # step 4: the one before is set aside, and nothing is in its place
+    ("save_writers", 2, True),
     ("save_checkpoint", 1, False), # step 6: after best/, before the checkpoint
     ("save_checkpoint", 1, True),
 ])  # fmt: skip

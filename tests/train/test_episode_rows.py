@@ -149,7 +149,7 @@ def test_the_line_of_a_game_has_the_returns_of_its_seats(capsys: pytest.CaptureF
     row = {"reward": 0.0, "return/first": 0.25, "return/second": -0.25, "accuracy": 0.0, "kl_ref": 1.0}
     Display("run", 2).update(2, row)
     said = capsys.readouterr().out
-    assert "return/first 0.25  return/second -0.25  accuracy 0 " in said and "reward" not in said
+    assert "return/first 0.25  return/second -0.25  left" in said
     Display("run", 2).update(2, {"reward": 0.5})
     assert "reward 0.5 " in capsys.readouterr().out
 
@@ -161,9 +161,9 @@ def test_the_last_words_on_a_game_are_of_its_seats(tmp_path: Path) -> None:
         for i, x in ((1, 1), (2, 0.5))
     ]
     folder["metrics.jsonl"].write_text("".join(json.dumps(r) + "\n" for r in [*rows, {"step": 3, "reward": 0.0}]))
-    assert seat_words(folder) == ["held-out return first 0.500, second -0.500"]
+    assert seat_words(folder) == "held-out return first 1.000 → 0.500, second -1.000 → -0.500"
     folder["metrics.jsonl"].write_text('{"step": 1, "held_out": 0.5}\n')
-    assert seat_words(folder) == []
+    assert seat_words(folder) == ""
 
 
 def test_samples_are_shown_at_the_first_step_and_then_by_the_clock(

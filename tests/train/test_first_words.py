@@ -42,7 +42,19 @@ def test_a_score_is_not_called_an_accuracy(capsys: pytest.CaptureFixture[str]) -
     ("argv", "says"),
     [
         (("train", "method=./own.py"), "It has: MINE. Write method=./own.py:NAME."),
-        (("eval", "runs/nothing"), "neither a built-in name nor a folder"),
+        (("eval", "runs/nothing"), "runs/nothing: there is no such run or folder, so there is nothing to evaluate"),
+        (("eval", "runs/frist"), "there is no such run or folder (nearest: first)"),
+        (("eval", "runs/begun/policy"), "runs/begun has no policy yet"),
+        (("eval", "nothing"), "neither a built-in name nor a folder"),
+        (("train", "save.every=5"), "(nearest: save.checkpoint_every, save.episodes_every)"),
+        (("train", "task=guess", "task.options.turns=many"), "task.options.turns='many' is no whole number >= 1"),
+        (("train", "method=latr", "method.rollout.lookaheads=4,2"), "write lookaheads=2,4."),
+        (("train", "method=latr", "method.rollout.eta=then({})"), "'then({})' says nothing about any step"),
+        (
+            ("train", "method=latr", "method.rollout.eta=then({})"),
+            "Write then({0: linear(0.0, 1.0, steps=20), 20: 1.0})",
+        ),
+        (("train", "method=spiral", "task=guess"), "guess has one seat"),
         (("tarin",), "there is no command 'tarin'. Did you mean train?"),
         (("train", "--method", "dapo"), "Write method=VALUE."),
         (("train", "run.toml"), "For a run file: --config run.toml."),
@@ -52,9 +64,17 @@ def test_a_score_is_not_called_an_accuracy(capsys: pytest.CaptureFixture[str]) -
 )
 def test_wrong_names(argv: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("own.py").write_text("from gruppo.methods.grpo import GRPO\nMINE = GRPO.but(name='mine')\n")
-    Path("runs").mkdir()
+    for name in ("first", "begun"):
+        Path(f"runs/{name}").mkdir(parents=True)
+    for name in ("config.toml", "environment.json"):
+        Path(f"runs/begun/{name}").write_text("")
     assert gruppo(*argv) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_model_of_worlds_on_sums_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("b", *QUICK, "model=tiny-agent", "task=addition") == 0
+    assert "was never shown a task such as addition" in capsys.readouterr().out
 
 
 def test_an_edited_configuration_of_the_wrong_type(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Ctrl-C once: finish the step, save, say how to go on. Twice: stop at once."""
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from train_runs import (
     train,
     wait_for,
 )
+
+from gruppo.train.stop import Stop
 
 SETTINGS = ("steps=6", "save.checkpoint_every=3", *SLOWLY)
 
@@ -81,3 +84,45 @@ def test_during_the_imports() -> None:
         assert not Path("runs").exists()
     else:  # it came after the imports, or the shell that started the tests ignores it: the run is whole
         assert gruppo("train", "--resume", "runs/c") == 0 and metrics("c")[-1]["step"] == 1
+
+
+class Noisy:
+    """A destructor in which a second signal arrives: Python drops what it raises."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_that_is_lost_in_a_destructor_is_sent_once_more(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), Stop() as stop:
+        signal.raise_signal(signal.SIGINT)
+        noisy = Noisy()
+        del noisy
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            pass
+    assert stop.asked == 2 and "Traceback" not in capsys.readouterr().err
+
+
+def test_an_error_made_of_the_second_interrupt_is_not_called_damage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """safetensors, interrupted in the middle of a file, says that the file cannot be read."""
+    from gruppo.train import trainer
+
+    assert train("b", "steps=2", "save.checkpoint_every=1") == 0
+    Path("runs/b/summary.json").unlink()
+
+    def load(folder: Path) -> None:
+        signal.raise_signal(signal.SIGINT)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError(f"{folder} cannot be read") from None
+
+    monkeypatch.setattr(trainer, "load_checkpoint", load)
+    capsys.readouterr()
+    assert gruppo("train", "--resume", "runs/b") == 130
+    said = capsys.readouterr().err
+    assert "stopped at once. Step 2 is saved: go on with  gruppo train --resume runs/b" in said
+    assert "cannot be read" not in said

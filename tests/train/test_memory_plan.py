@@ -109,11 +109,13 @@ def test_the_plan_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(
         engine=SimpleNamespace(rows=16), optim=SimpleNamespace(micro_tokens=2048), prompts=2, samples=4
     )
-    learner = SimpleNamespace(optimisers={"policy": torch.optim.AdamW(trained)})
+    learner = SimpleNamespace(optimisers={"policy": torch.optim.AdamW(trained)}, writers=("policy",))
     run = SimpleNamespace(config=config, models={"policy": policy}, learner=learner, device=torch.device("cuda"))
     found, numbers = plan_of(run), sum(p.numel() for p in trained)
     assert (found.optimiser, found.gradients, found.free) == (8 * numbers, 4 * numbers, 8 * GIB)
     assert found.kv == 16 * 4 * page_bytes(policy) and found.activations == kept_bytes(SHAPE, 2048, 4, False)
     assert planned(run).startswith("memory of the GPU in GiB: ")
+    learner.writers = ("policy", "verifier")  # each has a pool of its own
+    assert plan_of(run).kv == 2 * 16 * 4 * page_bytes(policy)
     run.device = torch.device("cpu")
     assert planned(run) == ""

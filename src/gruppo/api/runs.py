@@ -10,6 +10,7 @@ from gruppo.train.curves import figure, shown
 from gruppo.train.ended import ended
 from gruppo.train.episodes import episode_rows, flat
 from gruppo.train.folder import RunFolder, read_json
+from gruppo.train.saved import others_in
 
 if TYPE_CHECKING:
     from gruppo.train.evaluate import Evaluation
@@ -48,6 +49,11 @@ class SavedRun:
     def policy(self) -> Path:
         """The folder of the trained policy, for `gruppo.evaluate`, transformers or `gruppo push`."""
         return self._policy("policy", "it is written when the run has come to its end")
+
+    @property
+    def writers(self) -> dict[str, Path]:
+        """{role: folder} of the roles that wrote for agents beside the policy (`method.writers`)."""
+        return others_in(self.folder)
 
     @property
     def best(self) -> Path:

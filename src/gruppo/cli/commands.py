@@ -197,6 +197,7 @@ def _table(m: Method) -> dict[str, Any]:
         "hash": record_hash(m),
         "rooms": {room: to_table(getattr(m, room)) for room in ROOMS},
         "cast": to_table(m.cast),
+        "writers": dict(m.writers),
     }
 
 
@@ -228,7 +229,7 @@ def _show(names: list[str], as_json: bool) -> int:
         print("\nrooms:")
         for room in ROOMS:
             print(f"  {room:<11} {getattr(m, room) or '—'}")
-        others = [f"{name} {'trained' if r.train else 'not trained'}, {_first(r)}" for name, r in _others(m).items()]
+        others = [_told(m, name, role) for name, role in _others(m).items()]
         print(f"\nroles beside the policy: {'; '.join(others) or 'none'}")
         if m.together:
             print(f"rooms that only make sense together: {', '.join(m.together)}")
@@ -242,8 +243,14 @@ def _show(names: list[str], as_json: bool) -> int:
 def _others(m: Method) -> dict[str, Role]:
     """The roles that this method uses, other than the policy."""
     used = {role for _, _, n in m.needs(Context()) for role in (n.role, n.against)}
-    used |= set(m.objectives)
+    used |= set(m.objectives) | set(m.writers.values())
     return {name: role for name, role in m.cast.items() if name in used and name != "policy"}
+
+
+def _told(m: Method, name: str, role: Role) -> str:
+    agents = [agent for agent, writer in m.writers.items() if writer == name]
+    writes = f", writes for {' and '.join(agents)}" if agents else ""
+    return f"{name} {'trained' if role.train else 'not trained'}, {_first(role)}{writes}"
 
 
 def _first(role: Role) -> str:

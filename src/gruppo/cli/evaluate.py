@@ -16,6 +16,7 @@ from gruppo.lab.compare.statistics import Pair, pairwise
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Sampling
 from gruppo.stages.converse import play_of
+from gruppo.stages.names import nearest
 from gruppo.stages.play import close_play
 from gruppo.stages.record import from_table, to_table
 from gruppo.tasks.fit import most_tokens
@@ -28,6 +29,7 @@ from gruppo.train.estimates import Interval
 from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
 from gruppo.train.folder import REMEDY, RunFolder, flat, read_json
 from gruppo.train.run import place_of, tasks_of
+from gruppo.train.saved import writers_beside
 from gruppo.train.waiting import waited
 
 
@@ -57,7 +59,8 @@ def eval(args: argparse.Namespace) -> int:
 def run_of(policy: str) -> Path | None:
     """The run that a policy is, or lies in, if any."""
     path = Path(policy)
-    above = (path, path.parent, path.parent.parent)  # runs/x, runs/x/policy, runs/x/best/policy
+    # runs/x, runs/x/policy, runs/x/best/policy, runs/x/writers/ROLE/policy, runs/x/best/writers/ROLE/policy
+    above = (path, *list(path.parents)[:4])
     return next((p for p in above if path.is_dir() and _is_run(p)), None)
 
 
@@ -75,6 +78,15 @@ def _is_run(path: Path) -> bool:
 
 def policy_folder(policy: str) -> str:
     """What to load: of a run, the policy that it left."""
+    path = Path(policy)
+    if not path.exists() and path.name == "policy" and _is_run(path.parent):
+        return policy_folder(str(path.parent))  # which says that there is none yet
+    if not path.exists() and path.parent.is_dir() and path.parent not in (Path(), Path("/")):
+        near = nearest(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()])
+        raise ValueError(
+            f"{policy}: there is no such run or folder{near}, so there is nothing to evaluate. `gruppo runs` lists the "
+            "runs that are here."
+        )
     if run_of(policy) != Path(policy):
         return policy
     folder = RunFolder(Path(policy))
@@ -170,6 +182,7 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
     # All are loaded before the first is evaluated, so that one that cannot be loaded costs no time.
     folders = {name: policy_folder(name) for name in policies}
     loaded = {n: (load_policy(p, dtype, device, config.seed), load_tokenizer(p)) for n, p in folders.items()}
+    beside = {n: _beside(n, p) for n, p in folders.items()}
     for policy, _ in loaded.values():
         if policy.fallback:
             _to_stderr(policy.fallback)
@@ -177,10 +190,12 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
     out: dict[str, Evaluation] = {}
     try:
         for name, (policy, tokenizer) in loaded.items():
-            engine = engine_of(config.engine, {"policy": policy}, tokenizer, _to_stderr)
+            writers, places = beside[name]
+            others = {role: load_policy(str(p), dtype, device, config.seed) for role, p in places.items()}
+            engine = engine_of(config.engine, {"policy": policy, **others}, tokenizer, _to_stderr)
             longest = sampling.max_tokens or most_tokens(tasks, tokenizer, policy.context)
             how, e = replace(sampling, max_tokens=longest), config.eval
-            play = play_of(tasks, config.task, tokenizer, _to_stderr)
+            play = play_of(tasks, config.task, tokenizer, _to_stderr, writers)
             try:
                 out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k, play))
             finally:
@@ -190,6 +205,15 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
     return out
 
 
+def _beside(name: str, folder: str) -> tuple[dict[str, str], dict[str, Path]]:
+    """Who writes for agents beside the policy, as in the run that it lies in."""
+    run = run_of(name)
+    writers, places = writers_beside(Path(folder), run_table(run)) if run is not None else ({}, {})
+    if writers:
+        _to_stderr(f"{', '.join(f'{a} is written by {places[r]}' for a, r in writers.items())}, all others by {folder}")
+    return writers, places
+
+
 def _to_stderr(sentence: str) -> None:
     print(sentence, file=sys.stderr)  # stdout may be JSON
 
@@ -197,11 +221,12 @@ def _to_stderr(sentence: str) -> None:
 def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
     """The report of one policy, most important first."""
     many = f" × {e.samples} answers" if e.samples > 1 else ""
-    out = [f"{title}: accuracy {_shown(e.avg_at[e.samples])} on {e.prompts} held-out prompts{many}, "
-           f"T={sampling.temperature:g}"]  # fmt: skip
-    if e.samples > 1:
+    seats = ", ".join(f"{agent} {r:+.3f}" for agent, r in e.by_agent.items())  # their mean is 0 in a zero-sum game
+    score = f"return {seats}" if seats else f"accuracy {_shown(e.avg_at[e.samples])}"
+    out = [f"{title}: {score} on {e.prompts} held-out prompts{many}, T={sampling.temperature:g}"]
+    if e.samples > 1 and not seats:
         out += _tries("  ", e.pass_at, e.maj_at)
-    for level, of in e.by_level.items() if len(e.by_level) > 1 else ():
+    for level, of in e.by_level.items() if len(e.by_level) > 1 and not seats else ():
         out.append(f"  level {level}: {_shown(Interval(of['accuracy'], of['low'], of['high'], of['prompts']))}")
         if e.samples > 1:
             out += _tries("    ", of["pass_at"], of["maj_at"])
@@ -209,7 +234,6 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
                f"failed {e.failed}")  # fmt: skip
     if e.turns:
         out.append("  " + ", ".join(f"{name} {value:.3g}" for name, value in e.turns.items()))
-    out += [f"  return of {agent} {r:+.3f}" for agent, r in e.by_agent.items()]
     return out
 
 

@@ -83,10 +83,15 @@ def parsed(token: str) -> Setting:
 def apply_settings(config: RunConfig, settings: Sequence[Setting]) -> RunConfig:
     for s in sorted(settings, key=lambda s: s.path.count(".")):
         config = _put(config, s.path.split("."), s)
-    chosen = {s.path.partition(".")[0] for s in settings}
+    named = {s.path.removesuffix(".name") for s in settings}
     # The worlds speak words; to the default model, which reads characters, an observation is too long.
-    if "task" in chosen and "model" not in chosen and config.model == ModelConfig() and config.task.name in BUILT_IN:
-        config = dataclasses.replace(config, model=ModelConfig(name="tiny-agent"))
+    if (
+        "task" in named
+        and "model" not in named
+        and config.model.name == ModelConfig.name
+        and config.task.name in BUILT_IN
+    ):
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, name="tiny-agent"))
     return config
 
 
@@ -131,7 +136,9 @@ def _put(node: Any, path: list[str], s: Setting) -> Any:
     if isinstance(node, tuple):
         return _put_in_chain(node, key, rest, s)
     if isinstance(node, Mapping):
-        if rest:
+        if s.path.startswith("method.writers."):
+            new = _writer(rest, s)
+        elif rest:
             new = _put(node[_known(key, node, s.path)], rest, s)
         elif s.path.startswith("method.cast."):
             new = Role(start=str(s.value))
@@ -151,6 +158,16 @@ def _put(node: Any, path: list[str], s: Setting) -> Any:
     else:
         after = _leaf(node, key, s)
     return dataclasses.replace(node, **{key: after})  # type: ignore[type-var]
+
+
+def _writer(rest: list[str], s: Setting) -> str:
+    """method.writers.AGENT=ROLE."""
+    if rest or s.op != "=" or not isinstance(s.value, str):
+        raise ValueError(
+            f"{s}: that is no role for an agent, so nothing was started. Write method.writers.AGENT=ROLE, with a word "
+            "for the role, such as method.writers.verifier=verifier."
+        )
+    return s.value
 
 
 def _found_by_kind(m: Method, path: list[str], s: Setting) -> list[str]:
@@ -215,6 +232,9 @@ def _unknown(key: str, names: list[str], at: str, node: Any) -> str:
         deep.setdefault(path.rpartition(".")[2], path)
     close = [key] if key in deep else [] if nearest(key, names) else get_close_matches(key, deep, n=1, cutoff=0.7)
     hint = f" (did you mean {deep[close[0]]}?)" if close else nearest(key, names)
+    if mine := [name for name in names if key in name.split("_")] if not isinstance(node, RunConfig) else []:
+        above = at.rpartition(".")[0]  # save.every is save.checkpoint_every
+        hint = f" (nearest: {', '.join(f'{above}.{name}' for name in mine)})"
     hint = f" (that is {ELSEWHERE[key]} here)" if isinstance(node, RunConfig) and key in ELSEWHERE else hint
     what = "a run" if isinstance(node, RunConfig) else type(node).__name__
     return f"{at}: {what} has no {key!r}{hint}, so nothing was started. It has: {', '.join(names) or 'no fields'}."
@@ -242,6 +262,11 @@ def _leaf(node: Any, key: str, s: Setting) -> Any:
         raise ValueError(
             f"{s}: the cast is one model for each role, so nothing was started. Set a role: "
             f"method.cast.ROLE=FOLDER, where ROLE is one of {', '.join(before)}."
+        )
+    if s.path == "method.writers":
+        raise ValueError(
+            f"{s}: the writers are one role for each agent, so nothing was started. Set one: method.writers.AGENT=ROLE,"
+            " such as method.writers.verifier=verifier in task=verify."
         )
     if isinstance(before, Method):
         return method(str(s.value))

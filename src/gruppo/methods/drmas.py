@@ -11,8 +11,8 @@ scale a gradient of another size. Here every agent has mean 0 and deviation 1. T
 An agent that acts twice in an episode is in its statistics twice. One that acts once has A = 0; with `alone="raw"`, an
 agent that acts in a single episode of the group has its return. `normalise="mean"` does not divide. Rewards of a turn
 that are not the task's, such as a penalty on an invalid action, belong to that turn; with `extras="agent"` to all turns
-of the agent in the episode. With one agent and one turn an episode this is GRPO. All agents speak through the policy. A
-group of one is refused.
+of the agent in the episode. With one agent and one turn an episode this is GRPO. All agents speak through the policy,
+unless `method.writers.AGENT=ROLE` gives one a model of its own. A group of one is refused.
 """
 
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from gruppo.pieces import advantage
 from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import COMPARES
 from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.requires import SeveralSeats
 from gruppo.stages.turns import Alone, Normalise, comparison, judged_K, seat_advantage, seat_return
 
 
@@ -45,7 +46,7 @@ class AgentNormalised(Occupant):
     eps: float = setting(1e-6, low=0, witness=1.0)
     writes = ("adv_N",)
     ignores = ("shift", "scale")
-    requires = (COMPARES,)
+    requires = (COMPARES, SeveralSeats())
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         return_K = seat_return(batch)
@@ -79,8 +80,9 @@ DRMAS = GRPO.but(
         "ε = 1e-6, one update a batch, no KL, no entropy, groups of 8, a penalty of 0.1 on invalid actions, which is "
         "the task's here. There an agent with a single turn keeps its raw reward (here alone=raw, of a single "
         "episode). The reward of an episode is one for all agents there; here it is the return of the agent, so that "
-        "games are covered. Several models, one for each agent, are not offered yet. Every turn is a sample of its "
-        "own there, and so it is in the mean here; verl's default is the mean over tokens."
+        "games are covered. One model for all agents is the default here; with several (method.writers) every "
+        "model takes the mean over its own turns. Every turn is a sample of its own there, and so it is in the mean "
+        "here; verl's default is the mean over tokens."
     ),
     confidence="code",
     credit=AgentNormalised(),

@@ -28,6 +28,7 @@ from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import COMPARES
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.penalties import ReferenceKL
+from gruppo.stages.requires import RecurringStates
 from gruppo.stages.turns import (
     Alone,
     Normalise,
@@ -57,7 +58,7 @@ class AnchorGroups(Occupant):
     eps: float = setting(1e-6, low=0, witness=1.0)
     writes = ("adv_N",)
     ignores = ("scale",)
-    requires = (COMPARES,)
+    requires = (COMPARES, RecurringStates())
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         judged = judged_K(batch)

@@ -26,6 +26,7 @@ from gruppo.methods.gigpo import GIGPO
 from gruppo.pieces import advantage
 from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import COMPARES
+from gruppo.stages.requires import RecurringStates
 from gruppo.stages.turns import Normalise, anchor_K, comparison, judged_K, seat_return, turn_return
 
 ROUNDING = 1e-5  # z-scores below it are 0 up to rounding
@@ -51,7 +52,7 @@ class NestedAnchors(Occupant):
     eps: float = setting(1e-6, low=0, witness=1.0)
     writes = ("adv_N",)
     ignores = ("scale",)
-    requires = (COMPARES,)
+    requires = (COMPARES, RecurringStates())
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         judged, state_K, ret_K = judged_K(batch), anchor_K(batch), turn_return(batch, self.gamma)

@@ -8,7 +8,7 @@
     end      when the tree is full and no branch is younger than 50, every row is sampled to its end
 
 Differs from GRPO: the rollout alone. Answers differ by a decision that the policy was unsure of and by what came of it,
-not by luck. The other G − k answers, and leaves that a tree lacks, are ordinary samples. Evaluation samples.
+not at random. The other G − k answers, and leaves that a tree lacks, are ordinary samples. Evaluation samples.
 
 A token of the tree was not drawn. Its note `forced` is 1, and it has the policy's own log-probability, as engines
 record what they force. It is learned from like any other: there the ratio π/π_old says how far its probability has
@@ -59,9 +59,15 @@ class LookaheadTree(Occupant):
     requires = (Promised("steer", "its rollout reads every distribution, and forces tokens"),)
 
     def wrong(self) -> str:
-        if all(n >= 1 and n == int(n) for n in self.lookaheads):
-            return ""
         said = ",".join(map(str, self.lookaheads))
+        if all(n >= 1 and n == int(n) for n in self.lookaheads):
+            rising = sorted(set(self.lookaheads))
+            if list(self.lookaheads) == rising:
+                return ""
+            return (
+                f"lookaheads={said}: a branch grows, so it is compared at its ages in this order: write "
+                f"lookaheads={','.join(map(str, rising))}."
+            )
         return f"lookaheads={said}: a branch has a token of its own. Use whole numbers >= 1, such as 20,30,50."
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
@@ -170,7 +176,7 @@ LATR = GRPO.but(
         "that no answer depends on other prompts. (2) By default the code means to spare branches beside a digit or a "
         "mathematical sign (keep_math_symbols), after which it applies verdicts to other rows than those compared; "
         "here none is spared. (3) Leaves that a tree lacks are copies of its first row in the code, which then go on "
-        "with luck of their own (fill=copy). (4) With sample_nk=full the code counts rows while it adds them; here a "
+        "with draws of their own (fill=copy). (4) With sample_nk=full the code counts rows while it adds them; here a "
         "token is sampled if the tree was full before it."
     ),
     confidence="code",

@@ -29,6 +29,7 @@ from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import judged_in_time, turn_reward, whitened
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.penalties import ReferenceKL
+from gruppo.stages.requires import SeveralSeats
 from gruppo.stages.turns import judged_K
 
 
@@ -49,6 +50,7 @@ class PlayerCentred(Occupant):
     whiten: Literal["no", "tokens"] = "no"
     writes = ("adv_N",)
     ignores = ("shift",)  # at gamma = 1; a discount shrinks a shift for early turns
+    requires = (SeveralSeats(),)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         judged, players = judged_K(batch), self.players(batch)

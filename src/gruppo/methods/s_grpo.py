@@ -24,7 +24,7 @@ from gruppo.methods.grpo import GRPO
 from gruppo.stages import Context, Occupant, Prompt, Sampling, note, setting
 from gruppo.stages.credit import GroupCentred
 from gruppo.stages.play import Fork, sampling_for
-from gruppo.stages.requires import Samples
+from gruppo.stages.requires import OneTurn, Samples
 from gruppo.stages.reward import task_reward
 
 By = Literal["right", "exit"]
@@ -42,7 +42,7 @@ class SerialGroup(Occupant):
     answer_tokens: int = setting(16, low=1, witness=1)
     writes = ("note_exit_E", "injected")
     reads = ("injected",)  # as context, never learned
-    requires = (Samples(2, "It compares a path with early exits from it."),)
+    requires = (Samples(2, "It compares a path with early exits from it."), OneTurn())
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         paths = await ctx.play([replace(p, samples=1) for p in prompts])

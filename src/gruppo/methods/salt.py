@@ -29,6 +29,7 @@ from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import COMPARES
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.penalties import ReferenceKL
+from gruppo.stages.requires import RecurringStates
 from gruppo.stages.turns import judged_K, seat_advantage
 
 
@@ -45,7 +46,7 @@ class MergedSteps(Occupant):
     eps: float = setting(1e-6, low=0, witness=1.0)
     writes = ("adv_N",)
     ignores = ("shift", "scale")  # scale: normalised by the group
-    requires = (COMPARES,)
+    requires = (COMPARES, RecurringStates())
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         whole_K, edges, judged = seat_advantage(batch, self.compared), self.edges(batch), judged_K(batch)

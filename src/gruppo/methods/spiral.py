@@ -7,8 +7,9 @@ Differs from REINFORCE: one policy plays all seats, and every seat has a baselin
 may be worth more than another (Kuhn poker is worth −1/18 to the first). A baseline is read before the episode changes
 it; the episodes of a step follow each other in the order of their random numbers, uid. What a role earned in an episode
 is the credit of all its turns there. Clip of 0.2 and two passes over every batch; in the first, all ratios are 1. Turns
-that ran out of tokens are not learned from. No groups: `samples=1` is enough. In a task with one seat it is REINFORCE
-with a baseline for every domain. A baseline of 0 at first is the paper's; in a game with two roles the mean is near it.
+that ran out of tokens are not learned from. No groups: `samples=1` is enough. In a task of one answer it is
+REINFORCE with a baseline for every domain; worlds with one seat are refused. A baseline of 0 at first is the paper's;
+in a game with two roles the mean is near it.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from gruppo.data import Batch, key_hash, name_hash, segment
 from gruppo.methods.reinforce import REINFORCE
 from gruppo.stages import Context, Memory, Occupant, StepRecord, setting
 from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.requires import SeveralSeats
 from gruppo.stages.select import WholeTurns
 from gruppo.stages.tables import Table
 from gruppo.stages.update import Passes
@@ -38,6 +40,7 @@ class RoleBaseline(Occupant):
     decay: float = setting(0.95, low=0, high=1)
     baseline_of: Literal["game_role", "role"] = "game_role"
     writes = ("adv_N",)
+    requires = (SeveralSeats(),)
 
     def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
         rows, reward, _, before, _ = self.passed(batch, ctx.memory)

@@ -88,7 +88,7 @@ class CriticFirst(Passes):
     warmup: int = setting(10, low=0, witness=0)
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
-        others = [role for role in learner.trained if role != "policy"]
+        others = [role for role in learner.trained if role not in learner.writers]
         roles = others if others and ctx.step < self.warmup else learner.trained
         for epoch in range(self.epochs):
             for part in minibatches(batch, self.minibatches, ctx.seed, ctx.step, epoch):

@@ -123,13 +123,13 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q_XHd, k_XHd = self.q_norm(q_XHd), self.k_norm(k_XHd)
         q_XD, k_XD = rotary.turn(q_XHd).flatten(1), rotary.turn(k_XHd).flatten(1)
-        with _kernels(x_XD.device):
-            return self.o_proj(past.attend(self._sdpa, layer, q_XD, k_XD, self.v_proj(x_XD)))
+        return self.o_proj(past.attend(self._sdpa, layer, q_XD, k_XD, self.v_proj(x_XD)))
 
     def _sdpa(self, q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (x.unflatten(-1, (-1, self.dh)).transpose(1, 2) for x in (q_BTD, k_BTD, v_BTD))
         shared = self.heads != self.kv_heads
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
+        with _kernels(q.device):
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
         return y.transpose(1, 2).flatten(2)
 
 

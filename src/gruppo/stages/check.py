@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from gruppo.data import VIEWS, Batch, Source, Status
+from gruppo.data import VIEWS, Batch, Source
+from gruppo.stages.cast import Never
 from gruppo.stages.context import Context
 from gruppo.stages.method import Method, kind
 from gruppo.stages.names import nearest
@@ -24,6 +25,7 @@ def problems(method: Method, ctx: Context, *, samples: int) -> list[str]:
         _needs(method, ctx),
         _absent(method, ctx),
         _roles(method, ctx),
+        _several(method),
         _columns(method),
         _sources(method),
         _refused(method),
@@ -128,11 +130,43 @@ def _roles(method: Method, ctx: Context) -> Iterable[str]:
                 f"of its vocabulary. Use as_='head', or leave method.cast.{name}.outputs out."
             )
     for role in dict.fromkeys(n.role for _, _, n in method.needs(ctx)):
-        if role in method.cast and method.cast[role].train and role not in method.objectives:
+        taught = {*method.objectives, *method.writers.values()}
+        if role in method.cast and method.cast[role].train and role not in taught:
             yield (
                 f"{method.name}: role {role!r} is needed and is to be trained, but no objective trains it: it would "
                 "stay as it starts. Take the objective of a method that trains it (for a critic method.objective=ppo "
                 f"does), or give it weights of its own: method.cast.{role}.train=false method.cast.{role}.start=FOLDER."
+            )
+
+
+def _several(method: Method) -> Iterable[str]:
+    """Of roles that write for agents: each is a trained language model, by the policy's objective."""
+    for agent, role in ((a, r) for a, r in method.writers.items() if r != "policy"):
+        where, cast = f"{method.name}: writers has {agent!r} written by role {role!r}", method.cast[role]
+        if cast.as_ != "full":
+            yield (
+                f"{where}, which has a value head and writes no tokens. Name a role of its own: method.writers."
+                f"{agent}={agent}."
+            )
+            continue
+        if not cast.train:
+            yield (
+                f"{where}, which is not trained, so nobody would learn from what it writes. Use method.cast.{role}."
+                f"train=true (method.cast.{role}.start=FOLDER alone keeps it trained), or name a role of its own."
+            )
+        elif cast.refresh != Never():
+            yield f"{where}, which is overwritten with {cast.refresh}. Leave method.cast.{role}.refresh out."
+        if not cast.start:
+            yield f"{where}, and there is no model for it. Use method.cast.{role}.start=policy, or a folder."
+        if role in method.objectives:
+            yield (
+                f"{where}, and there is an objective for that role: a writer learns by the policy's, from what it "
+                f"wrote. Leave the objective of {role!r} out."
+            )
+        if not getattr(method.update, "every_writer", False):
+            yield (
+                f"{where}, and {kind(method.update)} in update trains roles that it names, so {role!r} would stay as "
+                "it starts. Use method.update=passes, or leave method.writers out."
             )
 
 
@@ -232,8 +266,8 @@ def cut_off(share: float, tokens: int) -> str:
     )
 
 
-def check_first_batch(method: Method, batch: Batch, max_tokens: int = 0) -> list[str]:
-    """Raises if the method cannot learn from this data; returns warnings if it may not."""
+def check_first_batch(method: Method, batch: Batch, why: str = "") -> list[str]:
+    """Raises if the method cannot learn from this data; returns warnings if it may not. `why`: rewards are equal."""
     for room, o in method.occupants():
         for requirement in o.requires:
             if said := requirement.at_first_batch(batch):
@@ -251,14 +285,21 @@ def check_first_batch(method: Method, batch: Batch, max_tokens: int = 0) -> list
             "the first batch has no token to learn from: every mask is empty. Look at select and at the status of "
             "episodes."
         )
-    if compares(method) and (equal := _equal_returns(batch)):
-        truncated = float((batch.status_E[judged] == Status.TRUNCATED).float().mean())
+    if (compares(method) or still(method, batch)) and (equal := equal_returns(batch)):
         said = f"every reward of the first batch is {equal}: nothing can be compared yet."
-        warnings.append(f"{said} {cut_off(truncated, max_tokens)}".rstrip())
+        warnings.append(f"{said} {why}".rstrip())
     return warnings
 
 
-def _equal_returns(batch: Batch) -> str:
+def still(method: Method, batch: Batch) -> bool:
+    """Whether no token has an advantage, and advantages are all that the method learns from."""
+    read = {name for _, o in method.occupants() for name in o.reads}
+    if "adv_N" not in batch.columns or any(_is_source(name) or name.startswith("note_") for name in read):
+        return False
+    return not bool((batch.adv_N[batch.learn_N].abs() > 1e-9).any())
+
+
+def equal_returns(batch: Batch) -> str:
     """The return of all judged episodes, if it is the same, of every agent that the policy speaks for; else ""."""
     said: list[str] = []
     for a in torch.nonzero(batch.speaks_A)[:, 0].tolist():

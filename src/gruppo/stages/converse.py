@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from gruppo.data import Episode, Note, Status, ToolCall, key_hash
+from gruppo.envs.alarm import SECONDS, limit_of
 from gruppo.envs.base import Seen, seats_of
 from gruppo.envs.format import Format, Line, Said, format_of
-from gruppo.envs.guard import TIMEOUT, Guarded
+from gruppo.envs.guard import TIMEOUT, Guarded, failed
 from gruppo.envs.hosted import Hosted
 from gruppo.envs.memory import Memory
-from gruppo.envs.registry import make_env
+from gruppo.envs.registry import BUILT_IN, make_env
 from gruppo.envs.wrappers import Retry, TurnLimit, Window, cut
 from gruppo.stages.context import Ask, Context
 from gruppo.stages.play import Fork, Play, Start, as_they_end, grown_of, one_answer, prompt_source, request_after
@@ -35,6 +36,7 @@ HEARD = {  # what `Ask.how` may ask of an environment
     "entropy_tokens": "branches at turns",
 }
 LIKELY = 10  # most probable ids that an entropy is about
+OVERFLOW = "overflow"  # a note of episodes that ended since their next observation had no room: the tokens too many
 FIRST_ENTROPY = "first_entropy"  # a note of turns, if Ask.how["entropy_tokens"] asks for it
 
 
@@ -45,12 +47,19 @@ class Converse:
     format  how an action is read from what the policy wrote
     window  the last turns that the policy sees; -1: all of them, in one growing context
     rules   whether the rules of a world are the system prompt of its tasks, if they have none
+    seconds that a step of a world may take, if it is not built in
+    say     is told of a world that hangs
+    writers the role that writes for an agent; the policy for all others
     """
 
     format: Format = field(default_factory=Line)
     window: int = -1
     rules: bool = False
+    seconds: float = SECONDS
+    say: Callable[[str], None] = print
+    writers: Mapping[str, str] = field(default_factory=dict[str, str])
     free: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+    hung: set[str] = field(default_factory=set[str])
 
     async def __call__(
         self, ctx: Context, starts: Sequence[Start | Fork], window: int = 0
@@ -98,10 +107,18 @@ class Converse:
         return Borrowed(self, ask_of(start))
 
 
-def play_of(tasks: Any, config: TaskConfig, tokenizer: Any, say: Callable[[str], None] = print) -> Play:
+def play_of(
+    tasks: Any,
+    config: TaskConfig,
+    tokenizer: Any,
+    say: Callable[[str], None] = print,
+    writers: Mapping[str, str] | None = None,
+) -> Play:
     """How the episodes of a task set are played. Models with a chat template are told the rules of a world."""
     if tasks.env and not config.agent:
-        return Converse(format_of(config.format), config.window, getattr(tokenizer, "has_template", False))
+        rules = getattr(tokenizer, "has_template", False)
+        limit = limit_of(config)
+        return Converse(format_of(config.format), config.window, rules, limit, say, writers or {})
     for name in ("format", "window"):
         if (value := getattr(config, name)) != getattr(TaskConfig, name):
             raise ValueError(
@@ -122,7 +139,11 @@ class Borrowed:
         self.name = str(self.ask.task.meta["env"])
         free = self.player.free.setdefault(self.name, [])
         self.env = free.pop() if free else make_env(self.name)
-        wrapped: Any = Guarded(self.env)
+        limit, own = self.player.seconds, self.name not in BUILT_IN
+        if isinstance(self.env, Hosted):
+            self.env.seconds, own = limit, False  # it looks at the time itself
+        self.guard = Guarded(self.env, limit if own else 0.0, self._told)
+        wrapped: Any = self.guard
         if memory := self.ask.how.get("memory"):  # {"words": …, "edits": …}
             if self.player.window >= 0:
                 raise ValueError(
@@ -136,11 +157,17 @@ class Borrowed:
             wrapped = TurnLimit(wrapped, turns)
         return Window(wrapped, self.player.window) if self.player.window >= 0 else wrapped
 
+    def _told(self, sentence: str) -> None:
+        """That a world hangs, the first time: a step says how many of its episodes were left out."""
+        if self.name not in self.player.hung:
+            self.player.say(sentence)
+        self.player.hung.add(self.name)
+
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is not None and isinstance(self.env, Hosted):
             self.env.close()  # a call may still be under way, in a thread: the next episode gets another process
-        else:
-            self.player.free[self.name].append(self.env)
+        elif not self.guard.late:
+            self.player.free.setdefault(self.name, []).append(self.env)  # it may have been closed meanwhile
 
 
 def ask_of(start: "Start | Fork | Ask") -> Ask:
@@ -151,6 +178,18 @@ def ask_of(start: "Start | Fork | Ask") -> Ask:
 
 def said_first(goal: str, seen: Seen) -> str:
     return seen.text if seen.fresh or not goal else f"{goal}\n{seen.text}".rstrip()
+
+
+LONG = "too long"  # how the error of an episode begins that cannot be shown its first observation
+
+
+def too_long(task: Any, tokens: int, without: int, most: int) -> str:
+    """Of a task whose first observation leaves no room for an action. `without` it, the prompt has so many tokens."""
+    return (
+        f"task {task.uid!r} begins with {tokens} tokens ({without} of them the prompt, the rest what is seen first), "
+        f"{tokens - most + 1} too many: this model's context has {most}, and an action needs room, too. Make the "
+        "first observation or the prompt shorter, take such tasks out, or use a model with a longer context."
+    )
 
 
 def first_entropy(topk: Any, tokens: int, vocab: int) -> float:
@@ -174,6 +213,7 @@ class Dialogue:
         self.begun = np.zeros(0, np.int64)  # of the first action, given by prompting
         self.watched = int(self.ask.how.get("entropy_tokens", 0))  # first tokens of each action
         self.entropy: list[float] = []
+        self.over = 0  # tokens that the last observation was too long by
 
     async def played(self) -> Episode:
         numbered = "memory" in self.ask.how
@@ -181,16 +221,22 @@ class Dialogue:
         if isinstance(self.start, Fork):
             seen = await self._replayed(self.start, seen)
         else:
-            self._open(self.start, self._chat(seen) if numbered else self.start.prompt.ids)
+            ids = self._chat(seen) if numbered else self.start.prompt.ids
+            self._open(self.start, ids)
             self.context_of[seen.agent] = 0
+            if not seen.done and len(ids) >= (most := self.ctx.engine.context(self._writer(seen))):
+                seen = failed(LONG, too_long(self.ask.task, len(ids), len(self._chat(Seen(""))), most), seen.agent)
         while not seen.done:
             said = await self._action(seen)
             seen = self._paid(seen, said, await self._env("step", said.action))
-            if not seen.done and not self._observe(seen):
+            if not seen.done and (over := self._observe(seen)):
+                self.over = over
                 seen = cut(self.env, seen)
         ended = self._ended(seen)
         if self.watched:
             ended.notes[FIRST_ENTROPY] = Note(np.array(self.entropy, np.float32), "K")
+        if self.over:
+            ended.notes[OVERFLOW] = Note(np.array([self.over], np.float32))
         return ended
 
     def _open(self, start: Start, ids: Any) -> None:
@@ -235,13 +281,13 @@ class Dialogue:
 
     async def _action(self, seen: Seen) -> Said:
         """What the policy says to what it sees, as it was read."""
-        ids, sampling = self.grown.ids, self.start.sampling
-        room = max(self.ctx.engine.context() - len(ids), 1)
+        ids, sampling, role = self.grown.ids, self.start.sampling, self._writer(seen)
+        room = max(self.ctx.engine.context(role) - len(ids), 1)
         here = self.context_of[seen.agent]
         key = self.grown.uid if here == 0 else int(key_hash(self.grown.uid, "context", here))
         if room < sampling.max_tokens:  # not every time: what is made is also checked
             sampling = replace(sampling, max_tokens=room)
-        request = request_after(self.ctx, ids, key, sampling)
+        request = request_after(self.ctx, ids, key, sampling, role)
         c = await self.ctx.engine.ask(replace(request, topk_logprobs=LIKELY) if self.watched else request)
         self.entropy.append(first_entropy(c.topk, self.watched, self.ctx.tokenizer.vocab))
         self.grown.write(c.ids, c.logp, c.version, temperature=request.temperature, allowed=c.allowed)
@@ -249,6 +295,10 @@ class Dialogue:
         begun, self.begun = self.begun, self.begun[:0]
         self.said = self.ctx.tokenizer.decode(np.concatenate([begun, self.grown.action]))
         return self.player.format(self.said)
+
+    def _writer(self, seen: Seen) -> str:
+        """The role that writes for the agent that acts next."""
+        return self.player.writers.get(seen.agent, "policy")
 
     def _paid(self, before: Seen, said: Said, seen: Seen) -> Seen:
         """The turn ends, with what it has earned."""
@@ -275,22 +325,24 @@ class Dialogue:
         )
         return seen
 
-    def _observe(self, seen: Seen) -> bool:
-        """What the agent that acts next sees, in its context or in a new one. False if no action would fit after it."""
-        tokenizer, room = self.ctx.tokenizer, self.ctx.engine.context()
+    def _observe(self, seen: Seen) -> int:
+        """What the agent that acts next sees, in its context or in a new one.
+
+        If no action would fit after it, nothing is done, and the tokens that are too many are returned.
+        """
+        tokenizer, most = self.ctx.tokenizer, self.ctx.engine.context(self._writer(seen)) - 1  # for an action
         if seen.fresh or seen.agent not in self.context_of:
             ids = self._chat(seen)
-            if len(ids) < room:
+            if len(ids) <= most:
                 self.context_of[seen.agent] = self.grown.begin(ids)
-            return len(ids) < room
+            return max(len(ids) - most, 0)
         self.grown.switch(self.context_of[seen.agent])
         before = self.grown.ids
         message = {"role": "user", "content": seen.text}
         ids = tokenizer.follow([message], int(before[-1]) if len(before) else None)
-        if len(before) + len(ids) >= room:
-            return False
-        self.grown.observe(ids)
-        return True
+        if len(before) + len(ids) <= most:
+            self.grown.observe(ids)
+        return max(len(before) + len(ids) - most, 0)
 
     # the end
 

@@ -237,7 +237,7 @@ def paid_at(batch: Batch, mine: Tensor) -> Tensor:
     turn = batch.turn_N.index_select(0, mine)
     before = torch.searchsorted(rank_K[turn], rank_K, right=True) - 1  # its own last decision, or an earlier one
     after = before + 1
-    of = torch.cat([seat_K[turn], seat_K.new_full((1,), -1)])  # nobody's, at both ends
+    of = torch.cat([seat_K[turn], seat_K.new_full((1,), -1)])  # of no seat, at both ends
     found = torch.where(of[after] == seat_K, after, len(mine))
     return torch.where(of[before] == seat_K, before, found)
 

@@ -22,34 +22,44 @@ from gruppo.stages.names import nearest
 from gruppo.stages.readouts import Need, Stats
 from gruppo.stages.select import reads_current, through_second_door
 from gruppo.stages.terms import Counts, Term
+from gruppo.stages.writers import writers_of
 
 _AS_STORED = frozenset({"logp_gen_N", "temperature_N", "row_N"})  # in logp_gen, NaN means that nothing was sampled
 
 
 @dataclass(frozen=True)
 class Goal:
-    """J of a role: its objectives and, for the policy, the penalties."""
+    """J of a role: its objectives and, for the policy, the penalties. Every writer learns by those of the policy."""
 
     method: Method
     ctx: Context
     role: str = "policy"
     penalties: bool = True
 
+    @property
+    def named(self) -> str:
+        """The role as its objective names it: a writer is the policy there."""
+        return "policy" if self.role in writers_of(self.method) else self.role
+
+    @property
+    def writes(self) -> bool:
+        return self.named == "policy"
+
     def occupants(self) -> list[tuple[Any, bool]]:
         """(occupant, whether it also reads tokens that selection dropped), penalties last."""
-        mine = [(o, "dropped" in o.reads) for o in self.method.objectives[self.role]]
-        return mine + [(o, True) for o in self.method.penalties if self.role == "policy" and self.penalties]
+        mine = [(o, "dropped" in o.reads) for o in self.method.objectives[self.named]]
+        return mine + [(o, True) for o in self.method.penalties if self.writes and self.penalties]
 
     def needs(self) -> list[Need]:
         """What it reads from its own role at every optimiser step, with gradient; each once."""
-        return [n for n in self._now() if n.role == self.role]
+        return [n for n in self._now() if n.role == self.named]
 
     def others(self) -> list[Need]:
         """What it reads from other roles at every optimiser step, without gradient, under their full names."""
-        return [replace(n, when="batch") for n in self._now() if n.role != self.role]
+        return [replace(n, when="batch") for n in self._now() if n.role != self.named]
 
     def _now(self) -> list[Need]:
-        here = [o for o, _ in self.occupants()] + list(self.method.select if self.role == "policy" else ())
+        here = [o for o, _ in self.occupants()] + list(self.method.select if self.writes else ())
         return list(dict.fromkeys(n for o in here for n in o.needs(self.ctx) if n.when == "step"))
 
     def terms(self, batch: Batch) -> list[Term]:
@@ -93,13 +103,13 @@ class Goal:
 
     def fused(self, terms: Sequence[Term]) -> bool:
         """Whether gradients of micro-batches add up: no row depends on another sequence, and selection is done."""
-        chain = self.method.select if self.role == "policy" else ()
+        chain = self.method.select if self.writes else ()
         current = any(hasattr(o, "tokens") and reads_current(self.ctx, o) for o in chain)
         return not current and all(t.additive and t.at in "NKS" for t in terms)
 
     def selected(self, batch: Batch, stats: Stats) -> Batch:
         """After the selection of tokens that reads current statistics, without gradient."""
-        chain = self.method.select if self.role == "policy" else ()
+        chain = self.method.select if self.writes else ()
         fixed = Stats({k: stop(v) for k, v in stats.items()})
         return through_second_door(self.ctx, chain, batch, fixed, current=True)
 
@@ -138,7 +148,7 @@ class Goal:
     def _clean(self, batch: Batch, stats: Stats, dropped: bool) -> tuple[Batch, Stats]:
         """Only what may be learned from. Roles other than the policy always read tokens that selection dropped."""
         alive_N = batch.spread(batch.alive_E, "E", "N") & readable_N(self.method, batch)
-        return _clean(batch, stats, alive_N & batch.keep_N if self.role == "policy" and not dropped else alive_N)
+        return _clean(batch, stats, alive_N & batch.keep_N if self.writes and not dropped else alive_N)
 
 
 class Sum:

@@ -1,6 +1,7 @@
 """A method is a record of what it puts in each room, and differs from other records room by room."""
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -28,6 +29,8 @@ CHAINS = ("prompting", "reward", "select", "objective", "penalties")
 class Method:
     """Ten rooms, a cast of roles, and facts about the method. `reward` adds to the task's own scorer.
 
+    writers     agents of a world that are written by a trained role of their own: {"verifier": "verifier"}; a role that
+                the cast does not have starts as a copy of the policy (gruppo.stages.writers)
     together    rooms that only make sense together: taking one into another method takes all of them
     breaks      laws that the method breaks on purpose, with the reason
     checked     what it was compared with: files of the authors or of another trainer, and where they differ
@@ -52,12 +55,17 @@ class Method:
     update: Any = Passes()
     replay: Any = Forget()
     cast: Mapping[str, Role] = field(default_factory=lambda: MappingProxyType(dict(PLAIN_CAST)))
+    writers: Mapping[str, str] = setting({}, added=True)
     together: tuple[str, ...] = ()
     breaks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         for room in CHAINS:
             object.__setattr__(self, room, _chain(getattr(self, room)))
+        object.__setattr__(self, "writers", MappingProxyType(_named(self.name, self.writers)))
+        fresh = {role: Role(train=True) for role in self.writers.values() if role not in self.cast}
+        if fresh:
+            object.__setattr__(self, "cast", MappingProxyType({**self.cast, **fresh}))
         for room, occupant in self.occupants():
             if not dataclasses.is_dataclass(occupant) or not isinstance(occupant, Occupant):
                 raise ValueError(
@@ -113,6 +121,23 @@ class Method:
         return [(room, o, n) for room, o in self.occupants() for n in o.needs(ctx)]
 
 
+def _named(method: str, writers: Any) -> dict[str, str]:
+    """Agents and roles by name. Roles become names of files."""
+    given = dict(writers) if isinstance(writers, Mapping) else {"": writers}
+    for agent, role in given.items():
+        if not (isinstance(agent, str) and agent and isinstance(role, str) and re.fullmatch(r"[A-Za-z]\w*", role)):
+            raise ValueError(
+                f"{method}: writers has {agent!r}: {role!r}, which is no agent with a role, so nobody would know whose "
+                'turn is whose. Write writers={"AGENT": "ROLE"}, with a word for the role.'
+            )
+        if role == "old":
+            raise ValueError(
+                f"{method}: writers has {agent!r}: 'old', which is every writer at the start of the step. Name "
+                f"a role of its own, such as {agent!r}."
+            )
+    return given
+
+
 def _chain(held: Any) -> Any:
     """A single occupant as a chain of one; for objectives by role, each role's chain."""
     if isinstance(held, Mapping):
@@ -147,7 +172,7 @@ def _legible(x: Any) -> Any:
 def difference(a: Method, b: Method) -> list[Change]:
     """What differs from a to b, room by room and field by field."""
     out: list[Change] = []
-    for room in (*ROOMS, "cast"):
+    for room in (*ROOMS, "cast", "writers"):
         out += _differ(room, getattr(a, room), getattr(b, room))
     return out
 

@@ -157,9 +157,9 @@ def ending(completion: Completion) -> Status:
     return Status.OK if completion.reason == "stop" else Status.TRUNCATED
 
 
-def request_after(ctx: Context, prefix: Ids, key: int, sampling: Sampling) -> Request:
+def request_after(ctx: Context, prefix: Ids, key: int, sampling: Sampling, role: str = "policy") -> Request:
     """A request for what follows these ids, under this random key."""
-    return Request(prefix, key=int(key), stop=(ctx.tokenizer.eos,), **vars(sampling))
+    return Request(prefix, key=int(key), stop=(ctx.tokenizer.eos,), role=role, **vars(sampling))
 
 
 def sampling_for(ctx: Context, ask: Ask) -> Sampling:

@@ -73,7 +73,7 @@ def _made(cls: Any, given: dict[str, Any], at: str) -> Any:
             raise ValueError(
                 f"{cls.__name__} has no field {name!r}{nearest(name, known)}. Fields: {', '.join(sorted(known))}."
             )
-    for name in ("cast", "breaks"):
+    for name in ("cast", "breaks", "writers"):
         if cls is Method and name in given:
             given[name] = MappingProxyType(given[name])
     try:

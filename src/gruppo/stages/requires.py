@@ -99,6 +99,24 @@ class RecurringTasks(Requirement):
 
 
 @dataclass(frozen=True)
+class RecurringStates(Requirement):
+    """States that several turns of a group begin in, to be compared there. A run in which none recurs is warned."""
+
+
+@dataclass(frozen=True)
+class SeveralSeats(Requirement):
+    """Several agents, each with a return of its own. A world with one seat is refused; one answer is one seat's, too.
+
+    The methods that declare it are those that a run recommends where seats are to be told apart.
+    """
+
+
+@dataclass(frozen=True)
+class OneTurn(Requirement):
+    """Episodes of one answer: it cuts an answer where a world would have heard it. A world is refused."""
+
+
+@dataclass(frozen=True)
 class OfBatch(Requirement):
     """A property of the first batch."""
 

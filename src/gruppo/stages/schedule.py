@@ -99,6 +99,12 @@ _KINDS = {
 }
 
 
+_TABLES = {  # how those that take a table are written
+    "steps": "steps({0: 1.0, 100: 0.5}), with the steps from which on the values hold",
+    "then": "then({0: linear(0.0, 1.0, steps=20), 20: 1.0}), with the steps at which numbers or schedules begin",
+}
+
+
 def _literal(node: ast.expr | None) -> Any:
     """A literal, or the text of a schedule as a call; a dict may hold both."""
     if isinstance(node, ast.Dict):
@@ -139,5 +145,8 @@ def _parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
         if name == "then" and isinstance(error, ValueError):
             raise  # of a schedule inside it
         wanted = ", ".join(list(signature(_KINDS[name]).parameters)[2:])
-        raise ValueError(f"{text!r} is no schedule, so the field has no value. Write {name}({wanted}).") from None
+        empty = any(a == {} for a in [*args, *kwargs.values()])
+        why = "says nothing about any step" if empty else "is no schedule"
+        usage = _TABLES.get(name, f"{name}({wanted})")
+        raise ValueError(f"{text!r} {why}, so the field has no value. Write {usage}.") from None
     return name, args, kwargs

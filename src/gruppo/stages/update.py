@@ -18,6 +18,7 @@ class Passes(Occupant):
 
     epochs: int = setting(1, low=1, witness=2)
     minibatches: int = setting(1, low=1, witness=[2, 3])
+    every_writer = True
 
     @property
     def steps(self) -> int:

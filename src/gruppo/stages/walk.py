@@ -25,9 +25,10 @@ from gruppo.stages.method import Method
 from gruppo.stages.objective import OLD
 from gruppo.stages.play import Fork, Play, Start, ask_of, one_answer, shown, starts_of
 from gruppo.stages.prompting import prompts_for
-from gruppo.stages.readouts import Need, Stats, need
+from gruppo.stages.readouts import Need, need
 from gruppo.stages.reward import add_components
-from gruppo.stages.select import through_first_door, through_second_door
+from gruppo.stages.select import through_first_door
+from gruppo.stages.writers import tokens_selected, writers_of
 
 NO_TASK = (
     "The scorer returned the components {} but none called `task`: it is unknown what counts as solved, and selection "
@@ -53,7 +54,8 @@ class Judge(Protocol):
 class Walk:
     """The rooms of a method, and what they work with.
 
-    read    (role, batch, needs) -> columns, without gradient; the role "old" is the policy at the start of the step
+    read    (role, batch, needs) -> columns, without gradient; the role "old" is the policy at the start of the step,
+            and of a row that another role wrote, that role (gruppo.stages.writers)
     tasks   the training set, by index
     judge   scores answers; None: episodes come with their rewards
     packed  (episodes, drawn, views) -> Batch
@@ -131,6 +133,11 @@ class Walk:
 
         Each is an episode apart: it can be learned from, and is in no statistic.
         """
+        if len(writers_of(self.method)) > 1:
+            raise ValueError(
+                f"{self.method.name} draws utterances that no world hears (ctx.answer), and those have no agent: it is "
+                "unknown which of the writers would say them. Leave method.writers out, or use another method."
+            )
         self.current()
         each = [_within(s, ctx.engine.context()) for s in starts_of(ctx, starts)]
         found: dict[int, Episode] = {}
@@ -253,7 +260,7 @@ class Walk:
         batch = batch.with_columns(**self.method.credit(ctx, batch))
         if self.method.replay.credited == "stored":
             batch = _stored(batch, self.method.credit.writes)
-        return through_second_door(ctx, self.method.select, batch, Stats(), current=False)
+        return tokens_selected(ctx, self.method, batch)
 
     def read_episodes(
         self, episodes: Sequence[Episode], role: str = "policy", readouts: Sequence[str | Need] = ("logp",)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gruppo.data.files import whole_folder
-from gruppo.policies.save import save_policy
 from gruppo.train.callbacks import Callback, Row, Step
 from gruppo.train.checkpoint import checkpoints, step_of
 from gruppo.train.config import RunConfig
+from gruppo.train.saved import save_writers
 
 if TYPE_CHECKING:
     from gruppo.train.trainer import Trainer
@@ -91,7 +91,7 @@ class Best(Callback):
             aside.parent.mkdir(parents=True, exist_ok=True)
             here.rename(aside)
         with whole_folder(here, MARK) as draft:
-            save_policy(draft / "policy", trainer.run.models["policy"], trainer.run.tokenizer)
+            save_writers(draft, trainer.run.models, trainer.run.learner.writers, trainer.run.tokenizer)
             (draft / MARK).write_text(json.dumps({"step": step, "held_out": score}), encoding="utf-8")
         self.best = step, score
 

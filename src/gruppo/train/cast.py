@@ -6,17 +6,29 @@ from typing import Any
 import torch
 
 from gruppo.policies import Critic, Unadapted, clone, has_adapter, load_policy, load_tokenizer
+from gruppo.policies.memory import out_of_memory
 from gruppo.stages import Context, Ema, Every, Method, Never, Role
+from gruppo.stages.writers import writers_of
 
 
 def build_cast(method: Method, policy: Any, ctx: Context, tokenizer: Any = None) -> dict[str, Any]:
     """{role: model}; `old` is the policy itself at the start of a step. `tokenizer` is the policy's."""
-    wanted = {r for _, _, n in method.needs(ctx) for r in (n.role, n.against)} | set(method.objectives) | {"policy"}
+    wanted = {r for _, _, n in method.needs(ctx) for r in (n.role, n.against)} | set(method.objectives)
+    wanted |= {r for r in method.cast if r.partition("@")[0] in wanted} | set(writers_of(method))
     sources = {r.refresh.source for r in method.cast.values() if isinstance(r.refresh, Every | Ema)}
     models: dict[str, Any] = {"policy": policy}
     for name, role in method.cast.items():
         if name != "policy" and name in wanted | sources:
-            models[name] = _build(name, role, models, tokenizer, ctx.seed)
+            try:
+                models[name] = _build(name, role, models, tokenizer, ctx.seed)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                raise ValueError(
+                    f"out of memory for the weights of role {name!r}, beside those of {', '.join(models)}: each role "
+                    "has a copy. Use model.lora.rank=16, with which roles that start as the policy share its weights, "
+                    "or a smaller model."
+                ) from None
     return models
 
 

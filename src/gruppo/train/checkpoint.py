@@ -125,7 +125,7 @@ def _read(path: Path, names: Sequence[str]) -> State:
 def pack_memory(x: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(x, Tensor):
         name = f"t{len(tensors)}"
-        tensors[name] = x.detach().cpu().contiguous().clone()
+        tensors[name] = x.detach().to("cpu", copy=True).contiguous()
         return {"$tensor": name}
     if isinstance(x, Mapping):
         return {"$map": [[k, pack_memory(v, tensors)] for k, v in x.items()]}
@@ -150,7 +150,7 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The state of the optimiser by parameter number; its settings come from the configuration."""
     params = optimiser.param_groups[0]["params"]
     return {
-        f"{i}.{k}": torch.as_tensor(v).detach().cpu().contiguous().clone()
+        f"{i}.{k}": torch.as_tensor(v).detach().to("cpu", copy=True).contiguous()
         for i, p in enumerate(params)
         for k, v in optimiser.state[p].items()
     }

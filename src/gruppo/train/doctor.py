@@ -10,12 +10,13 @@ from gruppo.data import Batch, Episode, Source, Status
 from gruppo.stages import need
 from gruppo.stages.check import learnable_N
 from gruppo.stages.names import nearest
+from gruppo.stages.writers import by_writer
 from gruppo.train.run import Run
 
 # Differences that rounding explains, by the dtype of the weights.
 GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}
 # A shorter gradient is treated as if it had this norm: where parts cancel, what is left is rounding.
-FAINT = 1e-3
+FAINT = 1e-2
 STORED = 1e-5  # episodes hold log-probabilities and temperatures in float32, even if the weights are float64
 
 
@@ -41,6 +42,9 @@ async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
     batch = run.walk.batch_of(ctx, episodes, episodes)
     if batch is None:
         raise ValueError("step zero: no episode can be learned from. Look at the rollout of the method.")
+    if not batch.size("N"):
+        said = f" {_source(run)} said: {_first_error(episodes)}" if _first_error(episodes) else ""
+        raise ValueError(f"step zero: no token was sampled, so there is nothing to check or to learn from.{said}")
     batch = batch.with_columns(**run.learner.read("old", batch, [need("logp", "old")]))
     checks = [
         _ratio(run, batch),
@@ -48,7 +52,7 @@ async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
         _reference(run, batch),
         _tokens(run, episodes),
         _coverage(run, batch),
-        _judged(episodes),
+        _judged(run, episodes),
         _cut_off(run, episodes),
         _dead(batch),
         _gradient(run, ctx, batch),
@@ -124,7 +128,9 @@ def _tokens(run: Run, episodes: list[Episode]) -> Check:
 
 def _says(tokenizer: Any, e: Episode) -> bool:
     """Whether the ids decode to the text: that of each turn, if they have texts (what was given may come before it)."""
-    if any(t.text for t in e.turns):
+    if not e.sequences:  # it failed before anything was said
+        return True
+    if any(t.text or t.state or t.flags for t in e.turns):  # an action may be empty
         return all(t.text.endswith(tokenizer.decode(e.sequences[t.sequence].ids[t.start : t.stop])) for t in e.turns)
     s = e.sequences[0]
     return tokenizer.decode(s.ids[s.source != Source.ENV]) == e.text
@@ -137,19 +143,36 @@ def _coverage(run: Run, batch: Batch) -> Check:
     return Check("mask", share > 0, share, 0, found, remedy)
 
 
-def _judged(episodes: list[Episode]) -> Check:
+def _source(run: Run) -> str:
+    """Who judges an episode, and so says why one was not judged."""
+    return "The agent" if run.config.task.agent else "The world" if run.tasks.env else "The scorer"
+
+
+def _whole(run: Run) -> str:
+    return "episodes" if run.tasks.env else "answers"
+
+
+def _first_error(episodes: list[Episode]) -> str:
+    return next((e.error for e in episodes if e.error), "")
+
+
+def _judged(run: Run, episodes: list[Episode]) -> Check:
     """Of the episodes that have ended: open ones are judged in a later step."""
     ended = [e for e in episodes if e.status != Status.OPEN]
     share = sum(e.status.judged for e in ended) / len(ended) if ended else 1.0
-    error = next((e.error for e in episodes if e.error), "")
-    found = f"{share:.0%} of the answers got a reward; more than half must"
-    return Check("judged", share > 0.5, share, 0.5, found, f"The scorer said: {error}" if error else "")
+    error = _first_error(episodes)
+    found = f"{share:.0%} of the {_whole(run)} got a reward; more than half must"
+    return Check("judged", share > 0.5, share, 0.5, found, f"{_source(run)} said: {error}" if error else "")
 
 
 def _cut_off(run: Run, episodes: list[Episode]) -> Check:
     """Only reported: a policy may have to learn to come to an end."""
     share = sum(e.status == Status.TRUNCATED for e in episodes) / len(episodes) if episodes else 0.0
-    found = f"{share:.0%} of the answers were cut off after sampling.max_tokens={run.sampling.max_tokens} tokens"
+    found = (
+        f"{share:.0%} of the episodes ran out of turns, or of the model's context"
+        if run.tasks.env
+        else f"{share:.0%} of the answers were cut off after sampling.max_tokens={run.sampling.max_tokens} tokens"
+    )
     return Check("truncated", True, share, 1, found)
 
 
@@ -168,13 +191,15 @@ def _dead(batch: Batch) -> Check:
 
 def _gradient(run: Run, ctx: Any, batch: Batch) -> Check:
     """The gradient of an optimiser step is finite, and does not depend on the cut into micro-batches."""
-    batch = run.walk.credited(ctx, batch)
-    rows = torch.arange(batch.size("S"), device=batch.device)
-    pieces = 2 * -(-len(batch.inputs.ids_M) // run.learner.micro_tokens)  # more and smaller ones
-    interleaved = [rows[i::pieces] for i in range(min(pieces, len(rows)))]
-    seen = [run.learner.gradient("policy", batch, cut=cut) for cut in (None, interleaved)]
-    norm, limit = float(seen[0].norm()), GAP[run.dtype]
-    off = float((seen[0] - seen[1]).norm()) / max(norm, FAINT)
+    off, norms, limit = 0.0, list[float](), GAP[run.dtype]
+    for role, part in by_writer(run.method, run.walk.credited(ctx, batch)):
+        rows = torch.arange(part.size("S"), device=part.device)
+        pieces = 2 * -(-len(part.inputs.ids_M) // run.learner.micro_tokens)  # more and smaller ones
+        interleaved = [rows[i::pieces] for i in range(min(pieces, len(rows)))]
+        seen = [run.learner.gradient(role, part, cut=cut) for cut in (None, interleaved)]
+        norms.append(float(seen[0].norm()))
+        off = max(off, float((seen[0] - seen[1]).norm()) / max(norms[-1], FAINT))
+    norm = max(norms, default=0.0) if all(map(math.isfinite, norms)) else math.nan
     found = (
         f"the gradient (norm {norm:.2g}) must not depend on the cut into micro-batches: between two cuts it differs by "
         f"{off:.2g} of its norm (rounding explains {limit:.2g})"

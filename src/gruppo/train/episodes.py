@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gruppo.data import Batch, Episode, Status
+from gruppo.stages.converse import OVERFLOW
 from gruppo.stages.names import nearest
 from gruppo.train.folder import RunFolder, finite
 from gruppo.train.manifest import write_text
@@ -77,7 +78,7 @@ def row_of(e: Episode, step: int, prompt: str, reference: str, advantage: float)
         "turns": len(e.turns),
         "source": e.source.name.lower(),
         "use": e.use.name.lower(),
-        "error": e.error,
+        "error": e.error or ("the next observation did not fit into the context" if OVERFLOW in e.notes else ""),
         "uid": e.uid,
     }
 
@@ -164,7 +165,11 @@ def in_words(row: Row, width: int = 0) -> str:
     facts += [f"advantage {row['advantage']:+.3g}"] if row["advantage"] == row["advantage"] else []
     many = row.get("turns", 1) > 1
     facts += [f"{row['turns']} turns"] if many else []
-    facts += [f"{row['tokens']} tokens", ENDED.get((row["status"], many), ENDED.get(row["status"], row["status"]))]
+    ended = ENDED.get((row["status"], many), ENDED.get(row["status"], row["status"]))
+    facts += [
+        f"{row['tokens']} tokens",
+        "ran out of context" if row["error"] and row["status"] == "truncated" else ended,
+    ]
     lines = [" · ".join(facts)]
     for name in ("prompt", "answer", "reference", "error"):
         if row[name] or name == "answer":

@@ -255,7 +255,7 @@ class RunFolder:
         """The last file but the manifest: with it the run is finished."""
         write_text(self["summary.json"], json.dumps(finite(summary), indent=1) + "\n")
         files = [self[name] for name in ("config.toml", "metrics.jsonl", "summary.json", "curves.png")]
-        files += [p for name in ("policy", "adapter", "best") for p in self[name].rglob("*") if p.is_file()]
+        files += [p for name in ("policy", "adapter", "writers", "best") for p in self[name].rglob("*") if p.is_file()]
         write_manifest(self.path, [p.relative_to(self.path).as_posix() for p in files if p.is_file()])
 
     def damage(self) -> str:

@@ -90,9 +90,20 @@ def serve_into(
     grad: bool = False,
 ) -> None:
     """`serve` for a micro-batch, without a graph; if it counts, written into the columns of the whole batch."""
-    part = serve(model, micro, needs, grad=grad, cast=cast)
+    put_into(out, batch, micro, needs, serve(model, micro, needs, grad=grad, cast=cast), counts)
+
+
+def put_into(
+    out: dict[str, Tensor],
+    batch: Batch,
+    micro: Batch,
+    needs: Sequence[Need],
+    found: Mapping[str, Tensor],
+    counts: bool = True,
+) -> None:
+    """What was read of a part, in the columns of the whole batch."""
     for n in needs:
-        x = part[n.column].detach()
+        x = found[n.column].detach()
         size = len(batch.views[n.view].ids_M) if n.at == "M" else batch.size(n.at)
         full = out.setdefault(n.column, x.new_zeros((size, *x.shape[1:])))
         if counts:

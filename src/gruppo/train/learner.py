@@ -8,7 +8,7 @@ micro-batches in both cases, and add up statistics and gradients.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -22,11 +22,13 @@ from gruppo.stages import Context, Method, Need, Never, Stats
 from gruppo.stages.cast import ADAM
 from gruppo.stages.goal import Goal, Sum, zero_of
 from gruppo.stages.schedule import Sched
+from gruppo.stages.writers import by_writer, cast_of, cut_of, writers_of, written
 from gruppo.train.cast import average
-from gruppo.train.forward import rows_of, serve, serve_into
-from gruppo.train.metrics import refuse_metrics
+from gruppo.train.forward import put_into, rows_of, serve, serve_into
+from gruppo.train.metrics import refuse_metrics, term_name
 from gruppo.train.optim import MasterAdamW
 from gruppo.train.ranks import Ranks
+from gruppo.train.tally import Tally
 from gruppo.train.timing import Clock
 
 T = TypeVar("T")
@@ -48,29 +50,6 @@ class OptimConfig(Checked):
     share_prefixes: bool = True  # compute shared prefixes of sequences once, where that is faster
 
 
-@dataclass
-class Tally:
-    """Sums and counts of metrics over the optimiser steps of one batch."""
-
-    sums: dict[str, float] = field(default_factory=dict[str, float])
-    counts: dict[str, float] = field(default_factory=dict[str, float])
-
-    def add(self, name: str, value: float, count: float = 1.0) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + value
-        self.counts[name] = self.counts.get(name, 0.0) + count
-
-    def merge(self, other: "Tally") -> None:
-        for name, value in other.sums.items():
-            self.most(name, value) if name.endswith("_max") else self.add(name, value, other.counts[name])
-
-    def most(self, name: str, value: float) -> None:
-        """Keep the largest value instead of a mean."""
-        self.sums[name], self.counts[name] = max(self.sums.get(name, 0.0), value), 1.0
-
-    def means(self) -> dict[str, float]:
-        return {k: v / self.counts[k] if self.counts[k] else 0.0 for k, v in self.sums.items()}
-
-
 class Learner:
     """Trains the roles of a method, on one or several ranks."""
 
@@ -85,7 +64,9 @@ class Learner:
         self.method, self.models, self.config, self.say = method, models, config, say
         self.ranks = ranks or Ranks()
         self.micro_tokens = config.micro_tokens  # smaller after running out of memory
-        self.trained = [r for r in method.objectives if method.cast[r].train]
+        self.writers = writers_of(method)  # each learns by the policy's objective, from what it wrote
+        trained = [r for r in method.objectives if method.cast[r].train]
+        self.trained = trained + [r for r in self.writers if r not in trained]
         self.optimisers = {r: self._optimiser(models[r]) for r in self.trained}
         self.ctx = Context()
         self.tally = Tally()
@@ -106,9 +87,13 @@ class Learner:
     # what updates may call
 
     def step(self, role: str, batch: Batch, coef: float = 1.0, lr: float | None = None, penalties: bool = True) -> None:
-        """One optimiser step of a role on a batch; `penalties=False` leaves the penalties out."""
-        self.grad(role, batch, coef, penalties=penalties)
-        self.apply(role, lr)
+        """One optimiser step of a role on a batch; `penalties=False` leaves the penalties out.
+
+        A writer that wrote nothing of it takes none.
+        """
+        if written(self.method, batch, role).size("S") or not batch.size("S"):
+            self.grad(role, batch, coef, penalties=penalties)
+            self.apply(role, lr)
 
     def grad(
         self,
@@ -121,14 +106,19 @@ class Learner:
         two_pass: bool = False,
         report: bool = True,
     ) -> None:
-        """Write −coef · dJ to the .grad of the role's parameters.
+        """Write −coef · dJ to the .grad of the role's parameters; of a writer, from the sequences that it wrote.
 
         cut       the sequences of each micro-batch, instead of a cut by `micro_tokens`
         two_pass  take two passes even if one fused pass would do
         report    log the terms as metrics of the step
         """
         goal = Goal(self.method, self.ctx, role, penalties)
-        made = self._within_memory(batch, lambda: self._grad(goal, batch, coef, cut, two_pass))
+        cut = None if cut is None else cut_of(self.method, batch, role, list(cut))
+        mine = written(self.method, batch, role)
+        if not mine.size("S") and batch.size("S"):
+            self.optimisers[role].zero_grad(set_to_none=True)
+            return
+        made = self._within_memory(mine, lambda: self._grad(goal, mine, coef, cut, two_pass))
         self.ranks.added(p.grad for p in self._params(role) if p.grad is not None)
         if report:
             self.tally.merge(made)
@@ -142,9 +132,19 @@ class Learner:
         return flat
 
     def read(self, role: str, batch: Batch, needs: Sequence[Need], grad: bool = False) -> dict[str, Tensor]:
-        """What a role says about a batch, without a graph; `old` is the policy at the start of the step."""
-        model = self.models["policy" if role == "old" else role]
-        return self._within_memory(batch, lambda: self._statistics(model, batch, needs, self._parts(batch, None), grad))
+        """What a role says about a batch, without a graph; `old` is the policy at the start of the step.
+
+        Rows of another writer are read from that writer, and from its own reference.
+        """
+        out: dict[str, Tensor] = {}
+        for writer, part in by_writer(self.method, batch):
+            found = self._within_memory(
+                part, lambda p=part, w=writer: self._statistics(role, p, needs, self._parts(p, None), grad, w)
+            )
+            if part is batch:
+                return found
+            put_into(out, batch, part, needs, found)
+        return out
 
     def apply(self, role: str, lr: float | None = None) -> None:
         """Clip and step. A gradient that is not finite is skipped and counted; three in a row end the run."""
@@ -223,7 +223,7 @@ class Learner:
         for term, weight in total.pairs():
             # Terms are averaged over optimiser steps; those that are only logged, over their rows.
             count = float((weight > 0).sum()) if term.logged_only else 1.0
-            made.add(term.name, float(total.totals[term.name]) * count, count)
+            made.add(term_name(goal, term.name), float(total.totals[term.name]) * count, count)
         return made
 
     def _parts(self, batch: Batch, cut: Cut) -> Parts:
@@ -237,7 +237,7 @@ class Learner:
         for rows_S, counts in parts:
             micro = batch.micro(rows_S)
             with self.clock("forward"):
-                stats = Stats(serve(self.models[goal.role], micro, needs, grad=True, cast=self.models))
+                stats = Stats(serve(self.models[goal.role], micro, needs, grad=True, cast=self._cast(goal.role)))
                 stats.update(self._of_others(goal, micro))
             if not counts:
                 value = zero_of(stats)
@@ -251,9 +251,9 @@ class Learner:
         self.ranks.added_tally(made.sums, made.counts, "sampler_gap")
 
     def _two_passes(self, goal: Goal, batch: Batch, parts: Parts, coef: float, made: Tally) -> Sum:
-        model, needs = self.models[goal.role], goal.needs()
+        model, needs, cast = self.models[goal.role], goal.needs(), self._cast(goal.role)
         with self.clock("forward"):
-            leaves = self._statistics(model, batch, needs, parts)
+            leaves = self._statistics(goal.named, batch, needs, parts, writer=goal.role)
             fixed = self._of_others(goal, batch, parts)
         leaves = {k: v.requires_grad_() for k, v in leaves.items()}
         slopes, total = goal.slopes(self._with_old(goal, batch, Stats(leaves), made), leaves, -coef, fixed)
@@ -261,7 +261,7 @@ class Learner:
         for rows_S, counts in parts:
             micro = batch.micro(rows_S)
             with self.clock("forward"):
-                now = serve(model, micro, steep, grad=True, cast=self.models)
+                now = serve(model, micro, steep, grad=True, cast=cast)
             value = zero_of(now)
             for n in steep:
                 slope = slopes.get(n.column)
@@ -271,33 +271,37 @@ class Learner:
                 value.backward()
         return total
 
+    def _cast(self, role: str) -> Mapping[str, Any]:
+        """The models by name, as they are for the rows that a role learns from."""
+        return cast_of(self.models, role if role in self.writers else "policy")
+
     def _statistics(
-        self, model: Any, batch: Batch, needs: Sequence[Need], parts: Parts, grad: bool = False
+        self, role: str, batch: Batch, needs: Sequence[Need], parts: Parts, grad: bool = False, writer: str = "policy"
     ) -> dict[str, Tensor]:
         """The needs at every row, without a graph: each rank reads its own rows, and all ranks get all of them.
 
         `grad` computes them in the same way as training does.
         """
-        out: dict[str, Tensor] = {}
+        out, cast = dict[str, Tensor](), self._cast(writer)
         for rows_S, counts in parts:
-            serve_into(out, model, batch, batch.micro(rows_S), needs, counts, self.models, grad)
+            serve_into(out, cast[role], batch, batch.micro(rows_S), needs, counts, cast, grad)
         self.ranks.added(out.values())
         return out
 
     def _of_others(self, goal: Goal, batch: Batch, parts: Parts | None = None) -> dict[str, Tensor]:
         """What other roles say now, without gradient; a whole batch is read in parts."""
-        out, needs = dict[str, Tensor](), goal.others()
+        out, needs, cast = dict[str, Tensor](), goal.others(), self._cast(goal.role)
         for role in dict.fromkeys(n.role for n in needs):
-            model, mine = self.models[role], [n for n in needs if n.role == role]
+            mine = [n for n in needs if n.role == role]
             if parts is None:
-                out |= serve(model, batch, mine, cast=self.models)
+                out |= serve(cast[role], batch, mine, cast=cast)
             else:
-                out |= self._statistics(model, batch, mine, parts)
+                out |= self._statistics(role, batch, mine, parts, writer=goal.role)
         return out
 
     def _with_old(self, goal: Goal, batch: Batch, stats: Stats, made: Tally) -> Batch:
         """Add log π_old if it was left out: with one optimiser step per batch it is log π itself."""
-        if goal.role != "policy" or "logp_old_N" in batch.columns or "logp_N" not in stats:
+        if not goal.writes or "logp_old_N" in batch.columns or "logp_N" not in stats:
             return batch
         logp_old_N = stats.logp_N.detach()
         sampler_gap(made, batch, logp_old_N)

@@ -5,7 +5,7 @@ from inspect import isawaitable
 
 from gruppo.engines.base import NotFinite
 from gruppo.stages import StepRecord
-from gruppo.stages.check import check_first_batch
+from gruppo.stages.check import compares, still
 from gruppo.train.cast import refresh
 from gruppo.train.learner import sampler_gap
 from gruppo.train.metrics import batch_metrics, episode_metrics, time_metrics
@@ -29,19 +29,16 @@ async def train_step(run: Run, step: int) -> StepRecord:
         raise
     facts = episode_metrics(drawn) | {"rounds": ctx.round + 1.0, "sampled": float(run.engine.sampled - before)}
     run.stop_if_failing(facts["failed"], drawn)
-    run.warn_if_dead(facts["dead_groups"], facts["truncated"])
 
     batch = walk.batch_of(ctx, drawn, kept)  # pack, and what is read once per batch
     run.warn_if_empty(batch is None)
+    dead_to_it = compares(method)  # whether equal rewards say nothing to the method
     if batch is not None:
         if "logp_old_N" in batch.columns:
             sampler_gap(learner.tally, batch, batch.logp_old_N)
         batch = walk.credited(ctx, batch)  # credit, select.tokens
         if not run.checked:
-            run.warn(*check_first_batch(method, batch, 0 if run.tasks.env else run.sampling.max_tokens))
-            run.warn_if_hidden(drawn)
-            run.warn_if_unheard(drawn)
-            run.checked = True
+            run.look_at_first(drawn, batch)
         ctx.episodes = kept
         run.between_steps = False
         with run.engine.without_memory():  # weights change; what is drawn now has a version of its own (run.current)
@@ -50,11 +47,14 @@ async def train_step(run: Run, step: int) -> StepRecord:
                 await taken
         learner.refuse_broken()
         facts |= batch_metrics(batch) | {"sampled": float(run.engine.sampled - before)}
+        dead_to_it = dead_to_it or still(method, batch)
         refresh(method, run.models, step)
         run.next_version()
     else:
         run.engine.sync(run.version, run.models)
 
+    run.warn_of_worlds(drawn)
+    run.warn_if_dead(facts["dead_groups"] if dead_to_it else 0.0, drawn)
     run.replay = walk.remembered(ctx, run.replay, batch, kept)  # replay.put
     facts |= learner.tally.means() | {"lr": learner.lr("policy"), "version": float(run.version)}
     record = StepRecord(step, kept, batch, facts, ctx, drawn)

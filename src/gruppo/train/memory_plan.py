@@ -110,7 +110,7 @@ def plan_of(run: Any) -> Plan:
     kv = activations = None
     if known:
         longest, rows = pages_for(policy.context), min(config.engine.rows, ROWS)
-        kv = rows * longest, page_bytes(policy)
+        kv = rows * longest * len(run.learner.writers), page_bytes(policy)  # a pool for each role that writes
         tokens = min(config.optim.micro_tokens, config.prompts * config.samples * policy.context)
         size = policy.output.weight.element_size()
         activations = kept_bytes(policy.config, tokens, size, policy.checkpointing)

@@ -1,6 +1,7 @@
 """Every logged number, defined once: unit, healthy range, meaning. A test rejects metrics that are not listed."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "turns": ("", "", "mean number of turns of an episode, where one has several"),
     "turns_to_success": ("", "falls", "mean number of turns of the episodes that were solved"),
     "tool_calls": ("", "", "calls of tools in an episode"),
-    "turns/recurring": ("share", "", "turns whose state occurs in another episode of the group, too"),
+    "turns/recurring": ("share", "", "turns whose state occurs in another episode of the group, if it has several"),
     "turns/*": (
         "share",
         "near 0",
@@ -89,11 +90,24 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "kept": ("share", "", "policy tokens that selection kept"),
     "effective": ("share", "above 0.5", "(Σ w)² / (n Σ w²) of the weights from selection: 1 if all are equal"),
     "grad_norm": ("", "steady", "gradient norm of the policy before clipping, mean over optimiser steps"),
-    "grad_norm_*": ("", "steady", "the same for another trained role"),
+    "grad_norm_*": ("", "steady", "the same for another trained role; of one agent's tokens with gruppo.lab.agents"),
+    "writer/*": ("", "", "a term of the objective or a penalty, of another writer than the policy: writer/ROLE/TERM"),
+    "bold/*": (
+        "share",
+        "",
+        "how often the policy bets or calls in a situation of Kuhn poker, with gruppo.lab.kuhn",
+    ),
+    "exploitability": ("antes", "towards 0", "what best responses win against the policy; only with gruppo.lab.kuhn"),
+    "exploitability_average": ("antes", "towards 0", "the same of the average of the policies of the last half"),
     "grad_variance": (
         "",
         "",
         "variance of the step's gradient before clipping, from parts of its groups; only with gruppo.lab.variance",
+    ),
+    "step_gap": (
+        "",
+        "towards 0",
+        "1 minus the correlation of the advantages of turns with the exact ones; only with gruppo.lab.steps",
     ),
     "grad_noise": ("share", "below 1", "grad_variance over the squared norm of that gradient; 1: nothing but noise"),
     "bad_gradients": ("steps", "0", "optimiser steps skipped because the gradient was not finite"),
@@ -125,6 +139,11 @@ def refuse_metrics(method: str, role: str, terms: Iterable[str]) -> None:
                 f"{method}: a term of {role} is called {name!r}, which is a metric of every run, so it would take its "
                 f"place in the log. Rename the term, for example to term_{name}."
             )
+
+
+def term_name(goal: Any, term: str) -> str:
+    """The metric of a term: its own name; of a writer beside the policy, with that role."""
+    return f"writer/{goal.role}/{term}" if goal.writes and goal.role != "policy" else term
 
 
 def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
@@ -192,7 +211,8 @@ def of_turns(drawn: Sequence[Episode]) -> dict[str, float]:
     calls = sum(len(t.tools) for t in turns)
     out |= {"tool_calls": calls / len(drawn)} if calls else {}
     shares = {f"turns/{flag}": _mean([flag in t.flags for t in turns]) for flag in FLAGS}
-    return out | {k: v for k, v in shares.items() if v} | {"turns/recurring": _recurring(drawn)}
+    several = len({e.group for e in drawn}) < len(drawn)  # else there is no other episode of a group
+    return out | {k: v for k, v in shares.items() if v} | ({"turns/recurring": _recurring(drawn)} if several else {})
 
 
 def _recurring(drawn: Sequence[Episode]) -> float:

@@ -11,6 +11,7 @@ from gruppo.train.config import RunConfig
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock
 from gruppo.train.manifest import damage
+from gruppo.train.stop import Stop
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def finished(folder: RunFolder, done: int, steps: int, changed: bool = False) ->
 
 
 @contextmanager
-def told(folder: RunFolder, begun: bool = True) -> Iterator[None]:
+def told(folder: RunFolder, stop: Stop, begun: bool = True) -> Iterator[None]:
     """Whatever ends a run early, at whatever moment: the last words say which step is saved, and how to go on.
 
     What is refused before it has begun says by itself what to do.
@@ -101,6 +102,7 @@ def told(folder: RunFolder, begun: bool = True) -> Iterator[None]:
     except KeyboardInterrupt:
         raise KeyboardInterrupt(how_to_resume(folder)) from None
     except (ValueError, OSError) as error:
+        _stopped(folder, stop, error)
         if not begun:
             raise
         said = str(error)
@@ -108,8 +110,15 @@ def told(folder: RunFolder, begun: bool = True) -> Iterator[None]:
             said = f"{error.strerror}: {error.filename or folder.path}"
         raise ValueError(f"{said}\n{how_to_resume(folder)}") from error
     except Exception as error:
+        _stopped(folder, stop, error)
         error.add_note(how_to_resume(folder))
         raise
+
+
+def _stopped(folder: RunFolder, stop: Stop, error: Exception) -> None:
+    """A library may turn the interrupt of a second signal into an error of its own: a file that cannot be read."""
+    if stop.asked > 1:
+        raise KeyboardInterrupt(how_to_resume(folder)) from error
 
 
 def how_to_resume(folder: RunFolder) -> str:

@@ -22,7 +22,8 @@ SHOWN = (
     "grad_norm",
     "tokens_per_second",
 )
-RETURN = "return/"  # of one agent of several
+RETURN, HELD_OUT = "return/", "held_out/return/"  # of one agent of several
+MEANS = ("reward", "accuracy", "held_out")  # over all agents, which say nothing in a zero-sum game
 
 
 class Display:
@@ -69,7 +70,7 @@ class Display:
         self.row["held_out"], self.measured = accuracy, step
 
     def update(self, step: int, row: Mapping[str, float]) -> None:
-        self.row |= {k: v for k, v in row.items() if k in SHOWN or k.startswith(RETURN)}
+        self.row |= {k: v for k, v in row.items() if k in SHOWN or k.startswith((RETURN, HELD_OUT))}
         self.measured = step if "held_out" in row else self.measured
         self.bar.update(self.task, completed=step)
         if self._live is not None:
@@ -87,12 +88,12 @@ class Display:
 
     def _names(self) -> list[str]:
         """Of what is shown. The returns of several agents stand for their mean, which is 0 in every zero-sum game."""
-        returns = [k for k in self.row if k.startswith(RETURN)]
-        return [name for k in SHOWN for name in (returns if k == "reward" and returns else [k])]
+        returns = [k for k in self.row if k.startswith((RETURN, HELD_OUT))]
+        return [*returns, *(k for k in SHOWN if k not in MEANS)] if returns else list(SHOWN)
 
     def _shown(self, name: str, step: int) -> str:
         """A number; an accuracy that was measured earlier says when."""
-        earlier = name == "held_out" and self.measured != step
+        earlier = name.startswith("held_out") and self.measured != step
         return f"{self.row[name]:.3g}" + (f" (step {self.measured})" if earlier else "")
 
     def _table(self, step: int = 0) -> Table:

@@ -13,11 +13,12 @@ from gruppo.data.prefix import WORTH
 from gruppo.engines.config import engine_of
 from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
-from gruppo.stages.check import check, compares, cut_off, refuse_weaker
-from gruppo.stages.converse import HEARD, play_of
+from gruppo.stages.check import check, check_first_batch, compares, refuse_weaker
+from gruppo.stages.converse import HEARD, OVERFLOW, play_of
 from gruppo.stages.play import close_play, one_answer
 from gruppo.stages.requires import RecurringTasks
 from gruppo.stages.walk import Walk
+from gruppo.stages.writers import with_companions
 from gruppo.tasks import TaskSet
 from gruppo.tasks.fit import most_tokens, refuse_unfit
 from gruppo.tasks.judge import judge_of
@@ -31,11 +32,21 @@ from gruppo.train.exact import be_deterministic
 from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
 from gruppo.train.ranks import ranks
+from gruppo.train.worlds import (
+    Recurring,
+    overflown,
+    refuse_other_worlds,
+    refuse_strangers,
+    seats_alike,
+    unread,
+    unread_words,
+    why_equal,
+)
 
 
 class Run:
     def __init__(self, config: RunConfig, say: Callable[[str], None] = print) -> None:
-        self.config, self.method, self.say = config, config.method, say
+        self.config, self.method, self.say = config, with_companions(config.method), say
         keep_freed_memory()
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -46,6 +57,7 @@ class Run:
         self.share = WORTH if config.optim.share_prefixes else math.inf
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         self.tasks = tasks_of(config)
+        refuse_strangers(config.method, self.tasks, config.task)
         for sentence in self.tasks.notes:
             self.say(sentence)
         longest = config.sampling.max_tokens or self.tasks.max_tokens
@@ -56,10 +68,14 @@ class Run:
         self.between_steps = True  # False: weights have changed, and memory and replay not yet
         self.dead_steps, self.empty_steps = 0, 0
         self.told_errors: set[str] = set()
-        self.told_dead = False
+        self.told_dead = self.told_full = False
+        self.recurring = Recurring(self.method, self.tasks.env.split("+")[0])
         check(self.method, self.bare_context(0), samples=config.samples)
+        refuse_other_worlds(self.method, self.tasks)
         m = config.model
         self.tokenizer = load_tokenizer(m.name)
+        world = bool(self.tasks.env) and not config.task.agent
+        self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, world)]))
         policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
         if policy.fallback:
             self.say(policy.fallback)
@@ -69,7 +85,7 @@ class Run:
             self.say(f"answers have at most {longest} tokens (sampling.max_tokens)")
         self.models = build_cast(self.method, policy, self.bare_context(0), self.tokenizer)
         engine = replace(config.engine, lockstep="yes") if config.deterministic else config.engine
-        self.engine = engine_of(engine, self._writers(), self.tokenizer, self.warn)
+        self.engine = engine_of(engine, self._sampled(), self.tokenizer, self.warn)
         refuse_weaker(self.method, config.engine.name, self.engine.promises)
         if self.tokenizer.rewrites:
             self.warn(self.tokenizer.rewrites)
@@ -85,13 +101,13 @@ class Run:
             self.tasks.train,
             self.judge,
             self.packed,
-            play_of(self.tasks, config.task, self.tokenizer, self.say),
+            play_of(self.tasks, config.task, self.tokenizer, self.say, self.method.writers),
             self.current,
             budget_tokens=config.budget_tokens,
             clock=self.clock,
         )
 
-    def _writers(self) -> dict[str, Any]:
+    def _sampled(self) -> dict[str, Any]:
         """The models that can be sampled from, by role."""
         return {r: m for r, m in self.models.items() if self.method.cast[r].as_ == "full"}
 
@@ -118,7 +134,7 @@ class Run:
 
         Without draws inside of updates the version counts steps.
         """
-        if self.learner.moved & set(self._writers()):
+        if self.learner.moved & set(self._sampled()):
             self.next_version()
 
     def next_version(self) -> None:
@@ -185,6 +201,21 @@ class Run:
                 f"such as {' or '.join(others)}."
             )
 
+    def look_at_first(self, drawn: Sequence[Episode], batch: Batch) -> None:
+        """What is said once, about the first batch. Raises if the method cannot learn from it."""
+        equal = check_first_batch(self.method, batch, why_equal(self, drawn))
+        self.warn(*equal, *filter(None, [seats_alike(self.method, batch), "" if equal else unread(self, drawn)]))
+        self.warn_if_hidden(drawn)
+        self.warn_if_unheard(drawn)
+        self.checked = True
+
+    def warn_of_worlds(self, drawn: Sequence[Episode]) -> None:
+        """What the first steps in a world show, once each."""
+        for said in (self.recurring(drawn), "" if self.told_full else overflown(self, drawn)):
+            if said:
+                self.warn(said)
+        self.told_full = self.told_full or any(OVERFLOW in e.notes for e in drawn)
+
     def warn_if_unheard(self, drawn: Sequence[Episode]) -> None:
         """What a method asks of an environment has no effect on a task that is one answer."""
         asked = {name for e in drawn if e.ask is not None for name in e.ask.how if name in HEARD}
@@ -204,12 +235,12 @@ class Run:
                 "episodes: an easier task.level, another task.reward or another setting of method.select may help."
             )
 
-    def warn_if_dead(self, share: float, truncated: float = 0.0) -> None:
-        """All groups have had equal rewards for three steps in a row: most methods learn nothing from them."""
-        self.dead_steps = self.dead_steps + 1 if share == 1.0 and compares(self.method) else 0
+    def warn_if_dead(self, share: float, drawn: Sequence[Episode] = ()) -> None:
+        """All groups have had equal rewards for three steps in a row, and the method learns nothing from such ones."""
+        self.dead_steps = self.dead_steps + 1 if share == 1.0 else 0
         if self.dead_steps == 3 and not self.told_dead:  # once: `dead_groups` is in the line of every step
             self.told_dead = True
-            why = cut_off(truncated, 0 if self.tasks.env else self.sampling.max_tokens)
+            why = why_equal(self, drawn)
             self.warn(
                 "every group of the last three steps has equal rewards, so there is nothing to compare. "
                 + (why or "Use an easier or harder task.level, more samples, or sampling.temperature=1.")

@@ -3,9 +3,12 @@
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from gruppo.stages.requires import RecurringStates, SeveralSeats
 from gruppo.tasks import BUILT_IN
 from gruppo.train.folder import RunFolder
+from gruppo.train.saved import others_in
 from gruppo.train.winrate import win_words
+from gruppo.train.worlds import declaring
 
 if TYPE_CHECKING:
     from gruppo.train.trainer import Trainer
@@ -31,15 +34,32 @@ def summary_of(trainer: "Trainer") -> dict[str, Any]:
     }
 
 
-def seat_words(folder: RunFolder) -> list[str]:
-    """In a game, what each seat earned in the last evaluation: in a zero-sum game their mean is 0."""
-    known = ((k, v) for row in folder.metrics() for k, v in row.items() if k.startswith(SEAT) and v is not None)
-    seats = {k.removeprefix(SEAT): v for k, v in known}
-    return [f"held-out return {', '.join(f'{seat} {r:.3f}' for seat, r in seats.items())}"] if seats else []
+def seat_words(folder: RunFolder) -> str:
+    """In a game, what each seat earned in the first and the last evaluation: in a zero-sum game their mean is 0."""
+    seats: dict[str, list[float]] = {}
+    for row in folder.metrics():
+        for name, r in row.items():
+            if name.startswith(SEAT) and r is not None:
+                seats.setdefault(name.removeprefix(SEAT), []).append(r)
+    shown = [f"{seat} {rs[0]:.3f}" + (f" → {rs[-1]:.3f}" if len(rs) > 1 else "") for seat, rs in seats.items()]
+    return f"held-out return {', '.join(shown)}" if shown else ""
 
 
-def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
-    other = "grpo" if summary["method"] == "dapo" else "dapo"
+def next_words(summary: dict[str, Any], env: str = "", game: bool = False) -> str:
+    """What to try after this run: another method and, in a world, a look at it."""
+    mine, task = summary["method"], summary["task"]
+    if not env or env == "agent":
+        other = "grpo" if mine == "dapo" else "dapo"
+        return f"try next:  gruppo methods   ·   gruppo train method={other}   ·   gruppo methods diff grpo dapo"
+    world = env.split("+")[0]
+    made_for = declaring(SeveralSeats() if game else RecurringStates())
+    other = next(name for name in made_for if name != mine)
+    commands = (f"env play {shlex.quote(world)}", f"train task={shlex.quote(task)} method={other}")
+    return f"try next:  gruppo {'   ·   gruppo '.join(commands)}   ·   gruppo methods diff {mine} {other}"
+
+
+def closing_words(summary: dict[str, Any], folder: RunFolder, env: str = "") -> str:
+    """`env` is that of the tasks."""
     again = " task.level=3" if summary["task"] in BUILT_IN else ""
     name = shlex.quote(str(folder.path))
     best = (
@@ -49,20 +69,21 @@ def closing_words(summary: dict[str, Any], folder: RunFolder) -> str:
     )
     shares = all(0 <= (summary[k] or 0) <= 1 for k in ("accuracy_before", "accuracy_after"))
     word, steps = "accuracy" if shares else "score", "step" if summary["steps"] == 1 else "steps"
+    seats = seat_words(folder)
+    score = seats or (f"held-out {word} {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}")
     early = f", ended early: {summary['ended_early']}" if "ended_early" in summary else ""
     return "\n".join(
         [
-            f"held-out {word} {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f} in "
-            f"{summary['steps']} {steps}, {summary['seconds']:.0f} s of training{early}",
+            f"{score} in {summary['steps']} {steps}, {summary['seconds']:.0f} s of training{early}",
             *win_words(summary),
-            *seat_words(folder),
             f"  curves    {folder['curves.png']}",
             *([f"  episodes  {folder['episodes']}"] if folder["episodes"].is_dir() else []),
             f"  policy    {folder['policy']}   (transformers: "
             f"AutoModelForCausalLM.from_pretrained({str(folder['policy'])!r}))",
+            *(f"  {role:<9} {folder}" for role, folder in others_in(folder.path).items()),
             *([f"  best      {folder['best'] / 'policy'}   ({best})"] if best else []),
             f"  summary   {folder['summary.json']}",
-            f"try next:  gruppo methods   ·   gruppo train method={other}   ·   gruppo methods diff grpo dapo",
+            next_words(summary, env, game=bool(seats)),
             f"           gruppo episodes {name}   ·   gruppo runs",
             f"           gruppo eval {name}{again}",
         ]

@@ -1,7 +1,6 @@
 """From a configuration to a trained policy: set up, check, train, evaluate, save, resume."""
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from gruppo.methods import refurnished
-from gruppo.policies import save_policy
 from gruppo.stages import StepRecord
 from gruppo.tasks.channel import refuse_inside
 from gruppo.train.callbacks import Callback, Step, standing
@@ -30,6 +28,7 @@ from gruppo.train.opening import finished, how_to_resume, new_folder, newest, to
 from gruppo.train.progress import Display
 from gruppo.train.run import Run
 from gruppo.train.samples import Samples
+from gruppo.train.saved import save_writers
 from gruppo.train.stop import Stop
 from gruppo.train.summary import closing_words, summary_of
 from gruppo.train.waiting import Loop
@@ -61,7 +60,7 @@ def train_steps(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[C
 
 
 def _train_steps(config: RunConfig, quiet: bool, callbacks: Sequence[Callback]) -> Steps:
-    with Stop() as stop, new_folder(config) as folder, told(folder):
+    with Stop() as stop, new_folder(config) as folder, told(folder, stop):
         trainer = Trainer(config, folder, quiet, callbacks=callbacks, stop=stop)
         yield from trainer.steps()
         return trainer.summary
@@ -101,7 +100,7 @@ def resume_steps(
         folder.read_config()  # raises
     with Stop() as stop, Lock(folder.path):
         say = Display("", 0, quiet=quiet).say
-        with told(folder, begun=False):
+        with told(folder, stop, begun=False):
             state = _newest_state(folder, skip_damaged, say)
             record = state.beside.get("run.json") if state else None
             if fixed := folder.fix(record):
@@ -112,7 +111,7 @@ def resume_steps(
             if state is not None and (done := finished(folder, state.step, config.steps, bool(changes))):
                 say(done)
                 return {**read_json(folder["summary.json"]), "folder": str(folder.path)}
-        with told(folder):
+        with told(folder, stop):
             trainer = Trainer(config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow)
             yield from trainer.steps(state)
             return trainer.summary
@@ -323,10 +322,9 @@ class Trainer:
             facts = {"steps": self.done, "stopped": True, "folder": str(self.folder.path)}
             self.summary = {**facts, "resume": self.folder.resume_command}
             return
-        shutil.rmtree(self.folder["policy"], ignore_errors=True)  # of an end that was cut short, or damaged
-        save_policy(self.folder["policy"], self.run.models["policy"], self.run.tokenizer)
+        save_writers(self.folder.path, self.run.models, self.run.learner.writers, self.run.tokenizer)
         c = self.config
         self.folder.draw_curves(f"{c.method.name} on {c.task.name}, seed {c.seed}")
         self.summary = summary_of(self)
         self.folder.write_summary(self.summary)
-        self.display.say(closing_words(self.summary, self.folder))
+        self.display.say(closing_words(self.summary, self.folder, self.run.tasks.env))
