@@ -1,6 +1,7 @@
 """What a program may do, how its end is named, what is refused, and that the host is as it was."""
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -233,6 +234,7 @@ def quick_calls(sandbox: Sandbox, number: int) -> float:
         return time.monotonic() - begun, [r.status for r in found]
 
     asyncio.run(many(4))  # what the first calls of a loop open once
+    gc.collect()  # descriptors that other tests left to the collector are not counted
     before = state(zygote)
     seconds, statuses = asyncio.run(many(number))
     for _ in range(100):  # the supervisors end after their reply
@@ -241,7 +243,7 @@ def quick_calls(sandbox: Sandbox, number: int) -> float:
             break
         time.sleep(0.05)
     assert statuses == [wanted[i % 4] for i in range(number)]
-    assert after[0] == before[0] and after[1] == before[1] and after[2] == []
+    assert after[0] <= before[0] and after[1] == before[1] and after[2] == []
     return number / seconds
 
 
