@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -209,17 +208,16 @@ def below(pid: int) -> list[int]:
     return found[1:]
 
 
-def state(zygote: int) -> tuple[int, int, list[int], list[str]]:
-    """Our descriptors, those of the zygote, its children, and folders of sandboxes."""
-    scratch = [p for f in Path(tempfile.gettempdir()).glob("gruppo-sandbox-*") for p in _listed(f)]
-    return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote}/fd")), below(zygote), scratch
+def scratch(sandbox: Sandbox) -> Path | None:
+    """The folder on the host that holds those of this sandbox's programs. Others have theirs beside it."""
+    own = Path(ran(sandbox, "import os; print(os.getcwd())").stdout.strip())
+    return None if sandbox.wanted == "namespaces" else own.parent
 
 
-def _listed(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:  # of another run, which has just ended
-        return []
+def state(zygote: int, base: Path | None) -> tuple[int, int, list[int], list[str]]:
+    """Our descriptors, those of the zygote, its children, and the folders of its programs."""
+    folders = os.listdir(base) if base else []
+    return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote}/fd")), below(zygote), folders
 
 
 def quick_calls(sandbox: Sandbox, number: int) -> float:
@@ -234,16 +232,14 @@ def quick_calls(sandbox: Sandbox, number: int) -> float:
         return time.monotonic() - begun, [r.status for r in found]
 
     asyncio.run(many(4))  # what the first calls of a loop open once
+    base = scratch(sandbox)
     gc.collect()  # descriptors that other tests left to the collector are not counted
-    before = state(zygote)
+    waited(lambda: below(zygote) == [])
+    before = state(zygote, base)
     seconds, statuses = asyncio.run(many(number))
-    for _ in range(100):  # the supervisors end after their reply
-        after = state(zygote)
-        if after[1:] == before[1:]:
-            break
-        time.sleep(0.05)
     assert statuses == [wanted[i % 4] for i in range(number)]
-    assert after[0] <= before[0] and after[1] == before[1] and after[2] == []
+    waited(lambda: state(zygote, base)[1:] == before[1:])  # the supervisors end after their reply
+    assert state(zygote, base)[0] <= before[0] and before[2:] == ([], [])
     return number / seconds
 
 
@@ -262,12 +258,11 @@ def test_ten_thousand_quick_calls(sandbox: Sandbox) -> None:
 def test_closing_ends_everything(sandbox: Sandbox) -> None:
     other = Sandbox(sandbox.wanted)
     zygote = other.start()._process
-    assert ran(other, "1").ok
-    folders = set(Path(tempfile.gettempdir()).glob("gruppo-sandbox-*"))
+    folder = scratch(other)
+    assert folder is None or folder.exists()
     other.close()
     assert zygote.poll() is not None
-    left = set(Path(tempfile.gettempdir()).glob("gruppo-sandbox-*"))
-    assert sandbox.wanted == "namespaces" or len(left) < len(folders)
+    assert folder is None or not folder.exists()
     assert ran(other, "print(2)").stdout == "2\n"  # and starts again
     other.close()
 
@@ -298,11 +293,17 @@ asyncio.run(box.run("import time; time.sleep(60)", seconds=60))
         zygote = int(caller.stdout.readline())
         waited(lambda: len(below(zygote)) == 3)  # supervisor, keeper, program
         processes = [zygote, *below(zygote)]
-        folders = set(Path(tempfile.gettempdir()).glob("gruppo-sandbox-*"))
+        waited(lambda: bool(scratch_of(processes)) or sandbox.wanted == "namespaces")
+        folders = scratch_of(processes)
         caller.kill()
     waited(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
-    left = set(Path(tempfile.gettempdir()).glob("gruppo-sandbox-*"))
-    assert sandbox.wanted == "namespaces" or left < folders
+    waited(lambda: not any(folder.exists() for folder in folders))
+
+
+def scratch_of(processes: list[int]) -> list[Path]:
+    """The folders of sandboxes that processes are in."""
+    where = [Path(os.readlink(f"/proc/{pid}/cwd")) for pid in processes]
+    return [folder.parent for folder in where if folder.parent.name.startswith("gruppo-sandbox-")]
 
 
 def waited(done: Callable[[], bool]) -> None:
