@@ -30,7 +30,7 @@ def spin() -> None:
 def test_loops_sleeps_and_waits_are_interrupted(call: object) -> None:
     begun = time.monotonic()
     with pytest.raises(Late):
-        within(0.1, call, never)  # type: ignore[arg-type]
+        within(0.1, call, never, "it")  # type: ignore[arg-type]
     assert time.monotonic() - begun < 5
     time.sleep(0.2)  # it does not ring again
 
@@ -42,7 +42,7 @@ def test_in_time_nothing_is_changed() -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
-        assert within(5.0, lambda: 7, never) == within(0.0, lambda: 7, never) == 7
+        assert within(5.0, lambda: 7, never, "it") == within(0.0, lambda: 7, never, "it") == 7
         assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 0.2
         time.sleep(0.3)
         assert rung == [1]
@@ -53,7 +53,7 @@ def test_in_time_nothing_is_changed() -> None:
 
 def test_in_another_thread_it_is_said() -> None:
     said: list[str] = []
-    worker = threading.Thread(target=lambda: within(0.05, lambda: time.sleep(0.2), lambda: said.append("late")))
+    worker = threading.Thread(target=lambda: within(0.05, lambda: time.sleep(0.2), lambda: said.append("late"), "it"))
     worker.start()
     worker.join()
     assert said == ["late"]

@@ -14,12 +14,17 @@ from gruppo.sandbox.bait import MARK, SECRET, Bait, left_behind, tried
 
 # Those that do no harm where nothing holds them.
 HARMLESS = ("sockets", "home and environment", "writing outside", "symlinks", "proc")
+# Several processes that have too much memory together, and none of them alone.
+TOGETHER = [name for name, attack in ATTACKS.items() if attack.ends == ("memory", "ok")]
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_reaches_nothing(sandbox: Sandbox, bait: Bait, name: str) -> None:
-    _, reached = asyncio.run(tried(sandbox, ATTACKS[name], bait))
+    ran, reached = asyncio.run(tried(sandbox, ATTACKS[name], bait))
     assert reached == []
+    if name in TOGETHER:  # where a program is one process, no second one begins
+        assert ran.status == ("ok" if sandbox.alone else "memory") and ("held" in ran.stdout) == bool(sandbox.alone)
+        assert sandbox.alone or "processes and their files had" in ran.why
 
 
 @pytest.mark.parametrize("name", HARMLESS)

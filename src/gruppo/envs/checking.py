@@ -72,7 +72,7 @@ def checked(name: str, tasks: Sequence[Task], seconds: float = SECONDS) -> Itera
             law or LAWS[0].name,
             [
                 f"it hangs: no answer in {wait:g} s, so its process was killed. Give every wait inside a limit; if it "
-                "is only slow, allow more with --seconds."
+                "is only slow, allow more with --seconds. In a run, task.hosted=yes lets it be killed as well."
             ],
         )
     except Died as died:

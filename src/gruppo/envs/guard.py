@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gruppo.envs.alarm import Late, within
+from gruppo.envs.alarm import HOSTED, Late, within
 from gruppo.envs.base import POLICY, Called, Seen
 from gruppo.envs.wrappers import Wrapper
 from gruppo.tasks.base import Task
 
+WAITED = f"It cannot be interrupted in this thread, so it is waited for; {HOSTED}"
 TIMEOUT, ENDED, RAISED, BROKEN = "timeout", "ended", "raised", "broken"  # how an error begins
 
 
@@ -57,7 +58,7 @@ class Guarded(Wrapper):
 
     def _tried(self, call: Callable[[], Any], what: str, action: Any) -> Seen:
         try:
-            return sane(within(self.seconds, call, lambda: self._hangs(what, action, "It is waited for")))
+            return sane(within(self.seconds, call, lambda: self._hangs(what, action, WAITED), self._call(what, action)))
         except Late:
             self.late = True  # in the middle of something: it is not to be played again
             return failed(TIMEOUT, f"no answer to {self._hangs(what, action, 'Its episode is left out')}")
@@ -66,10 +67,16 @@ class Guarded(Wrapper):
 
     def _hangs(self, call: str, action: Any, then: str) -> str:
         """Says so, and returns to what there was no answer."""
-        what = f"{call}({str(action)[:60]!r})" if call == "step" else call
-        said = f"{what} in {self.seconds:g} s, in task {self.task.uid!r}"
+        said = f"{_written(call, action)} in {self.seconds:g} s, in task {self.task.uid!r}"
         self.say(
             f"warning: {self.name} gave no answer to {said}. {then}. If it is only slow, allow more with "
             f"task.seconds={6 * self.seconds:g}; Ctrl-C twice stops the run at once."
         )
         return said
+
+    def _call(self, call: str, action: Any) -> str:
+        return f"{_written(call, action)} of {self.name}, in task {self.task.uid!r}," if self.seconds else ""
+
+
+def _written(call: str, action: Any) -> str:
+    return f"{call}({str(action)[:60]!r})" if call == "step" else call

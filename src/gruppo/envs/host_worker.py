@@ -25,7 +25,8 @@ def main() -> None:
     except Exception as error:
         parent.send("refused", f"env={name!r} cannot be made with {options}: {type(error).__name__}: {error}")
         return
-    parent.send("ready", {"can": sorted(HOSTED & set(getattr(env, "can", ()))), "seats": list(seats_of(env))})
+    can, rules = sorted(HOSTED & set(getattr(env, "can", ()))), str(getattr(env, "rules", ""))
+    parent.send("ready", {"can": can, "seats": list(seats_of(env)), "rules": rules})
     while True:
         call, argument = pickle.loads(parent.receive())
         try:

@@ -31,7 +31,7 @@ class Hosted:
         self.name, self.seconds, self.start_seconds, self.options = name, seconds, start, dict(options or {})
         self.starts = 0  # processes that were started
         self._channel: Channel | None = None
-        self._offers: tuple[frozenset[str], tuple[str, ...]] | None = None
+        self._offers: tuple[frozenset[str], tuple[str, ...], str] | None = None
         self.seen = Seen("", done=True)
 
     def start(self) -> None:
@@ -51,7 +51,7 @@ class Hosted:
         if kind != "ready":
             self.close()
             raise ValueError(content)
-        self._offers = frozenset(content["can"]), tuple(content["seats"])
+        self._offers = frozenset(content["can"]), tuple(content["seats"]), content["rules"]
 
     @property
     def can(self) -> frozenset[str]:
@@ -61,11 +61,15 @@ class Hosted:
     def seats(self) -> tuple[str, ...]:
         return self._known()[1]
 
-    def _known(self) -> tuple[frozenset[str], tuple[str, ...]]:
+    @property
+    def rules(self) -> str:
+        return self._known()[2]
+
+    def _known(self) -> tuple[frozenset[str], tuple[str, ...], str]:
         """What the environment says about itself, which only its process knows."""
         if self._offers is None:
             self.start()
-        return self._offers or (frozenset(), (POLICY,))
+        return self._offers or (frozenset(), (POLICY,), "")
 
     def close(self) -> None:
         """Ends the process."""

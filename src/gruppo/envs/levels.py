@@ -13,7 +13,10 @@ from hashlib import blake2b
 from typing import Any
 
 from gruppo.envs.alarm import Late, limit_of, within
+from gruppo.envs.base import name_of
 from gruppo.envs.family import TEXT_TOKENS, TOKENS, content, task_of
+from gruppo.envs.guard import TIMEOUT
+from gruppo.envs.hosted import Hosted
 from gruppo.envs.registry import BUILT_IN, env_class, make_env
 from gruppo.tasks.base import Task, TaskSet, parse_levels
 from gruppo.tasks.build import in_order, split_rows
@@ -29,9 +32,9 @@ TURNS = 30  # of a level that does not say
 def task_set(table: Table, held_out: Table | float, settings: TaskConfig, digest: str) -> TaskSet:
     """The set of a file of levels, with a share of them or another file held out."""
     refuse_unused(settings, tuple(name for name in USED if name in ("level", "seed", "train_size", "held_out")))
-    rows = _read(table, limit_of(settings))
+    rows = _read(table, settings)
     if isinstance(held_out, Table):
-        kept = _read(held_out, limit_of(settings))
+        kept = _read(held_out, settings)
         known = {r.prompt_hash for r in kept}
         rest = [r for r in rows if r.prompt_hash not in known]
     else:
@@ -58,19 +61,20 @@ def task_set(table: Table, held_out: Table | float, settings: TaskConfig, digest
     )
 
 
-def _read(table: Table, seconds: float) -> list[Read]:
+def _read(table: Table, settings: TaskConfig) -> list[Read]:
     found: dict[str, Read] = {}
     for i, row in enumerate(table.rows):
         try:
-            task = _task(table.name, dict(row), seconds)
+            task = _task(table.name, dict(row), limit_of(settings), settings.hosted)
         except ValueError as error:
             raise ValueError(f"{table.where(i)}: {error} Correct the row or remove it.") from None
         same = blake2b(f"{task.meta['env']} {content(task.meta['facts'])} {task.prompt}".encode(), digest_size=16)
         found.setdefault(task.uid, Read(task, same.digest()))
+    _world.cache_clear()  # ends the processes of worlds
     return list(found.values())
 
 
-def _task(source: str, row: dict[str, Any], seconds: float) -> Task:
+def _task(source: str, row: dict[str, Any], seconds: float, hosted: bool) -> Task:
     name, level, prompt = row.pop("env", None), row.pop("level", 1), row.pop("prompt", "")
     if not isinstance(name, str) or not isinstance(prompt, str) or not isinstance(level, int) or level is True:
         raise ValueError(f"env={name!r}, level={level!r}, prompt={prompt!r}: give two texts and a whole number.")
@@ -85,9 +89,9 @@ def _task(source: str, row: dict[str, Any], seconds: float) -> Task:
         raise ValueError(f"it has no prompt, and {name} cannot make one. Add the field prompt.")
     uid = hash64("uid", name, content(row), prompt)
     task = Task(f"{source}/{level}/{uid:016x}", prompt, "", level, source, meta={"env": name, "facts": row})
-    world = _world(name)
+    world = _world(name, hosted)
     try:
-        within(0.0 if name.startswith("env:") else seconds, lambda: world.reset(task), lambda: None)
+        error = _reset(world, task, seconds)
     except Late:
         raise ValueError(
             f"{name} gave no answer to reset in {seconds:g} s, so it cannot be played. gruppo env check {name} says "
@@ -98,7 +102,23 @@ def _task(source: str, row: dict[str, Any], seconds: float) -> Task:
             f"{name} raised {type(error).__name__} in reset ({error}), so it cannot be played. gruppo env check {name} "
             "says where."
         ) from error
+    if error:
+        raise ValueError(
+            f"{name} failed in reset ({error}), so it cannot be played. gruppo env check {name} says more."
+        )
     return task
+
+
+def _reset(world: Any, task: Task, seconds: float) -> str:
+    """What went wrong in the process of a world that has one. Another one raises, also `Late`."""
+    if not isinstance(world, Hosted):
+        within(seconds, lambda: world.reset(task), lambda: None, f"reset of {name_of(world)}, in task {task.uid!r},")
+        return ""
+    world.seconds = seconds
+    error = world.reset(task).error
+    if error.startswith(TIMEOUT):
+        raise Late
+    return error
 
 
 def _built(name: str, facts: dict[str, Any], level: int, prompt: str) -> Task:
@@ -113,5 +133,5 @@ def _built(name: str, facts: dict[str, Any], level: int, prompt: str) -> Task:
 
 
 @cache
-def _world(name: str) -> Any:
-    return make_env(name)
+def _world(name: str, hosted: bool = False) -> Any:
+    return make_env(name, hosted)

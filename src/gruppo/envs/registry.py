@@ -60,9 +60,12 @@ def made(name: str) -> Any:
         ) from error
 
 
-def make_env(name: str) -> Any:
-    """A new environment by name or import path. Those of other libraries get a process that can be killed."""
-    if name.startswith("env:"):
+def make_env(name: str, hosted: bool = False) -> Any:
+    """A new environment by name or import path. Those of other libraries get a process that can be killed.
+
+    `hosted`: so do your own; built-in ones need none.
+    """
+    if name.startswith("env:") or (hosted and name not in BUILT_IN):
         return import_module("gruppo.envs.hosted").Hosted(name)
     env = made(name)
     for call in ("snapshot", "restore"):

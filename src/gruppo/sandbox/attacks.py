@@ -20,6 +20,25 @@ class Attack:
     many: int = 1  # processes, where a program may have several
 
 
+NAMELESS = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+def mapped(fd):
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.mmap(None, 4096, 1, 1, fd, 0)
+    os.close(fd)
+def fill():
+    kept = []
+    for _ in range(6):
+        fd = os.open("file", os.O_RDWR | os.O_CREAT)
+        os.unlink("file")
+        for _ in range(16):
+            os.write(fd, bytes(1 << 20))
+        kept.append(HELD)
+    time.sleep(3)
+attempt("fill", fill)
+"""
+
 ATTACKS = {
     attack.name: attack
     for attack in (
@@ -63,8 +82,6 @@ os._exit(0)
         Attack(
             "memory bomb",
             """
-attempt("shared memory", lambda: syscall("memfd_create", b"x", 0))
-attempt("system v", lambda: syscall("shmget", 0, 4096, 0o1600))
 kept = []
 for _ in range(1000):
     kept.append(bytearray(1 << 20))
@@ -72,6 +89,95 @@ print("ESCAPED", len(kept))
 """,
             ("memory",),
             {"memory_mb": 64},
+        ),
+        Attack(
+            "memory of several processes",
+            """
+import time
+def hold(say, number):
+    kept = b"x" * (40 << 20)
+    say()
+    time.sleep(60)
+together(4, hold)
+""",
+            ("memory", "ok"),
+            {"memory_mb": 64},
+            many=8,
+        ),
+        Attack(
+            "memory behind a thread that has ended",
+            """
+import threading, time
+def hold(say, number):
+    def body():
+        time.sleep(0.2)  # then the first thread is gone
+        kept = b"x" * (40 << 20)
+        say()
+        time.sleep(60)
+    threading.Thread(target=body).start()
+    syscall("exit", 0)
+together(4, hold)
+""",
+            ("memory", "ok"),
+            {"memory_mb": 64},
+            many=12,
+        ),
+        Attack(
+            "memory on the move",
+            """
+import time
+def hold(say, number):
+    kept, end = [], time.monotonic() + 6
+    while time.monotonic() < end:  # the memory goes from each process to its child
+        if len(kept) < 160:
+            kept.append(b"x" * (1 << 18))
+        elif len(kept) == 160:
+            say()
+            kept.append(b"")
+        try:
+            if os.fork():
+                os._exit(0)
+        except OSError:
+            pass
+    os._exit(0)
+together(3, hold)
+""",
+            ("memory", "ok"),
+            {"memory_mb": 64},
+            many=12,
+        ),
+        Attack(
+            "memory and files",
+            """
+import mmap, time
+os.truncate(os.open("shared", os.O_RDWR | os.O_CREAT), 40 << 20)
+def hold(say, number):
+    if number:
+        kept = b"x" * (25 << 20)
+    else:
+        kept = mmap.mmap(os.open("shared", os.O_RDWR), 40 << 20)
+        os.unlink("shared")
+        for page in range(0, len(kept), 4096):
+            kept[page] = 1
+    say()
+    time.sleep(60)
+together(3, hold)
+""",
+            ("memory", "ok"),
+            {"memory_mb": 64},
+            many=8,
+        ),
+        Attack(
+            "shared memory",
+            """
+import mmap
+attempt("memfd", lambda: syscall("memfd_create", b"x", 0))
+attempt("system v", lambda: syscall("shmget", 0, 4096, 0o1600))
+attempt("anonymous", lambda: mmap.mmap(-1, 1 << 20))
+attempt("zero", lambda: mmap.mmap(os.open("/dev/zero", os.O_RDWR), 1 << 20))
+attempt("zero, only read", lambda: mmap.mmap(os.open("/dev/zero", os.O_RDONLY), 1 << 20, prot=mmap.PROT_READ))
+attempt("posix", lambda: os.open("/dev/shm/gruppo-escaped", os.O_RDWR | os.O_CREAT | os.O_EXCL))
+""",
         ),
         Attack("endless output", 'while True:\n    print("x" * 1000)', ("output",), {"output_bytes": 10_000}),
         Attack("endless loop", "while True:\n    pass", ("timeout",), {"seconds": 0.3}),
@@ -118,6 +224,8 @@ attempt("many names", nodes)
 """,
             ("ok", "limit"),
         ),
+        Attack("open files without a name", NAMELESS.replace("HELD", "fd"), ("ok", "limit")),
+        Attack("mapped files without a name", NAMELESS.replace("HELD", "mapped(fd)"), ("ok", "limit")),
         Attack(
             "sockets",
             """

@@ -155,6 +155,11 @@ class Sandbox:
         """The version of Landlock that is used; 0 for none."""
         return self.start().facts["landlock"]
 
+    @property
+    def alone(self) -> str:
+        """Why a program cannot have several processes here; empty if it can."""
+        return self.start().facts["alone"]
+
     def start(self) -> Zygote:
         """Starts the zygote if it does not run; raises `NoIsolation` with the remedy."""
         with self._starting:
@@ -192,10 +197,10 @@ class Sandbox:
             zygote = self._zygote
             if zygote is None or self._owner != os.getpid() or not zygote.alive:
                 zygote = await asyncio.to_thread(self.start)
-            if processes > 1 and zygote.facts["isolation"] != "namespaces":
+            if processes > 1 and (why := zygote.facts["alone"]):
                 raise ValueError(
-                    f"processes={processes}: with Landlock and seccomp alone a program is one process, because nothing "
-                    "would count its children. Use processes=1, or allow user namespaces (gruppo doctor --sandbox)."
+                    f"processes={processes}: {why}. Use processes=1, or allow what is missing (gruppo doctor "
+                    "--sandbox says which isolation there is)."
                 )
             try:
                 return await asyncio.wait_for(_handed(zygote, message), seconds + GRACE)

@@ -50,6 +50,7 @@ class Converse:
     seconds that a step of a world may take, if it is not built in
     say     is told of a world that hangs
     writers the role that writes for an agent; the policy for all others
+    hosted  whether your own worlds have processes, too
     """
 
     format: Format = field(default_factory=Line)
@@ -58,6 +59,7 @@ class Converse:
     seconds: float = SECONDS
     say: Callable[[str], None] = print
     writers: Mapping[str, str] = field(default_factory=dict[str, str])
+    hosted: bool = False
     free: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     hung: set[str] = field(default_factory=set[str])
 
@@ -118,14 +120,24 @@ def play_of(
     if tasks.env and not config.agent:
         rules = getattr(tokenizer, "has_template", False)
         limit = limit_of(config)
-        return Converse(format_of(config.format), config.window, rules, limit, say, writers or {})
-    for name in ("format", "window"):
+        _refuse_needless(tasks.env, config.hosted)
+        return Converse(format_of(config.format), config.window, rules, limit, say, writers or {}, config.hosted)
+    for name in ("format", "window", "hosted"):
         if (value := getattr(config, name)) != getattr(TaskConfig, name):
             raise ValueError(
                 f"task.{name}={value}: task={config.name} is not played in an environment, so it would have no effect. "
                 "Leave it out."
             )
     return import_module("gruppo.serve.player").agents_of(config, say) if config.agent else one_answer
+
+
+def _refuse_needless(worlds: str, hosted: bool) -> None:
+    names = worlds.split("+")
+    if hosted and all(name in BUILT_IN or name.startswith("env:") for name in names):
+        raise ValueError(
+            f"task.hosted=yes: {', '.join(names)} is built in, or has processes already, so it would have no effect. "
+            "Leave it out: it is for worlds of your own."
+        )
 
 
 @dataclass
@@ -138,7 +150,7 @@ class Borrowed:
     def __enter__(self) -> Any:
         self.name = str(self.ask.task.meta["env"])
         free = self.player.free.setdefault(self.name, [])
-        self.env = free.pop() if free else make_env(self.name)
+        self.env = free.pop() if free else make_env(self.name, self.player.hosted)
         limit, own = self.player.seconds, self.name not in BUILT_IN
         if isinstance(self.env, Hosted):
             self.env.seconds, own = limit, False  # it looks at the time itself

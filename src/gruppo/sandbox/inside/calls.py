@@ -292,6 +292,7 @@ AARCH64 = {
 MODES = ("chmod", "fchmod", "fchmodat", "utime", "utimes", "utimensat", "futimesat")
 # Allowed under conditions, or refused in another way.
 CONDITIONED = (
+    "mmap",
     "fork",
     "vfork",
     "clone",

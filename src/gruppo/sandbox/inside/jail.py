@@ -11,13 +11,16 @@ from typing import Any
 
 import kernel
 import seccomp
+import usage
 
 USER = 64321  # what root becomes; an ordinary user stays who they are
+LOOK, LOOK_AT_MEMORY = 0.02, 0.01  # seconds between two looks at what the kernel does not limit
+SCRATCH = "/scratch"
 SCRATCH_MB = 64  # all files of a program together, and so each of them
 FILES = 4096  # their number
 DESCRIPTORS = 64
 THREADS = 32
-DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+DEVICES = ("/dev/null", "/dev/urandom", "/dev/random")  # a shared mapping of zero would be memory that nothing counts
 PACKAGES = ("site-packages", "dist-packages")  # not visible: they may hold the answers to a task
 
 
@@ -39,6 +42,8 @@ class Jail:
     name = ""
     modes = False  # whether a program may change modes and times of its files
     landlock = 0  # Landlock's version
+    alone = ""  # why a program cannot have several processes here; empty: it can
+    proc = -1  # the folder /proc, open
 
     def prepare(self) -> None:
         """In the zygote, once. Raises `Refused`."""
@@ -50,9 +55,13 @@ class Jail:
         """In the keeper, which starts the program: the program's folder, empty."""
         raise NotImplementedError
 
-    def excess(self, pids: list[int]) -> str:
-        """In the supervisor, now and then: which limit is exceeded that the kernel does not enforce."""
-        return ""
+    def pause(self, request: dict[str, Any]) -> float:
+        """Seconds between two looks at what the kernel does not limit; 0: it limits everything."""
+        return 0.0
+
+    def excess(self, request: dict[str, Any], keeper: int, pids: list[int]) -> tuple[str, str]:
+        """In the supervisor, at such a look: how the program must end, and why; empty if it may go on."""
+        return "", ""
 
     def leave(self) -> None:
         """In the supervisor, when the program has ended."""
@@ -106,12 +115,14 @@ class Namespaces(Jail):
         for device in DEVICES:
             os.close(os.open(root + device, os.O_CREAT | os.O_WRONLY))
             kernel.bind(device, root + device)
-        os.mkdir(root + "/scratch")
+        os.mkdir(root + SCRATCH)
         kernel.pivot(root)
         kernel.mount("", "/", "", kernel.REMOUNT | kernel.BIND | kernel.READ_ONLY | plain)
         self.landlock = kernel.landlock_version()
         if self.landlock < kernel.LANDLOCK:
             self.landlock = 0
+        if why := usage.cannot(self.proc):
+            self.alone = f"nothing would sum the memory of its processes ({why})"
 
     def _map(self) -> None:
         """In the new user namespace the user has the number that they had before, and no other exists."""
@@ -132,8 +143,22 @@ class Namespaces(Jail):
 
     def scratch(self) -> str:
         flags = kernel.NO_SUID | kernel.NO_DEV | kernel.NO_EXEC
-        kernel.mount("tmpfs", "/scratch", "tmpfs", flags, f"size={SCRATCH_MB}m,nr_inodes={FILES},mode=700")
-        return "/scratch"
+        kernel.mount("tmpfs", SCRATCH, "tmpfs", flags, f"size={SCRATCH_MB}m,nr_inodes={FILES},mode=700")
+        return SCRATCH
+
+    def pause(self, request: dict[str, Any]) -> float:
+        return LOOK_AT_MEMORY if request["processes"] > 1 else 0.0
+
+    def excess(self, request: dict[str, Any], keeper: int, pids: list[int]) -> tuple[str, str]:
+        """The kernel limits each process; here all of them together, with their files, which lie in memory."""
+        most = (request["memory_mb"] << 20) + request["resident"] * len(pids)
+        files = os.statvfs(SCRATCH)
+        in_files = (files.f_blocks - files.f_bfree) * files.f_frsize
+        found = usage.below(self.proc, keeper)
+        size = in_files + usage.memory(self.proc, found, most - in_files)
+        if size <= most:
+            return "", ""
+        return "memory", f"{len(found)} processes and their files had {size >> 20} MB, of {most >> 20} MB allowed"
 
 
 class Landlock(Jail):
@@ -144,8 +169,10 @@ class Landlock(Jail):
     """
 
     name = "landlock"
+    alone = "with Landlock and seccomp alone a program is one process, because nothing would count its children"
 
     def prepare(self) -> None:
+        self.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         self.landlock = kernel.landlock_version()
         if self.landlock < kernel.LANDLOCK:
             found = f"version {self.landlock}" if self.landlock else "none"
@@ -165,12 +192,18 @@ class Landlock(Jail):
         kernel.restrict(self.rules)
         return self.folder
 
-    def excess(self, pids: list[int]) -> str:
-        if any(_threads(pid) > THREADS for pid in pids):
-            return f"more than {THREADS} threads"
+    def pause(self, request: dict[str, Any]) -> float:
+        return LOOK
+
+    def excess(self, request: dict[str, Any], keeper: int, pids: list[int]) -> tuple[str, str]:
+        if any(_threads(self.proc, pid) > THREADS for pid in pids):
+            return "limit", f"more than {THREADS} threads"
         size, number = _measured(self.folder)
-        too_much = size > SCRATCH_MB << 20 or number > FILES
-        return f"more than {SCRATCH_MB} MB or {FILES} files in the scratch folder" if too_much else ""
+        if size <= SCRATCH_MB << 20:
+            size += usage.nameless(self.proc, pids, self.folder, SCRATCH_MB << 20)
+        if size > SCRATCH_MB << 20 or number > FILES:
+            return "limit", f"more than {SCRATCH_MB} MB or {FILES} files in the scratch folder"
+        return "", ""
 
     def leave(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -202,12 +235,8 @@ def _limit(limits: dict[str, Any], tasks: int, counted: bool) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
-def _threads(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("Threads:")), 0)
-    except OSError:
-        return 0
+def _threads(proc: int, pid: int) -> int:
+    return usage.field(usage.read(proc, str(pid), "status"), b"Threads") or 0
 
 
 def _measured(folder: str) -> tuple[int, int]:

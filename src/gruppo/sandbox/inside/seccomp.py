@@ -24,6 +24,7 @@ THREAD = 0x00010000
 NAMESPACES = 0x7E020000  # all CLONE_NEW… flags of clone
 PRCTL = (15, 16, 0x53564D41)  # set and get a thread's name; name a piece of memory
 IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # terminal? its size, bytes to read, non-blocking, on exec
+SHARED_ANONYMOUS = 0x21  # flags of mmap
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)  # duplicates, flags, locks; no owner of signals
 Code = list[tuple[int, int, int, int]]
 
@@ -64,6 +65,8 @@ def conditions(processes: int) -> dict[str, Code]:
         "vfork": [ret(ALLOW if several else DENY)],
         "kill": [ret(ALLOW)] if several else among(0, (own,)),
         "tgkill": [ret(ALLOW)] if several else among(0, (own,)),
+        # Of such a mapping all pages but one can be unmapped, and stay where no limit counts them.
+        "mmap": [argument(3), (AND, 0, 0, SHARED_ANONYMOUS), (EQUAL, 0, 1, SHARED_ANONYMOUS), ret(DENY), ret(ALLOW)],
         "prlimit64": among(0, (0, own)),
         "prctl": among(0, PRCTL),
         "ioctl": among(1, IOCTL),

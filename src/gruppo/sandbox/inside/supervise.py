@@ -7,6 +7,7 @@ nothing outlives it.
 
 import base64
 import json
+import math
 import os
 import select
 import signal
@@ -18,15 +19,14 @@ import kernel
 import program
 from jail import Jail
 
-LOOK = 0.02  # seconds between two looks at what the kernel does not limit
 SET_UP = 20.0  # seconds until the program must have begun
 LEAST = 0.001
+SHARE = 0.2  # of a core, at most, for looks
 
 
-def serve(connection: socket.socket, jail: Jail, base: int) -> None:
+def serve(connection: socket.socket, jail: Jail, base: dict[str, int]) -> None:
     """Reads one request, runs it, and replies. Leaves no process and no file."""
-    request = json.loads(_received(connection))
-    request["base"] = base
+    request = {**json.loads(_received(connection)), **base}
     outcome: dict[str, Any]
     try:
         kernel.adopt_orphans()
@@ -77,9 +77,11 @@ class Supervisor:
         for fd in self.fds.values():
             os.set_blocking(fd, False)
         open_fds = {*self.fds.values(), self.connection.fileno()}
-        deadline, asked, limited = time.monotonic() + SET_UP, time.monotonic(), False
+        deadline, look, pause = time.monotonic() + SET_UP, math.inf, self.jail.pause(self.request)
+        limited = False
         while not self.status:
-            left = deadline - time.monotonic()
+            now = time.monotonic()
+            left = deadline - now
             if left <= 0:
                 self.status = "timeout" if self.begun else "failed"
                 self.why = "" if self.begun else f"the isolation was not ready after {SET_UP:g} s"
@@ -87,18 +89,26 @@ class Supervisor:
             poll = select.poll()
             for fd in open_fds:
                 poll.register(fd, select.POLLIN)
-            for fd, _ in poll.poll(1000 * max(LEAST, min(left, LOOK if self.jail.name == "landlock" else left))):
+            for fd, _ in poll.poll(1000 * max(LEAST, min(left, look - now))):
                 if fd == self.connection.fileno():
                     self.status = "cancelled"
                 elif not self._read(fd):
                     open_fds.discard(fd)
             if self.begun and not limited:
                 limited, deadline = True, self.begun + self.request["seconds"]
-            if self.begun and not self.status and time.monotonic() - asked > LOOK:
-                asked = time.monotonic()
-                self.why = self.jail.excess(self.pids)
-                self.status = "limit" if self.why else ""
+                look = self.begun + pause if pause else math.inf
+            if not self.status and time.monotonic() >= look:
+                look = time.monotonic() + max(pause, self._looked() / SHARE)
         return self._ended()
+
+    def _looked(self) -> float:
+        """Ends the program if it exceeds what the kernel does not limit; the processor seconds that this took."""
+        begun = time.process_time()
+        try:
+            self.status, self.why = self.jail.excess(self.request, self.keeper, self.pids)
+        except OSError as error:  # what cannot be counted must not run
+            self.status, self.why = "failed", f"what the program uses could not be read: {error}"
+        return time.process_time() - begun
 
     def _read(self, fd: int) -> bool:
         """Takes what is there; False at the end. Too much output ends the program."""

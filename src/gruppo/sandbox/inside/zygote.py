@@ -45,7 +45,8 @@ def boot(number: int, isolation: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the default of programs, too
     gc.collect()
     gc.freeze()
-    channel.sendall(json.dumps({"isolation": jail.name, "landlock": jail.landlock}).encode() + b"\n")
+    facts = {"isolation": jail.name, "landlock": jail.landlock, "alone": jail.alone}
+    channel.sendall(json.dumps(facts).encode() + b"\n")
     while True:
         _, fds, _, _ = socket.recv_fds(channel, 1, 1)
         if not fds:
@@ -87,10 +88,11 @@ def load() -> None:
                 continue
 
 
-def memory() -> int:
-    """Bytes of address space that every program begins with; its limit is on top of them."""
+def memory() -> dict[str, int]:
+    """Bytes that every program begins with, its limit is on top of them: of address space, and of memory itself."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            size, resident, shared, *_ = (int(n) * os.sysconf("SC_PAGE_SIZE") for n in file.read().split())
     except OSError:
-        return 0
+        size = resident = shared = 0
+    return {"base": size, "resident": resident - shared}
