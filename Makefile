@@ -22,6 +22,9 @@ train: $(VENV)/.train ## train a policy; ARGS="method=dapo seed=1" goes to grupp
 	@$(BIN)/gruppo train $(ARGS)
 	@echo "(gruppo is $(BIN)/gruppo here;  . $(BIN)/activate  puts it on the path)"
 
+# Compiled files are kept, also where the shell says no: three workers and all their processes would compile them again.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 # Three workers on two cores: many tests wait for processes. 712 s instead of 803 s.
 test: lint ## all checks, then the tests; PYTEST_ARGS="-m slow" goes to pytest
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 $(PYTEST_ARGS)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_runs import SRC, contents, metrics, same_run, straight
+from train_runs import contents, metrics, same_run, straight
+from warm import SRC, command
 
 import gruppo
 from gruppo.cli import main
@@ -46,12 +47,6 @@ def in_a_loop(work: Callable[[], Any]) -> Any:
 
 def plainly(work: Callable[[], Any]) -> Any:
     return work()
-
-
-def command_line(*words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1"}
-    code = "from gruppo.cli import main; raise SystemExit(main())"
-    return subprocess.run([sys.executable, "-c", code, *words], env=env, capture_output=True, text=True)
 
 
 # importing
@@ -202,8 +197,8 @@ def test_objects_are_found_from_another_folder(monkeypatch: pytest.MonkeyPatch) 
                 break
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    done = command_line("train", "--resume", "../runs/b")
-    assert done.returncode == 0, done.stderr
+    code, said = command("train", "--resume", "../runs/b")
+    assert code == 0, said
     gruppo.resume("../runs/a", quiet=True)
     monkeypatch.chdir("..")
     assert metrics("a") == metrics("b") and contents(Path("runs/a/policy")) == contents(Path("runs/b/policy"))
@@ -275,8 +270,8 @@ def test_a_method_and_rows_are_resumed_by_another_process(in_a_file: bool, monke
                 break
     assert gruppo.load("runs/b").config.method.credit.scale == 2.0
     assert list(Path("runs/b/code").glob("*.py"))  # the run has a copy
-    done = command_line("train", "--resume", "runs/b")
-    assert done.returncode == 0, done.stderr
+    code, said = command("train", "--resume", "runs/b")
+    assert code == 0, said
     gruppo.resume("runs/a", quiet=True)
     assert metrics("a") == metrics("b") and contents(Path("runs/a/policy")) == contents(Path("runs/b/policy"))
 

@@ -3,14 +3,13 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cli_runs import refused, rows, trained
+from warm import command
 
 from gruppo.cli import main
 from gruppo.train import trainer
@@ -193,10 +192,8 @@ def test_files_that_a_method_imports_come_along(helped: None, stopped: Any, caps
 
 def test_it_is_resumed_by_another_process(helped: None, stopped: Any) -> None:
     run = stopped("a", "method=./own/mine.py:MINE")
-    out = subprocess.run(
-        [sys.executable, "-m", "gruppo", "train", "--resume", "runs/a"], capture_output=True, text=True
-    )
-    assert out.returncode == 0, out.stderr
+    code, said = command("train", "--resume", "runs/a")
+    assert code == 0, said
     assert rows(run)[-1]["step"] == 2
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Source
+from gruppo.lab.exact import trial as trials
 from gruppo.lab.exact.bench import Bench
 from gruppo.lab.exact.figures import Lab, lab, true_gradient
 from gruppo.lab.exact.groups import Unlike
@@ -70,9 +71,9 @@ def test_unbiased_methods_have_the_true_gradient(name: str, shape: dict[str, int
     assert result.rows[0].exact
 
 
-def test_rloo_and_reinforce_on_the_default_bench() -> None:
-    result = lab(["rloo", "reinforce"], steps=0)
-    assert away(result, 0) < 1e-9 and away(result, 1) < 1e-9 and result.rows[0].draws == 840
+def test_rloo_on_the_default_bench() -> None:
+    result = lab(["rloo"], steps=0)
+    assert away(result) < 1e-9 and result.rows[0].draws == 840
 
 
 def test_mean_and_variance_of_rloo_by_ordered_groups() -> None:
@@ -187,14 +188,15 @@ def test_what_is_not_done_is_said(name: str) -> None:
         trial.drawn(0)
 
 
+@pytest.mark.parametrize("enough", [3, pytest.param(99, marks=pytest.mark.slow, id="all")])
 @pytest.mark.parametrize("drift", [0.0, 0.4])
 @pytest.mark.parametrize("m", [m for m in all_methods().values() if m.name not in REFUSED], ids=lambda m: m.name)
-def test_the_gradient_of_a_draw_is_the_trainers(m: Method, drift: float) -> None:
+def test_the_gradient_of_a_draw_is_the_trainers(m: Method, drift: float, enough: int) -> None:
     """`Learner.grad` on the same batch: its micro-batches, its forward and its backward."""
     compared = 0
     trial = _trial(m, drift=drift)
-    for c in range(len(trial.draws.places)):
-        d = trial.drawn(c)
+    for c in sorted(range(len(trial.draws.places)), key=lambda c: (-c % 7, c)):  # of both prompts from the beginning
+        d = trial.drawn(c) if compared < enough else None
         if d is None:
             continue
         batch = trial.prepared(d)
@@ -208,8 +210,9 @@ def test_the_gradient_of_a_draw_is_the_trainers(m: Method, drift: float) -> None
 # every method
 
 
-def test_every_method_is_accepted() -> None:
+def test_every_method_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a bench for which two samples are enough. A method without figures says why."""
+    monkeypatch.setattr(trials, "THROWS", 4)  # nothing here depends on how precise they are
     known = all_methods()
     result = lab(list(known), ExactWorld(rates=(0.3,), answers=("", "a"), right=("a",)), samples=2, steps=1)
     assert [r.method for r in result.rows] == list(known)

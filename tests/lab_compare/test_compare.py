@@ -7,8 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +18,7 @@ import pytest
 import tomli_w
 from cli.cli_runs import SMALL, refused, strict_json, trained
 from rich.console import Console
+from warm import Process, begin, environment
 
 from gruppo.cli import main
 from gruppo.lab.compare import processes
@@ -29,7 +28,6 @@ from gruppo.lab.compare.starter import CAN_FORK
 from gruppo.lab.compare.statistics import paired
 from gruppo.train.estimates import mean_interval
 
-SRC = str(Path(__file__).parents[2] / "src")
 VALUES = {"a": [0.5, 0.6, 0.8], "b": [0.4, 0.45, 0.7], "c": [0.2, 0.9, 0.5]}
 
 
@@ -324,7 +322,7 @@ def test_two_comparisons_do_not_share_a_folder(capsys: pytest.CaptureFixture[str
 # ---- in processes of their own
 
 
-STARTED: list["subprocess.Popen[str]"] = []
+STARTED: list[Process] = []
 
 
 @pytest.fixture(autouse=True)
@@ -338,13 +336,8 @@ def none_left() -> Iterator[None]:
             time.sleep(0.5)
 
 
-def start(*argv: str) -> "subprocess.Popen[str]":
-    env = {**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    code = "from gruppo.cli import main; raise SystemExit(main())"
-    with Path("said.txt").open("w") as said:
-        STARTED.append(
-            subprocess.Popen([sys.executable, "-c", code, *argv], env=env, stdout=said, stderr=said, text=True)
-        )
+def start(*argv: str) -> Process:
+    STARTED.append(begin(*argv, env=environment()))
     return STARTED[-1]
 
 
@@ -360,7 +353,7 @@ LONG = ("compare", "grpo", "rloo", *QUICK, "--seeds", "1", "--jobs", "2", "steps
 RUNS = [Path(f"runs/c/{name}/seed-0") for name in ("grpo", "rloo")]
 
 
-def until(process: "subprocess.Popen[str]", what: Callable[[], bool]) -> None:
+def until(process: Process, what: Callable[[], bool]) -> None:
     end = time.monotonic() + 120
     while not what():
         assert process.poll() is None and time.monotonic() < end, Path("said.txt").read_text()

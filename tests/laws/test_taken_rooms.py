@@ -21,7 +21,8 @@ from gruppo.train.config import RunConfig
 from gruppo.train.loop import train_step
 from gruppo.train.run import Run
 
-NUMBERS, ENOUGH = range(80), 30
+NUMBERS, ENOUGH = range(30), 11
+MORE = range(30, 80)
 LAWS = ("micro_batches", "nan_mask", "memory")
 REMEDY = re.compile(r"\b(Use|Add|Choose|Give|Keep|Write|Look|Take|Put|Rename)\b")
 REWARD = f"{Path(__file__).parents[1] / 'pitfalls' / 'scorers.py'}:luck"
@@ -67,7 +68,7 @@ def outcome(number: int) -> str:
     return ""
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", [*NUMBERS, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)])
 def test_it_is_refused_in_words_or_trains_and_keeps_the_laws(number: int) -> None:
     refusal, (said, made) = outcome(number), taken(number)
     if refusal:

@@ -1,7 +1,7 @@
 """What each process of the tests does. Started by torchrun, or alone.
 
-rank_worker.py gradients FILE METHOD…    the gradient of every method in the laws' world, against one process
-rank_worker.py few FILE METHOD…          the same on a batch of one sequence: the other rank has none
+rank_worker.py gradients FILE METHOD…    the gradient of every method in the laws' world, against one process;
+                                         of those in FEW also on a batch of one sequence: the other rank has none
 rank_worker.py steps FILE METHOD STEPS   weights after some steps of a run
 """
 
@@ -24,6 +24,8 @@ from gruppo.train.config import EvalConfig, ModelConfig, RunConfig
 from gruppo.train.loop import train_step
 from gruppo.train.ranks import Ranks, ranks
 from gruppo.train.run import Run
+
+FEW = ("grpo", "disco")
 
 
 def distances(names: list[str], few: bool) -> dict[str, float]:
@@ -84,7 +86,8 @@ def main(what: str, file: str, *words: str) -> None:
         if first:
             save_file({k: v.contiguous() for k, v in weights.items()}, file)
     else:
-        found = distances(list(words), what == "few")
+        few = [name for name in words if name in FEW]
+        found = {"gradients": distances(list(words), False), "few": distances(few, True)}
         if first:
             Path(file).write_text(json.dumps(found))
 

@@ -26,7 +26,7 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("name", all_methods())
 def test_trains_two_steps(name: str, reward: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ["model=tiny-random", "prompts=2", "samples=4", "steps=2", "eval.prompts=8", f"save.folder={tmp_path}"]
+    settings = ["model=tiny-random", "prompts=2", "samples=4", "steps=2", "eval.prompts=2", f"save.folder={tmp_path}"]
     roles = [f"method.cast.{r}=tiny" for r, role in all_methods()[name].cast.items() if not role.start]  # a teacher
     given = [*settings, *roles, *LIGHT.get(name, []), f"task.reward={reward}", "save.tensorboard=no", "--json"]
     code = main(["train", f"method={name}", *given])

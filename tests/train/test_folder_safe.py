@@ -16,7 +16,6 @@ from train_runs import (
     SLOW_REWARD,
     SLOWLY,
     SMALL,
-    SRC,
     checkpoint,
     contents,
     gruppo,
@@ -31,6 +30,7 @@ from train_runs import (
     train,
     wait_for,
 )
+from warm import SRC
 
 from gruppo.train import lock
 from gruppo.train.folder import RunFolder
@@ -98,7 +98,7 @@ def test_a_holder_renews_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sigterm_saves() -> None:
     process = start("train", *SMALL, *SETTINGS, "save.name=b", seconds_each=0.04)
     wait_for(lambda: len(metrics("b")) >= 3, process)
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 0
     done = metrics("b")[-1]["step"]
     assert f"stopped after step {done} of 6. Step {done} is saved" in said() and checkpoint("b", done).is_dir()

@@ -75,7 +75,7 @@ def test_a_folder_with_a_space_is_quoted(capsys: pytest.CaptureFixture[str], mon
 
 
 def test_during_the_imports() -> None:
-    process = start("train", *SMALL, "steps=1", "save.name=c")
+    process = start("train", *SMALL, "steps=1", "save.name=c", forked=False)
     wait_for(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), process)
     process.send_signal(signal.SIGINT)
     code = process.wait(120)

@@ -12,7 +12,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from train_runs import SMALL, SRC, gruppo, metrics, train
+from train_runs import SMALL, gruppo, metrics, train
+from warm import SRC
 
 from gruppo.train import trainer
 

@@ -7,8 +7,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -17,12 +15,12 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+from warm import MAIN, Process, begin, environment
 
 from gruppo.cli import main
 
 SMALL = ("prompts=4", "samples=4", "eval.prompts=8", "eval.every=4", "save.episodes_every=4")
 SMALL += ("save.tensorboard=no", "threads=1")
-SRC = str(Path(__file__).parents[2] / "src")
 
 # A reward that can take its time: then a step lasts long enough to be hit in its middle.
 SLOW_REWARD = """
@@ -73,22 +71,17 @@ def straight(*settings: str, reward: str = "") -> None:
     shutil.copytree(_straight(settings, reward), "runs/a")
 
 
-def start(
-    *argv: str, code: str = "from gruppo.cli import main; raise SystemExit(main())", seconds_each: float = 0
-) -> subprocess.Popen[str]:
+def start(*argv: str, code: str = MAIN, seconds_each: float = 0, forked: bool = True) -> Process:
     """The command line in a process of its own; its words go to said.txt."""
-    env = {**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    env |= {"SECONDS_EACH": str(seconds_each)}
     Path("reward.py").write_text(SLOW_REWARD)
-    with Path("said.txt").open("w") as said:
-        return subprocess.Popen([sys.executable, "-c", code, *argv], env=env, stdout=said, stderr=said, text=True)
+    return begin(*argv, env=environment(SECONDS_EACH=str(seconds_each)), code=code, forked=forked)
 
 
 def said() -> str:
     return Path("said.txt").read_text()
 
 
-def wait_for(what: Callable[[], Any], process: subprocess.Popen[str] | None = None, seconds: float = 120) -> None:
+def wait_for(what: Callable[[], Any], process: Process | None = None, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert process is None or process.poll() is None, f"ended too early, {process.returncode}: {said()}"
@@ -96,7 +89,7 @@ def wait_for(what: Callable[[], Any], process: subprocess.Popen[str] | None = No
         time.sleep(0.005)
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process: Process) -> None:
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, f"ended before it was killed: {said()}"
 

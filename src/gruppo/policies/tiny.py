@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
 from gruppo.data import Inputs
@@ -91,9 +90,11 @@ def _kernels(device: torch.device) -> AbstractContextManager[object]:
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
-def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
-    # skip_init: PyTorch's own initialisation would draw from the global generator.
-    return cast(nn.Linear, skip_init(nn.Linear, inputs, outputs, bias=bias))
+class Linear(nn.Linear):
+    """Its weights are whatever was in memory: PyTorch's own would be drawn from the global generator."""
+
+    def reset_parameters(self) -> None:  # skip_init does the same on the meta device, nine times as slow
+        pass
 
 
 class RMSNorm(nn.Module):
@@ -110,10 +111,10 @@ class Attention(nn.Module):
         super().__init__()
         self.dh, self.heads, self.kv_heads = config.head_dim, config.heads, config.kv_heads
         wide, narrow = self.heads * self.dh, self.kv_heads * self.dh
-        self.q_proj = _linear(config.dim, wide, config.qkv_bias)
-        self.k_proj = _linear(config.dim, narrow, config.qkv_bias)
-        self.v_proj = _linear(config.dim, narrow, config.qkv_bias)
-        self.o_proj = _linear(wide, config.dim, config.o_bias)
+        self.q_proj = Linear(config.dim, wide, config.qkv_bias)
+        self.k_proj = Linear(config.dim, narrow, config.qkv_bias)
+        self.v_proj = Linear(config.dim, narrow, config.qkv_bias)
+        self.o_proj = Linear(wide, config.dim, config.o_bias)
         self.q_norm = RMSNorm(self.dh, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.dh, config.norm_eps) if config.qk_norm else None
 
@@ -136,9 +137,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
-        self.gate_proj = _linear(config.dim, config.ffn, config.mlp_bias)
-        self.up_proj = _linear(config.dim, config.ffn, config.mlp_bias)
-        self.down_proj = _linear(config.ffn, config.dim, config.mlp_bias)
+        self.gate_proj = Linear(config.dim, config.ffn, config.mlp_bias)
+        self.up_proj = Linear(config.dim, config.ffn, config.mlp_bias)
+        self.down_proj = Linear(config.ffn, config.dim, config.mlp_bias)
 
     def forward(self, x_XD: Tensor) -> Tensor:
         return self.down_proj(silu_times(self.gate_proj(x_XD), self.up_proj(x_XD)))
