@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gruppo.data import Episode, Note, Status, ToolCall, key_hash
+from gruppo.envs.against import placed
 from gruppo.envs.alarm import SECONDS, limit_of
 from gruppo.envs.base import Seen, seats_of
 from gruppo.envs.format import Format, Line, Said, format_of
@@ -142,7 +143,7 @@ class Borrowed:
         limit, own = self.player.seconds, self.name not in BUILT_IN
         if isinstance(self.env, Hosted):
             self.env.seconds, own = limit, False  # it looks at the time itself
-        self.guard = Guarded(self.env, limit if own else 0.0, self._told)
+        self.guard = Guarded(placed(self.env, self.ask.task), limit if own else 0.0, self._told)
         wrapped: Any = self.guard
         if memory := self.ask.how.get("memory"):  # {"words": …, "edits": …}
             if self.player.window >= 0:
