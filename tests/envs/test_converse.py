@@ -161,15 +161,6 @@ def test_seats_have_contexts_of_their_own_and_are_paid_on_their_last_turns(world
             assert ["task" in t.reward for t in mine] == [False] * (len(mine) - 1) + [True]
 
 
-def test_only_new_tokens_are_computed(policy: TinyTransformer) -> None:
-    engine, play = engine_of(policy), Converse()
-    ctx = context(engine)
-    found = played(ctx, play, starts_of(ctx, play, tasks_of("household", 16)))
-    assert np.mean([len(e.turns) for e in found]) >= 6
-    new = sum(len(s.ids) for e in found for s in e.sequences)
-    assert engine.prefilled + engine.decoded <= 1.05 * new
-
-
 class Slow:
     """`guess` in which every step takes its time, another one in every run."""
 

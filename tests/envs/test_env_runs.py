@@ -32,10 +32,10 @@ def rows(name: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if "second" not in k} for row in kept]
 
 
-@pytest.mark.parametrize("task", ["tictactoe", "mix:guess+addition"])
+@pytest.mark.parametrize("task", ["tictactoe", "tictactoe task.against=random", "mix:guess+addition"])
 def test_a_run_goes_on_bit_for_bit(task: str) -> None:
     for name in "ab":
-        assert main(["train", *SMALL, f"task={task}", f"save.name={name}"]) == 0
+        assert main(["train", *SMALL, *f"task={task}".split(), f"save.name={name}"]) == 0
     shutil.rmtree("runs/b/checkpoints/step-000004")
     Path("runs/b/summary.json").unlink()
     assert main(["train", "--resume", "runs/b"]) == 0

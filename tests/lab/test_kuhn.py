@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from gruppo.envs.kuhn_exact import ALL, equilibrium, exploitability
-from gruppo.lab.kuhn import KuhnPasses, added, average, dialogue, in_last_half, metric, strategy_of
+from gruppo.lab.kuhn import KuhnPasses, added, average, in_last_half, metric
 from gruppo.methods import method
 from gruppo.stages.update import Passes
 from gruppo.tasks import TaskConfig
 from gruppo.train import loop
 from gruppo.train.config import EvalConfig, ModelConfig, RunConfig, SaveConfig
+from gruppo.train.kuhn import dialogue, strategy_of
 from gruppo.train.run import Run
 
 

@@ -183,6 +183,7 @@ def test_a_context_that_is_full_is_refused_with_the_remedy_and_changes_nothing()
     assert len(talk.episode.turns) == 1
     talk(user("d"))
     assert len(talk.episode.turns) == 2
+    assert all(t.seconds > 0 for t in talk.episode.turns)  # from the call to its answer
 
 
 def test_the_sampling_of_a_run_holds_whatever_a_program_asks_for() -> None:

@@ -28,6 +28,7 @@ from gruppo.train.ended import run_table
 from gruppo.train.estimates import Interval
 from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
 from gruppo.train.folder import REMEDY, RunFolder, flat, read_json
+from gruppo.train.parts import RESULTS
 from gruppo.train.run import place_of, tasks_of
 from gruppo.train.saved import writers_beside
 from gruppo.train.waiting import waited
@@ -222,19 +223,59 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
     """The report of one policy, most important first."""
     many = f" × {e.samples} answers" if e.samples > 1 else ""
     seats = ", ".join(f"{agent} {r:+.3f}" for agent, r in e.by_agent.items())  # their mean is 0 in a zero-sum game
-    score = f"return {seats}" if seats else f"accuracy {_shown(e.avg_at[e.samples])}"
+    games = e.against.get("games", 0) == e.prompts * e.samples - e.failed  # not those of a mixture alone
+    word = f"return against {e.against['player']}" if games else "accuracy"
+    score = f"return {seats}" if seats else f"{word} {_shown(e.avg_at[e.samples])}"
     out = [f"{title}: {score} on {e.prompts} held-out prompts{many}, T={sampling.temperature:g}"]
     if e.samples > 1 and not seats:
         out += _tries("  ", e.pass_at, e.maj_at)
-    for level, of in e.by_level.items() if len(e.by_level) > 1 and not seats else ():
+    kinds = {domain.rpartition("/")[0] for domain in e.by_task}
+    several = len(kinds) > 1 or bool(e.by_task and e.turns)  # levels of one task of one answer differ in scores alone
+    for domain, of in e.by_task.items() if several else ():
+        out += _part(domain, of, e.samples)
+    for level, of in e.by_level.items() if len(e.by_level) > 1 and not several else ():
         out.append(f"  level {level}: {_shown(Interval(of['accuracy'], of['low'], of['high'], of['prompts']))}")
         if e.samples > 1:
             out += _tries("    ", of["pass_at"], of["maj_at"])
     out.append(f"  length {e.length:.1f} tokens, truncated {e.truncated:.1%}, entropy {e.entropy:.3f} nats per token, "
                f"failed {e.failed}")  # fmt: skip
+    out += _games(e)
     if e.turns:
         out.append("  " + ", ".join(f"{name} {value:.3g}" for name, value in e.turns.items()))
     return out
+
+
+def _part(domain: str, of: Mapping[str, Any], samples: int) -> list[str]:
+    """One task at one level, in a set of several."""
+    seats = ", ".join(f"{agent} {r:+.3f}" for agent, r in of["by_agent"].items())
+    score = f"success {_shown(Interval(of['accuracy'], of['low'], of['high'], of['prompts']))}"
+    score = f"return {seats}" if seats else f"{_results(of['against'])}" if of["against"] else score
+    facts = [f"{score} on {of['prompts']} prompts"]
+    facts += [f"{name.replace('_', ' ')} {of[name]:.3g}" for name in ("turns", "tool_calls") if name in of]
+    facts += [f"tokens {of['length']:.1f}"]
+    facts += [f"{name} {of[name]:.1%}" for name in ("invalid", "void") if name in of]
+    facts += [f"failed {of['failed']}"] if of["failed"] else []
+    return [
+        f"  {domain}: {', '.join(facts)}",
+        *(_tries("    ", of["pass_at"], of["maj_at"]) if samples > 1 and not seats else ()),
+    ]
+
+
+def _games(e: Evaluation) -> list[str]:
+    """Games against a scripted player, and what is known without playing."""
+    out: list[str] = []
+    if e.against:
+        out.append(f"  against {e.against['player']}: {_results(e.against)}")
+        out += [f"    as {seat}: {_results(of)}" for seat, of in e.against["by_seat"].items()]
+    if e.exact:
+        least = f"legal actions have a probability of at least {e.exact['legal']:.3f}"
+        out.append(f"  exploitability {e.exact['exploitability']:.3f} antes, exact; {least}")
+    return out
+
+
+def _results(of: Mapping[str, Any]) -> str:
+    shares = ", ".join(f"{name} {of[name]:.1%}" for name in RESULTS)
+    return f"{shares}, return {of['return']:+.3f}, games {of['games']}"
 
 
 def _shown(i: Interval) -> str:

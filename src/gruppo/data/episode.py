@@ -89,7 +89,8 @@ class Turn:
     tools: tuple[ToolCall, ...] = ()
     flags: frozenset[str] = frozenset()  # of FLAGS
     tag: str = ""  # kind of thought, such as plan or explore; "": none
-    seconds: float = 0.0  # that writing the action took; those of tools are in `tools`
+    # From the request to what the action led to, those of tools included. Two plays need not have them in common.
+    seconds: float = field(default=0.0, compare=False)
     text: str = ""  # the action as it was written, for people and rewards
 
 

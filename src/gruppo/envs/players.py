@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gruppo.envs.base import Player, Seen, actions_of, offers
+from gruppo.envs.base import Player, Seen, actions_of, name_of, offers
 from gruppo.tasks.base import Task
+from gruppo.tasks.imports import nearest
 from gruppo.tasks.numbering import hash64
 
 UNIT = 2.0**-64
@@ -36,6 +37,42 @@ def scripted(env: Any, care: float = 1.0) -> Player:
         return gold or picked(actions_of(env), "any", key)
 
     return player
+
+
+def opponent(env: Any, name: str) -> Player:
+    """A player for the other seats of a game: one of its own, `random`, or `gold`, which is the best one it has.
+
+    `NAME:0.7` plays like that with probability 0.7, else any action that is allowed. A ValueError says what is wrong.
+    """
+    who, colon, care = name.partition(":")
+    known: dict[str, Player] = dict(getattr(env, "players", {}))
+    if not known and offers(env, "gold"):
+        known["gold"] = scripted(env)
+    if known:
+        known.setdefault("gold", next(iter(known.values())))  # the most careful one is the first
+    if offers(env, "actions"):
+        known.setdefault("random", scripted(env, 0.0))
+    if who not in known:
+        has = f"Players: {', '.join(known)}." if known else "It has no players and names no actions."
+        raise ValueError(f"player={who!r}: {name_of(env)} has no such player.{nearest(who, known)} {has}")
+    if not colon:
+        return known[who]
+    share = _share(name, care)
+    if "random" not in known:
+        raise ValueError(f"player={name!r}: {name_of(env)} names no actions, so nobody can be careless. Use {who}.")
+    return mixed(known[who], known["random"], share)
+
+
+def _share(name: str, care: str) -> float:
+    try:
+        share = float(care)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ValueError(
+            f"player={name!r}: {care!r} is no share from 0 to 1, so it is open how careful it is. Write gold:0.7."
+        )
+    return share
 
 
 def episode(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from gruppo.envs.base import POLICY, Player, Seen, name_of, need, seats_of
+from gruppo.envs.players import opponent
 from gruppo.tasks.base import Task
 from gruppo.tasks.imports import nearest
 from gruppo.tasks.numbering import hash64
@@ -205,8 +206,20 @@ class Window(Wrapper):
         self.past.extend(past)
 
 
+OVER = "over: the game ended before its first move"
+
+
+def told(outcome: float) -> str:
+    """The end of a game, for the seat with this outcome."""
+    return "you win" if outcome > 0 else "you lose" if outcome < 0 else "draw"
+
+
 class Against(Wrapper):
-    """A game for one agent: the other seats are scripted players, and the outcome of its own seat is the reward."""
+    """A game for one agent: the other seats are scripted players, and the outcome of its own seat is the reward.
+
+    The player is a function or a name (`players.opponent`). Its luck depends on the task and on how many moves it has
+    made, so that the game is still a pure function of task and actions.
+    """
 
     def __init__(self, env: Any, player: str | Player, seat: str = "", key: int = 0) -> None:
         super().__init__(env)
@@ -214,16 +227,16 @@ class Against(Wrapper):
         self.seat = seat or seats[0]
         if len(seats) < 2 or self.seat not in seats:
             raise ValueError(f"seat={self.seat!r}: the seats are {', '.join(seats)}.{nearest(self.seat, seats)}")
-        if isinstance(player, str) and player not in env.players:
-            known = ", ".join(env.players)
-            raise ValueError(f"player={player!r}: no such player.{nearest(player, env.players)} Players: {known}.")
-        self.player: Player = env.players[player] if isinstance(player, str) else player
+        self.player: Player = opponent(env, player) if isinstance(player, str) else player
         self.seats, self.player_key, self.moves = (POLICY,), key, 0
         self.can -= {"players"}
 
     def begun(self, seen: Seen) -> Seen:
         self.moves = 0
-        return self._mine(seen)
+        mine = self._mine(seen)
+        if mine.done and not mine.error:  # nothing was decided by the agent, so there is nothing to judge
+            return replace(mine, valid=False, rewards={}, error=f"{OVER}, in seat {self.seat}")
+        return mine
 
     def stepped(self, action: str) -> Seen:
         seen = self.env.step(action)
@@ -234,8 +247,11 @@ class Against(Wrapper):
         while not seen.done and seen.agent != self.seat:
             seen = self.env.step(self.player(seen, hash64(self.player_key, self.task.uid, self.moves)))
             self.moves += 1
-        rewards = {"task": seen.outcomes[self.seat]} if seen.done and not seen.error else {}
-        return replace(seen, agent=POLICY, rewards=rewards, outcomes={})
+        if not seen.done or seen.error:
+            return replace(seen, agent=POLICY, rewards={}, outcomes={})
+        won = seen.outcomes[self.seat]
+        text = seen.text if seen.agent == self.seat else told(won)  # what a world says is for the seat that acts next
+        return replace(seen, text=text, agent=POLICY, rewards={"task": won}, outcomes={})
 
     def own(self) -> int:
         return self.moves

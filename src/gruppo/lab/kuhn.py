@@ -14,18 +14,13 @@ not. ρ makes σ̄ play as a draw from all these policies, once for each game, w
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-
 from gruppo.data import Batch
-from gruppo.envs.kuhn import CARDS, SEATS, Kuhn, allowed
 from gruppo.envs.kuhn_exact import ALL, exploitability
-from gruppo.policies import packed
 from gruppo.stages import Context, Memory, StepRecord
 from gruppo.stages.update import Passes
+from gruppo.train.kuhn import Strategy, strategy_of
 
 PAST = "kuhn"  # in memory: of every situation [Σ ρ, Σ ρ σ]
-Strategy = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -75,39 +70,3 @@ def reach(strategy: Strategy, situation: str) -> float:
 def average(past: dict[str, list[float]]) -> Strategy:
     """σ̄; where no policy came to, a half."""
     return {s: bold / weight if weight > 0 else 0.5 for s, (weight, bold) in past.items()}
-
-
-def strategy_of(policy: Any, tokenizer: Any) -> Strategy:
-    """The probability of the bold action in every situation, of the two that are allowed."""
-    dialogues = [dialogue(tokenizer, s) for s in ALL]
-    ends = np.cumsum([len(ids) for ids in dialogues]) - 1
-    with torch.no_grad():
-        hidden_MD, _ = policy(packed(dialogues, policy.device))
-        logits_SV = policy.head(hidden_MD[torch.from_numpy(ends).to(hidden_MD.device)]).double()
-    out: Strategy = {}
-    for s, logits_V in zip(ALL, logits_SV, strict=True):
-        words = [int(tokenizer.encode(word)[0]) for word in allowed(s.split()[1:])]
-        out[s] = float(torch.softmax(logits_V[words], 0)[1])
-    return out
-
-
-def dialogue(tokenizer: Any, situation: str) -> Any:
-    """The ids that the policy goes on from in a situation, as the world and `stages/converse.py` write them."""
-    card, *said = situation.split()
-    seat = len(said) % 2
-    cards = [CARDS[CARDS.index(card) - 1]] * 2  # the other one holds any other card
-    cards[seat] = card
-    ids: Any = np.zeros(0, np.int64)
-    world = Kuhn()
-    for turn in range(len(said) + 1):
-        state = (CARDS.index(cards[0]), CARDS.index(cards[1]), tuple(said[:turn]))
-        if world.seat(state) != SEATS[seat]:
-            continue
-        seen = {"role": "user", "content": world.view(state)}
-        if not len(ids):
-            ids = tokenizer.chat([{"role": "user", "content": world.asked({})}, seen])
-        else:
-            ids = np.concatenate([ids, tokenizer.follow([seen], int(ids[-1]))])
-        if turn < len(said):
-            ids = np.concatenate([ids, tokenizer.encode(said[turn]), [tokenizer.eos]])
-    return ids

@@ -40,6 +40,7 @@ class Plan:
     key: int
     chain: bytes  # of the messages
     edited: bool = False  # it goes on with nothing, though there was something to go on with
+    at: float = field(default_factory=time.monotonic)  # when it was asked
 
 
 @dataclass
@@ -131,6 +132,7 @@ class Session:
         # The program makes the calls, so how long they take and whether they succeed is not known here.
         tools = tuple(ToolCall(f["name"], f["arguments"], 0.0) for f in (call["function"] for call in answer.calls))
         how: dict[str, Any] = {"text": full, "flags": frozenset(flags), "tools": tools}
+        how |= {"seconds": time.monotonic() - plan.at}
         grown.act(c.ids, c.logp, c.version, temperature=temperature, allowed=c.allowed, **how)
         chain = _chained(plan.chain, _canonical(answer.message))
         self._states.setdefault(chain, []).append(State(context, grown.ids))

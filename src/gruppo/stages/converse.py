@@ -7,7 +7,9 @@ new. In lockstep the same bits come out however long an environment takes.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gruppo.data import Episode, Note, Status, ToolCall, key_hash
+from gruppo.envs.against import placed
 from gruppo.envs.alarm import SECONDS, limit_of
 from gruppo.envs.base import Seen, seats_of
 from gruppo.envs.format import Format, Line, Said, format_of
@@ -35,6 +38,7 @@ HEARD = {  # what `Ask.how` may ask of an environment
     "memory": "a memory that the agent edits",
     "entropy_tokens": "branches at turns",
 }
+WAITING = 1024  # worlds with a process that are waited for at once; a thread begins where no other one is idle
 LIKELY = 10  # most probable ids that an entropy is about
 OVERFLOW = "overflow"  # a note of episodes that ended since their next observation had no room: the tokens too many
 FIRST_ENTROPY = "first_entropy"  # a note of turns, if Ask.how["entropy_tokens"] asks for it
@@ -61,6 +65,7 @@ class Converse:
     writers: Mapping[str, str] = field(default_factory=dict[str, str])
     hosted: bool = False
     free: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+    waiting: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(WAITING, "world"))
     hung: set[str] = field(default_factory=set[str])
 
     async def __call__(
@@ -98,12 +103,14 @@ class Converse:
         return replace(task, prompt=prompt, system=system, meta={**task.meta, GOAL: task.prompt})
 
     def close(self) -> None:
-        """Ends the processes of environments."""
+        """Ends the processes of environments, and the threads that waited for them."""
         for envs in self.free.values():
             for env in envs:
                 if isinstance(env, Hosted):
                     env.close()
         self.free.clear()
+        self.waiting.shutdown(wait=False)  # the next play begins with new ones
+        self.waiting = ThreadPoolExecutor(WAITING, "world")
 
     def borrowed(self, start: "Start | Fork | Ask") -> "Borrowed":
         return Borrowed(self, ask_of(start))
@@ -154,7 +161,7 @@ class Borrowed:
         limit, own = self.player.seconds, self.name not in BUILT_IN
         if isinstance(self.env, Hosted):
             self.env.seconds, own = limit, False  # it looks at the time itself
-        self.guard = Guarded(self.env, limit if own else 0.0, self._told)
+        self.guard = Guarded(placed(self.env, self.ask.task), limit if own else 0.0, self._told)
         wrapped: Any = self.guard
         if memory := self.ask.how.get("memory"):  # {"words": …, "edits": …}
             if self.player.window >= 0:
@@ -287,12 +294,15 @@ class Dialogue:
         while not isinstance(inner, Hosted) and hasattr(inner, "env"):
             inner = inner.env
         act = getattr(self.env, call)
-        return await asyncio.to_thread(act, given) if isinstance(inner, Hosted) else act(given)
+        if not isinstance(inner, Hosted):
+            return act(given)
+        return await asyncio.get_running_loop().run_in_executor(self.player.waiting, act, given)
 
     # an action
 
     async def _action(self, seen: Seen) -> Said:
         """What the policy says to what it sees, as it was read."""
+        self.asked_at = time.monotonic()
         ids, sampling, role = self.grown.ids, self.start.sampling, self._writer(seen)
         room = max(self.ctx.engine.context(role) - len(ids), 1)
         here = self.context_of[seen.agent]
@@ -332,6 +342,7 @@ class Dialogue:
             reward=rewards,
             flags=frozenset(flags),
             tag=said.tag,
+            seconds=time.monotonic() - self.asked_at,
             text=self.said,
             tools=tuple(ToolCall(c.name, c.arguments, c.seconds, c.ok) for c in seen.tools),
         )

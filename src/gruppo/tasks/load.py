@@ -19,7 +19,8 @@ OTHER_DATA = (".csv", ".tsv", ".json", ".parquet", ".arrow")
 
 def load(settings: TaskConfig, held_out_size: int = 1_000) -> TaskSet:
     """The task set that the settings describe. A ValueError says what is wrong with them."""
-    return _played(_loaded(settings, held_out_size), settings)
+    made = _played(_loaded(settings, held_out_size), settings)
+    return import_module("gruppo.envs.against").against(made, settings) if settings.against else made
 
 
 def _played(made: TaskSet, settings: TaskConfig) -> TaskSet:

@@ -29,6 +29,7 @@ class TaskConfig(Checked):
     format: str = "line"  # how an action is read in an environment: line, tags, rlvmr, json, tags:T,...:A, words:W,...
     window: int = setting(-1, low=-1)  # turns before the present one that are seen in an environment; -1: all
     hosted: bool = False  # your own worlds are played in processes, so that one that hangs in any way can be killed
+    against: str = ""  # in a game, who plays the other seats: random, gold, gold:0.7, or a player of the world
     agent: str = ""  # your program, which plays the episodes: ./mine.py:agent or a command line (docs/serve.md)
     reward: str = ""  # exact, math, reward_model, llm_judge, ... or ./file.py:function; empty: the task's own
     args: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # arguments of the reward
@@ -52,8 +53,9 @@ def plain(value: Any) -> Any:
 
 def refuse_unused(settings: TaskConfig, used: tuple[str, ...]) -> None:
     """Refuses a setting that the task would silently ignore."""
-    # format, window and hosted: stages.converse refuses them where there is no environment.
-    everywhere = ("name", "reward", "args", *JUDGING, "system", "template", "format", "window", "hosted", "agent")
+    # format, window and hosted: stages.converse refuses them where there is no environment; against: envs.against.
+    worlds = ("format", "window", "hosted", "against", "agent")
+    everywhere = ("name", "reward", "args", *JUDGING, "system", "template", *worlds)
     for f in fields(TaskConfig):
         value = getattr(settings, f.name)
         if f.name not in (*everywhere, *used) and value != getattr(_PLAIN, f.name):

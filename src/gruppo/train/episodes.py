@@ -76,6 +76,7 @@ def row_of(e: Episode, step: int, prompt: str, reference: str, advantage: float)
         "status": e.status.name.lower(),
         "tokens": int(sum((s.source == e.source).sum() for s in e.sequences)),
         "turns": len(e.turns),
+        "seconds": sum(t.seconds for t in e.turns),  # of turns that the clock was read for
         "source": e.source.name.lower(),
         "use": e.use.name.lower(),
         "error": e.error or ("the next observation did not fit into the context" if OVERFLOW in e.notes else ""),
@@ -165,6 +166,7 @@ def in_words(row: Row, width: int = 0) -> str:
     facts += [f"advantage {row['advantage']:+.3g}"] if row["advantage"] == row["advantage"] else []
     many = row.get("turns", 1) > 1
     facts += [f"{row['turns']} turns"] if many else []
+    facts += [f"{row['seconds']:.2g} s"] if row.get("seconds") else []
     ended = ENDED.get((row["status"], many), ENDED.get(row["status"], row["status"]))
     facts += [
         f"{row['tokens']} tokens",

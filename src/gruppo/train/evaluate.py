@@ -6,6 +6,7 @@ Intervals are at 95 %, and a prompt with all its answers is one unit (see `estim
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from gruppo.stages.play import Play, Start, one_answer, shown
 from gruppo.stages.prompting import plain
 from gruppo.stages.walk import NO_TASK
 from gruppo.train.estimates import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
+from gruppo.train.kuhn import exploited
 from gruppo.train.metrics import of_turns, returns_by_agent
+from gruppo.train.parts import RESULTS, by_task, games_of, parts_logged
 
 MOST = 1000  # answers per prompt; beyond that, the number of sets of k answers overflows a float
 
@@ -39,6 +42,9 @@ class Evaluation:
     by_level: dict[int, dict[str, Any]]
     by_agent: dict[str, float]  # mean return of each agent, if there are several
     turns: dict[str, float]  # metrics of turns, in an environment
+    by_task: dict[str, dict[str, Any]]  # {task/level: its part of all this}, if there are several
+    against: dict[str, Any]  # with task.against: who, the shares of games won, drawn and lost, and the same by seat
+    exact: dict[str, float]  # what needs no sample: in Kuhn poker, the exploitability of the policy
     score_P: Reals = field(repr=False)  # of each prompt; NaN where nothing was judged
     episodes: list[Episode] = field(repr=False)
 
@@ -53,6 +59,9 @@ class Evaluation:
         failed = {"held_out/failed": float(self.failed)} if self.failed else {}
         agents = {f"held_out/return/{agent}": r for agent, r in self.by_agent.items()}
         turns = {f"held_out/{name}": value for name, value in self.turns.items()}
+        turns |= {f"held_out/{name}": self.against[name] for name in RESULTS if self.against}
+        turns |= {f"held_out/{name}": value for name, value in self.exact.items()}
+        turns |= {f"held_out/task/{name}": value for name, value in parts_logged(self.by_task).items()}
         return {"held_out": self.accuracy, "held_out/length": self.length, **named, **failed, **agents, **turns}
 
 
@@ -103,7 +112,8 @@ async def evaluate(
         raise ValueError(f"none of {len(episodes)} held-out answers could be judged. First error: {error}")
     if max(ks) > 2:  # a vote of one or two is the mean
         await _read_answers(judge, chosen, episodes, samples)
-    return _summed_up(chosen, episodes, score_PS, ks)
+    exact = exploited(engine, tokenizer, chosen, play, sampling.temperature)
+    return _summed_up(chosen, episodes, score_PS, ks, exact)
 
 
 async def _scored(judge: Any, tasks: Sequence[Any], episodes: Sequence[Episode]) -> list[float]:
@@ -146,7 +156,9 @@ async def _read_answers(judge: Any, tasks: Sequence[Any], episodes: Sequence[Epi
         e.answer = answer
 
 
-def _summed_up(tasks: Sequence[Any], episodes: list[Episode], score_PS: Reals, ks: tuple[int, ...]) -> Evaluation:
+def _summed_up(
+    tasks: Sequence[Any], episodes: list[Episode], score_PS: Reals, ks: tuple[int, ...], exact: dict[str, float]
+) -> Evaluation:
     known_P = ~np.isnan(score_PS).all(1)
     score_P = np.full(len(tasks), np.nan)
     score_P[known_P] = np.nanmean(score_PS[known_P], axis=1)
@@ -156,6 +168,7 @@ def _summed_up(tasks: Sequence[Any], episodes: list[Episode], score_PS: Reals, k
     maj_PK = {k: maj_at_k(score_PS, answer_PS, k) for k in ks if k > 2}
     level_P = np.array([task.level for task in tasks])
     overall = score_interval(score_P)
+    of_part = partial(_of_level, score_P=score_P, pass_PK=pass_PK, maj_PK=maj_PK)
     return Evaluation(
         accuracy=overall.mean,
         error=standard_error(score_P),
@@ -170,9 +183,12 @@ def _summed_up(tasks: Sequence[Any], episodes: list[Episode], score_PS: Reals, k
         avg_at={score_PS.shape[1]: overall},
         pass_at=_intervals(pass_PK),
         maj_at=_intervals(maj_PK),
-        by_level={int(n): _of_level(level_P == n, score_P, pass_PK, maj_PK) for n in np.unique(level_P[known_P])},
+        by_level={int(n): of_part(level_P == n) for n in np.unique(level_P[known_P])},
         by_agent=returns_by_agent(e for e in episodes if e.status.judged),
         turns=of_turns(episodes),
+        by_task=by_task(tasks, episodes, score_PS, of_part),
+        against=games_of(tasks, score_PS),
+        exact=exact,
         score_P=score_P,
         episodes=episodes,
     )

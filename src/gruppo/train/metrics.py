@@ -55,6 +55,21 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "held_out/failed": ("answers", "", "answers to held-out prompts that could not be judged; they do not count"),
     "held_out/length": ("tokens", "", "mean length of answers to held-out prompts, including truncated ones"),
     "held_out/return/*": ("", "", "mean return of one agent on the held-out tasks, if there are several"),
+    "held_out/task/*": (
+        "",
+        "",
+        "score of one task at one level, where there are several: held_out/task/household/1; below it, such as "
+        "held_out/task/household/1/turns, its length, turns, tool_calls, shares of turns, returns",
+    ),
+    "held_out/won": ("share", "rises", "held-out games won against the player of task.against: an outcome above 0"),
+    "held_out/drawn": ("share", "", "the same, drawn: an outcome of 0"),
+    "held_out/lost": ("share", "falls", "the same, lost"),
+    "held_out/exploitability": (
+        "antes",
+        "towards 0",
+        "in Kuhn poker: what best responses win against the policy, exactly",
+    ),
+    "held_out/legal": ("share", "near 1", "in Kuhn poker: least probability of the legal actions in a situation"),
     "held_out/*": ("share", "rises", "pass@k and maj@k on the held-out prompts, if eval.samples > 1"),
     "win_rate": (
         "share",

@@ -71,7 +71,7 @@ class Run:
         self.told_dead = self.told_full = False
         self.recurring = Recurring(self.method, self.tasks.env.split("+")[0])
         check(self.method, self.bare_context(0), samples=config.samples)
-        refuse_other_worlds(self.method, self.tasks)
+        refuse_other_worlds(self.method, self.tasks, config.task.against)
         m = config.model
         self.tokenizer = load_tokenizer(m.name)
         world = bool(self.tasks.env) and not config.task.agent

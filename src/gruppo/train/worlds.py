@@ -140,8 +140,8 @@ def declaring(requirement: Requirement, among: Iterable[Method] | None = None) -
     return sorted(m.name for m in methods if any(requirement in o.requires for _, o in m.occupants()))
 
 
-def refuse_other_worlds(method: Method, tasks: TaskSet) -> None:
-    """Refuses a method of one answer in a world, and one that tells seats apart in worlds that have one."""
+def refuse_other_worlds(method: Method, tasks: TaskSet, against: str = "") -> None:
+    """Refuses a method of one answer in a world, and one that tells seats apart where the policy has one."""
     worlds = tasks.env.split("+") if tasks.env else []
     if worlds and (who := _requiring(method, OneTurn())):
         raise ValueError(
@@ -149,6 +149,12 @@ def refuse_other_worlds(method: Method, tasks: TaskSet) -> None:
             "answer, such as task=addition, or another method."
         )
     who = _requiring(method, SeveralSeats())
+    if who and against:
+        raise ValueError(
+            f"{method.name} with task.against={against}: {who} tells the seats of a game apart, and the policy would "
+            "play one of them, so there would be nothing to tell apart. Leave task.against out, or use another method, "
+            "such as method=grpo. gruppo eval takes task.against for every policy."
+        )
     if not who or not worlds or any(len(seats_in(world)) != 1 for world in worlds):
         return
     two = [name for name in BUILT_IN if len(seats_in(name)) > 1]
@@ -184,8 +190,9 @@ def refuse_strangers(method: Method, tasks: TaskSet, config: TaskConfig) -> None
     seats = tuple(dict.fromkeys(s for name in tasks.env.split("+") if name for s in seats_in(name, hosted=True)))
     own = {agent: role for agent, role in method.writers.items() if role != "policy"}
     for agent, role in own.items():
-        if config.agent or len(seats) < 2:
+        if config.agent or config.against or len(seats) < 2:
             why = "programs of agents speak through the policy alone" if config.agent else "it has one agent"
+            why = f"with task.against={config.against} the policy plays one seat" if config.against else why
             raise ValueError(
                 f"method.writers.{agent}={role} with task={config.name}: {why}, so there is nothing that another role "
                 "would write. Leave it out, or use a world of several agents, such as task=verify."
