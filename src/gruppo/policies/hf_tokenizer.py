@@ -97,8 +97,8 @@ class HFTokenizer:
         k = self._common(before, after)
         if k < 0:
             raise ValueError(
-                f"{self._differently} with {' and '.join(m['role'] for m in messages)}, so the two cannot be separated. "
-                "Use a single turn, or another template."
+                f"{self._differently} with {' and '.join(m['role'] for m in messages)}, so they cannot be "
+                "separated. Use a single turn, or another template."
             )
         return after[k + 1 :] if last == self.turn_end else after[k:]
 

@@ -108,9 +108,9 @@ class Converse:
         """That a dialogue is not extended, the first time."""
         if not self.anew:
             self.say(
-                f"{why}, so dialogues cannot be extended: every turn begins a new sequence of its episode, in which the whole "
-                "dialogue is rendered and computed again. Use a chat model with another template for one sequence an "
-                "episode, or task.window to show the last turns only."
+                f"{why}, so dialogues cannot be extended: every turn begins a new sequence of its episode, in which "
+                "the whole dialogue is rendered and computed again. Use a chat model with another template for one "
+                "sequence an episode, or task.window to show the last turns only."
             )
         self.anew = True
 
