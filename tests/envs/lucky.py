@@ -1,7 +1,4 @@
-"""A world for runs of policies that know nothing: what pays is luck, so some episodes win and some do not.
-
-`Shaky` also fails, as `FAULTS` says.
-"""
+"""A world for runs of policies that know nothing: what pays is luck, so some episodes win and some do not."""
 
 from typing import Any
 
@@ -26,6 +23,16 @@ class Lucky:
         self.over = self.turn == 3
         rewards = {"task": float(hash64(self.said) % 2)} if self.over else {}
         return Seen("on", state=str(self.turn), rewards=rewards, done=self.over)
+
+
+class Breaks(Lucky):
+    """It fails in the second turn of some episodes."""
+
+    def step(self, action: str) -> Seen:
+        seen = super().step(action)
+        if self.turn == 2 and hash64("breaks", self.said) % 5 == 0:
+            raise ConnectionError("no answer")
+        return seen
 
 
 def rows(world: str, n: int = 12) -> list[dict[str, Any]]:
