@@ -103,6 +103,15 @@ def test_what_only_an_environment_hears_is_said(capsys: pytest.CaptureFixture[st
     assert "asks for" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("task", ["guess", "kuhn", "mix:guess+addition"])
+def test_a_method_that_leaves_answers_open_is_refused_in_a_world(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is sampled: no episode of a world is open over a step."""
+    assert main(["train", *SMALL, "method=t_ppo", f"task={task}"]) == 2
+    said = capsys.readouterr().err
+    assert "t_ppo: windowed in rollout cuts one answer" in said and "is played in turns" in said
+    assert "Use a task of one answer, such as task=addition, or another method" in said and "Traceback" not in said
+
+
 def test_settings_of_environments_are_refused_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "task.window=2", "steps=1"]) == 2
     assert "task.window=2: task=addition is not played in an environment" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Small real runs for the pitfall tests: a peaked random policy, a `Run` over it, and ways to look inside."""
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from gruppo.train.learner import OptimConfig, sampler_gap
 from gruppo.train.run import Run
 
 SCORERS = Path(__file__).with_name("scorers.py")
+WORLDS = Path(__file__).parents[1] / "envs" / "lucky.py"
 BOS, EOS = 1, 2
 
 
@@ -52,6 +54,14 @@ def config(folder: Path, furniture: Method | str = "grpo", scorer: str = "luck",
         samples=4,
     )
     return replace(plain, **changes)
+
+
+def in_world(folder: Path, world: str = "Lucky", tasks: int = 40, **task: Any) -> TaskConfig:
+    """Tasks that are played in three turns, in a world of tests/envs/lucky.py."""
+    path = folder / "levels.jsonl"
+    rows = ({"env": f"{WORLDS}:{world}", "prompt": str(i)} for i in range(tasks))
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return TaskConfig(str(path), **task)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import batch_of, drawn, running
+from small_runs import batch_of, drawn, in_world, running
 
 from gruppo.data import Episode, Source, pack
 from gruppo.engines.native import NativeEngine
@@ -72,3 +72,42 @@ def test_ids_of_another_length_are_refused(policy: Path) -> None:
     s = e.sequences[0]
     with pytest.raises(ValueError, match="misaligned"):
         replace(s, ids=np.concatenate([s.ids[: s.prompt_len], CharTokenizer().encode(e.text)]))
+
+
+def test_in_a_world_each_turn_goes_on_from_the_ids_of_the_last(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt begins with the previous prompt and completion, and the batch holds the completions."""
+    heard: dict[tuple[int, ...], Any] = {}
+    ask = NativeEngine.ask
+
+    async def listening(engine: Any, request: Any) -> Any:
+        completion = await ask(engine, request)
+        heard[(request.key, *request.prefix.tolist())] = completion
+        return completion
+
+    monkeypatch.setattr(NativeEngine, "ask", listening)
+    with running(policy, task=in_world(tmp_path)) as run:
+        episodes = drawn(run)
+        tokens: list[int] = []
+        for e in episodes:
+            [s], before = e.sequences, 0
+            for t in e.turns:
+                said = heard.pop((e.uid, *s.ids[: t.start].tolist())).ids
+                assert s.ids[t.start : t.stop].tolist() == said.tolist() and t.start > before
+                tokens, before = [*tokens, *said.tolist()], t.stop
+        assert not heard and len(episodes[0].turns) == 3
+        assert batch_of(run, episodes).token_N.tolist() == tokens
+        assert gap(run, episodes) < 1e-4
+
+        wrong = [replace(e, sequences=[replace(e.sequences[0], ids=again(e))]) for e in episodes]  # the bug
+        assert gap(run, wrong) > 0.1
+
+
+def again(e: Episode) -> np.ndarray:
+    """The text of each action, encoded, cut or filled to fit."""
+    ids = e.sequences[0].ids.copy()
+    for t in e.turns:
+        n = t.stop - t.start
+        ids[t.start : t.stop] = np.concatenate([CharTokenizer().encode(t.text), np.full(n, CharTokenizer.eos)])[:n]
+    return ids

@@ -1,9 +1,10 @@
 """Pitfall 2: "chat template not prefix-preserving". Rule: "incremental rendering …; else fork the row, never mask
 silently".
 
-Here the prompts that a room rewrites (hints); chat templates of several turns: tests/policies/test_chat.py. If the bug
-came back, a prompt would be rendered anew instead of extended, or a sequence learned under another prompt would pass as
-on-policy: its log-probabilities would be compared with a sampler that saw something else.
+Here the prompts that a room rewrites (hints), and a template that cannot be extended; others in several turns:
+tests/policies/test_chat.py and tests/envs/test_token_laws.py. If the bug came back, a prompt would be rendered anew
+instead of extended, or a sequence learned under another prompt would pass as on-policy: its log-probabilities would be
+compared with a sampler that saw something else.
 """
 
 from dataclasses import dataclass, replace
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from small_runs import batch_of, drawn, running
+from small_runs import batch_of, drawn, in_world, running, take_step
 
 from gruppo.methods import method
 from gruppo.stages import Ask, Context
@@ -63,3 +65,18 @@ def test_a_hint_that_stays_is_on_policy(policy: Path) -> None:
         assert not bool(batch.changed_S.any())
         assert gap_of(run, batch) < 1e-4
         assert torch.equal(batch.on_policy_N, batch.learn_N)  # hints are decisions, but nobody sampled them
+
+
+def test_a_template_that_cannot_be_extended_begins_a_new_row(tmp_path: Path) -> None:
+    """Every turn is a row with the prompt it was sampled under: nothing is masked, and the sampler agrees."""
+    pytest.importorskip("transformers")
+    from chat_templates import GONE
+    from hf_models import hf_folder
+
+    folder = hf_folder(tmp_path / "model", template=GONE, max_position_embeddings=160)
+    with running(folder, task=in_world(tmp_path)) as run:
+        batch = batch_of(run, drawn(run))
+        assert batch.size("S") == batch.size("K") == 3 * batch.size("E")
+        assert bool(batch.learn_N.all()) and torch.equal(batch.on_policy_N, batch.learn_N)
+        assert gap_of(run, batch) < 1e-4
+        take_step(run)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_runs import BOS, drawn, running
+from small_runs import BOS, drawn, in_world, running
 
-from gruppo.data import pack
+from gruppo.data import Source, pack
 from gruppo.engines.native import NativeEngine
 from gruppo.stages import Ask, Prompt, prompting
 from gruppo.train.doctor import refuse, step_zero
@@ -67,3 +67,14 @@ def test_the_tokenizer_adds_nothing(policy: Path) -> None:
     with running(policy) as run:
         assert BOS not in run.tokenizer.encode("<bos>57+68=")
         assert len(run.tokenizer.encode("57+68=")) == 6
+
+
+@pytest.mark.parametrize("window", [-1, 1])
+def test_a_dialogue_has_one_bos(window: int, policy: Path, tmp_path: Path) -> None:
+    """One a context: not one a turn, and in windows, where every turn has a context of its own, not one an episode."""
+    with running(policy, task=in_world(tmp_path, window=window)) as run:
+        episodes = drawn(run)
+    assert {len(e.sequences) for e in episodes} == {3 if window >= 0 else 1}
+    for s in (s for e in episodes for s in e.sequences):
+        given = s.ids[s.source == Source.ENV]
+        assert given[0] == BOS and (given == BOS).sum() == 1

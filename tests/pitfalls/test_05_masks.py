@@ -5,12 +5,14 @@ If the bug came back, given tokens (hints here), unused and failed episodes woul
 counted in a denominator or in a mean that is logged.
 """
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small_runs import answer
+from small_runs import answer, batch_of, drawn, far, grad_of, in_world, running
 
 from gruppo.data import Batch, Source, pack
 from gruppo.lab.laws.episodes import random_episodes
@@ -100,3 +102,29 @@ def test_the_longest_answer_of_a_step_has_no_tokens_of_earlier_steps() -> None:
     old.sequences[0].version[-6:] = [4, 4, 4, 4, 5, 5]
     new.sequences[0].version[-3:] = 5
     assert episode_metrics([old, new])["longest"] == 3.0 and episode_metrics([old])["longest"] == 2.0
+
+
+def test_what_a_world_says_is_neither_learned_nor_counted(policy: Path, tmp_path: Path) -> None:
+    with running(policy, task=in_world(tmp_path)) as run:
+        episodes = drawn(run)
+        batch = batch_of(run, episodes)
+        sampled = sum(t.stop - t.start for e in episodes for t in e.turns)
+        heard = sum(len(s.ids) - s.prompt_len for e in episodes for s in e.sequences) - sampled
+        assert heard >= 4 * len(episodes) and batch.size("N") == int(batch.learn_N.sum()) == sampled
+        assert episode_metrics(episodes)["tokens"] == sampled
+
+        wrong = [replace(e, sequences=[all_learned(s) for s in e.sequences]) for e in episodes]  # the bug
+        bugged = batch_of(run, wrong)
+        assert bugged.size("N") == sampled + heard
+        assert far(grad_of(run, batch), grad_of(run, bugged)) > 0.05
+
+
+def all_learned(s: Any) -> Any:
+    """Everything after the prompt passes as sampled."""
+    after = np.arange(len(s.ids)) >= s.prompt_len
+    return replace(
+        s,
+        source=np.where(after, Source.POLICY, s.source).astype(np.int8),
+        logp=np.where(after & np.isnan(s.logp), -1.0, s.logp).astype(np.float32),
+        version=np.where(after, 0, s.version).astype(np.int32),
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import EOS, answer, batch_of, drawn, running, take_step
+from small_runs import EOS, answer, batch_of, drawn, in_world, running, take_step
 from torch import Tensor
 
 from gruppo.data import Batch, Status, pack
@@ -87,3 +87,13 @@ def test_bootstrapped() -> None:
 def test_an_open_episode_has_no_reward_and_teaches_nothing() -> None:
     batch = pack([replace(answer(1, 1.0), status=Status.OPEN), answer(2, 0.0)])
     assert batch.judged_E.tolist() == [False, True] and bool(torch.isnan(batch.reward_E[0]))
+
+
+def test_an_action_that_was_cut_off_is_no_episode_that_was(policy: Path, tmp_path: Path) -> None:
+    """In a world the flag is of the turn: the world hears what there is, and the episode goes on to its end."""
+    with running(policy, task=in_world(tmp_path), sampling=Sampling(4)) as run:
+        episodes = drawn(run)
+    turns = [(e, t) for e in episodes for t in e.turns]
+    cut = [t for e, t in turns if e.sequences[0].ids[t.stop - 1] != EOS]
+    assert 0 < len(cut) < len(turns) and all(("truncated" in t.flags) == (t in cut) for _, t in turns)
+    assert {e.status for e in episodes} == {Status.OK} and {len(e.turns) for e in episodes} == {3}

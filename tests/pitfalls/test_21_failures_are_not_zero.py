@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import advantages, batch_of, drawn, far, flat, grad_of, running, take_step
+from small_runs import advantages, batch_of, drawn, far, flat, grad_of, in_world, running, take_step
 
 from gruppo.data import Episode, Status
 from gruppo.train.metrics import episode_metrics
@@ -68,3 +68,19 @@ def test_when_everything_may_fail_nothing_is_learned(policy: Path) -> None:
         with pytest.raises(ValueError, match="judged"):
             take_step(run)
         assert torch.equal(before, flat(run.models["policy"]))
+
+
+def test_a_world_that_fails_in_the_middle_leaves_no_trace(policy: Path, tmp_path: Path) -> None:
+    """What was paid and said before the failure counts for nothing either."""
+    with running(policy, task=in_world(tmp_path, "Breaks")) as run:
+        episodes = drawn(run)
+        failed = [e for e in episodes if not e.status.judged]
+        assert 0 < len(failed) < len(episodes) / 2
+        assert all(e.status == Status.ENV_ERROR and "no answer" in e.error and e.reward == {} for e in failed)
+        assert {len(e.turns) for e in failed} == {2}
+        with_failures, without = batch_of(run, episodes), batch_of(run, [e for e in episodes if e.status.judged])
+        all_, judged = advantages(with_failures), advantages(without)
+        assert all(all_[uid] == judged[uid] for uid in judged) and all(all_[e.uid] == 0.0 for e in failed)
+        wrong = batch_of(run, [as_zero(e) for e in episodes])
+        right = grad_of(run, without)
+        assert far(right, grad_of(run, with_failures)) < 1e-5 and far(right, grad_of(run, wrong)) > 0.05

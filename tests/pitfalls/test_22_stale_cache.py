@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import drawn, running, take_step
+from small_runs import drawn, in_world, running, take_step
 
 from gruppo.engines import NativeEngine, Request, complete
 from gruppo.engines.stream import Stream
@@ -92,3 +92,15 @@ def test_the_trainer_tells_the_engine(policy: Path) -> None:
             facts = take_step(run, step).facts
             assert facts["sampler_gap_max"] < 1e-3 and run.engine.version == run.version == step + 1
         assert {int(v) for e in drawn(run, 3) for v in e.sequences[0].version if v >= 0} == {3}
+
+
+def test_turns_after_an_update_are_computed_by_the_new_weights(policy: Path, tmp_path: Path) -> None:
+    """Keys and values stay between the turns of an episode, not between steps: tasks recur, and prompts with them."""
+    with running(policy, task=in_world(tmp_path, tasks=9), prompts=4) as run:
+        for step in range(2):
+            take_step(run, step)
+        for e in drawn(run, 2):
+            for t in e.turns:
+                s = e.sequences[t.sequence]
+                [logp] = run.engine.logprobs([s.ids[: t.start]], [s.ids[t.start : t.stop]])
+                np.testing.assert_allclose(logp, s.logp[t.start : t.stop], atol=1e-4)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import SCORERS, config, flat, running, take_step
+from small_runs import SCORERS, config, flat, in_world, running, take_step
 
 from gruppo.data import Batch, Episode, minibatches
 from gruppo.methods import method
@@ -175,3 +175,18 @@ def test_a_step_that_failed_leaves_the_checkpoint_from_before_it(policy: Path, t
 def test_the_plant_has_everything(policy: Path) -> None:
     """So that none of the parts above is empty by accident."""
     assert config(policy, EVERYTHING).method.remembers_episodes
+
+
+def test_in_a_world_the_rest_is_the_same(policy: Path, tmp_path: Path) -> None:
+    """Episodes of several turns, some of them replayed, from a checkpoint in the middle."""
+    task = in_world(tmp_path)
+    with running(policy, EVERYTHING, task=task) as run:
+        take_step(run, 0)
+        path = save_checkpoint(tmp_path, run.state(1, {}))
+        take_step(run, 1)
+        end = flat(run.models["policy"])
+    with running(policy, EVERYTHING, task=task) as run:
+        run.restore(load_checkpoint(path))
+        take_step(run, 1)
+        assert torch.equal(flat(run.models["policy"]), end)
+        assert not torch.equal(flat(load_policy(str(policy))), end)

@@ -24,7 +24,7 @@ from gruppo.stages import Context, Need, Occupant, Prompt, Stats, Term, need, se
 from gruppo.stages.credit import two_gaes, whitened_gae
 from gruppo.stages.objective import ClippedSurrogate, ValueLoss
 from gruppo.stages.play import Fork, starts_of
-from gruppo.stages.requires import InRoom
+from gruppo.stages.requires import InRoom, OneTurn
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Windowed(Occupant):
     """Sample `window_tokens` (0: half of max_tokens) of each open answer and of fresh ones, up to prompts × samples."""
 
     window_tokens: int = setting(0, low=0, witness=1)
-    requires = (InRoom("replay", ("open_pool",)),)
+    requires = (InRoom("replay", ("open_pool",)), OneTurn())
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         before = [] if ctx.round else ctx.replay

@@ -88,19 +88,36 @@ class HFTokenizer:
         `last` is the last id of the answer. Sampled tokens stay as they are, whatever the template would make of
         them, so a longer dialogue always extends the shorter one (pitfall 2).
         """
-        if not self.has_template or self.turn_end is None:
+        if self.stuck:
             raise ValueError(
-                f"model {self.name!r} has no chat template with an end of turn, so a dialogue cannot continue after "
-                "its first answer. Use a chat model, or a single turn."
+                f"{self.stuck}, so a dialogue cannot continue after its first answer. Use a chat model, another "
+                "template, or a single turn."
             )
         before, after = self.chat(STUB, answer=False, **options), self.chat([*STUB, *messages], **options)
-        k = int(np.flatnonzero(before == self.turn_end)[-1])
-        if not np.array_equal(before[: k + 1], after[: k + 1]):
+        k = self._common(before, after)
+        if k < 0:
             raise ValueError(
-                f"the chat template of {self.name!r} renders an answer differently once the dialogue continues, so "
-                "the two cannot be separated. Use a single turn, or another template."
+                f"{self._differently} with {' and '.join(m['role'] for m in messages)}, so they cannot be "
+                "separated. Use a single turn, or another template."
             )
         return after[k + 1 :] if last == self.turn_end else after[k:]
+
+    @cached_property
+    def stuck(self) -> str:
+        """Empty, or why no dialogue can be extended, without a full stop: only rendering it whole is left."""
+        if not self.has_template or self.turn_end is None:
+            return f"model {self.name!r} has no chat template with an end of turn"
+        before, after = self.chat(STUB, answer=False), self.chat([*STUB, STUB[0]])
+        return self._differently if self._common(before, after) < 0 else ""
+
+    @property
+    def _differently(self) -> str:
+        return f"the chat template of {self.name!r} renders an answer differently once the dialogue continues"
+
+    def _common(self, before: Ints, after: Ints) -> int:
+        """Where the answer ends, in the dialogue and in its continuation alike; -1 if they differ before."""
+        k = int(np.flatnonzero(before == self.turn_end)[-1])
+        return k if np.array_equal(before[: k + 1], after[: k + 1]) else -1
 
     @cached_property
     def turn_end(self) -> int | None:
@@ -125,10 +142,12 @@ class HFTokenizer:
             if what and answer != MARK:
                 what += " (it drops or moves their thinking)"
             if what:
-                return (
-                    f"the chat template of {self.name!r} {what}. Dialogues are therefore extended, not rendered again: "
-                    "sampled tokens stay as they are, and only what follows them is rendered."
+                extended = (
+                    "Dialogues are therefore extended, not rendered again: sampled tokens stay as they are, and only "
+                    "what follows them is rendered."
                 )
+                anew = "It cannot be extended either, so each turn of a dialogue is a sequence of its own."
+                return f"the chat template of {self.name!r} {what}. {anew if self.stuck else extended}"
         return ""
 
     def _rendered(self, messages: Messages, answer: bool, options: dict[str, Any]) -> str:

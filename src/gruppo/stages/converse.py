@@ -52,7 +52,7 @@ class Converse:
     window  the last turns that the policy sees; -1: all of them, in one growing context
     rules   whether the rules of a world are the system prompt of its tasks, if they have none
     seconds that a step of a world may take, if it is not built in
-    say     is told of a world that hangs
+    say     is told, once each, of a world that hangs and of a dialogue that cannot be extended
     writers the role that writes for an agent; the policy for all others
     hosted  whether your own worlds have processes, too
     """
@@ -67,6 +67,7 @@ class Converse:
     free: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     waiting: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(WAITING, "world"))
     hung: set[str] = field(default_factory=set[str])
+    anew: bool = False  # a dialogue was rendered again
 
     async def __call__(
         self, ctx: Context, starts: Sequence[Start | Fork], window: int = 0
@@ -111,6 +112,16 @@ class Converse:
         self.free.clear()
         self.waiting.shutdown(wait=False)  # the next play begins with new ones
         self.waiting = ThreadPoolExecutor(WAITING, "world")
+
+    def told_anew(self, why: str) -> None:
+        """That a dialogue is not extended, the first time."""
+        if not self.anew:
+            self.say(
+                f"{why}, so dialogues cannot be extended: every turn begins a new sequence of its episode, in which "
+                "the whole dialogue is rendered and computed again. Use a chat model with another template for one "
+                "sequence an episode, or task.window to show the last turns only."
+            )
+        self.anew = True
 
     def borrowed(self, start: "Start | Fork | Ask") -> "Borrowed":
         return Borrowed(self, ask_of(start))
@@ -229,6 +240,7 @@ class Dialogue:
         self.context_of: dict[str, int] = {}
         self.done_in: set[tuple[str, str]] = set()  # what was done in which state
         self.lines: list[str] = []  # for people
+        self.talk: dict[str, list[Any]] = {}  # the messages of each agent, for templates that cannot be extended
         self.begun = np.zeros(0, np.int64)  # of the first action, given by prompting
         self.watched = int(self.ask.how.get("entropy_tokens", 0))  # first tokens of each action
         self.entropy: list[float] = []
@@ -243,6 +255,7 @@ class Dialogue:
             ids = self._chat(seen) if numbered else self.start.prompt.ids
             self._open(self.start, ids)
             self.context_of[seen.agent] = 0
+            self._heard(seen, fresh=True)
             if not seen.done and len(ids) >= (most := self.ctx.engine.context(self._writer(seen))):
                 seen = failed(LONG, too_long(self.ask.task, len(ids), len(self._chat(Seen(""))), most), seen.agent)
         while not seen.done:
@@ -266,14 +279,25 @@ class Dialogue:
 
     def _chat(self, seen: Seen) -> Any:
         """A whole context that begins with what is seen."""
-        return self.ctx.tokenizer.chat(replace(self.ask.task, prompt=said_first(self.goal, seen)).messages)
+        return self.ctx.tokenizer.chat(self._first(seen))
+
+    def _first(self, seen: Seen) -> Sequence[Any]:
+        return replace(self.ask.task, prompt=said_first(self.goal, seen)).messages
+
+    def _heard(self, seen: Seen, fresh: bool) -> None:
+        """What is seen, in the dialogue of the agent that acts next."""
+        if fresh:
+            self.talk[seen.agent] = list(self._first(seen))
+        else:
+            self.talk[seen.agent].append({"role": "user", "content": seen.text})
 
     async def _replayed(self, start: Fork, seen: Seen) -> Seen:
         """The environment as it was before the action that the fork goes on with: its actions are played again."""
         self.grown = start.grown()
         self.entropy = [float("nan")] * len(self.grown.turns)
         for i, turn in enumerate(self.grown.turns):
-            self.context_of.setdefault(seen.agent, turn.sequence)
+            self._heard(seen, seen.fresh or seen.agent not in self.context_of)
+            self.context_of[seen.agent] = turn.sequence
             said = self.player.format(turn.text)
             self.done_in.add((turn.state, turn.action_key))
             self._tell(seen, turn.text)
@@ -285,7 +309,8 @@ class Dialogue:
                     f"the episode there ({seen.error or 'it is over'}). Is the environment a pure function of its "
                     "actions? gruppo env check says."
                 )
-        self.context_of.setdefault(seen.agent, start.sequence)
+        self._heard(seen, seen.fresh or seen.agent not in self.context_of)
+        self.context_of[seen.agent] = start.sequence
         return seen
 
     async def _env(self, call: str, given: Any) -> Seen:
@@ -354,15 +379,18 @@ class Dialogue:
         If no action would fit after it, nothing is done, and the tokens that are too many are returned.
         """
         tokenizer, most = self.ctx.tokenizer, self.ctx.engine.context(self._writer(seen)) - 1  # for an action
-        if seen.fresh or seen.agent not in self.context_of:
-            ids = self._chat(seen)
+        fresh = seen.fresh or seen.agent not in self.context_of
+        self._heard(seen, fresh)
+        if fresh or (why := getattr(tokenizer, "stuck", "")):
+            ids = tokenizer.chat(self.talk[seen.agent])
+            if not fresh:
+                self.player.told_anew(why)
             if len(ids) <= most:
                 self.context_of[seen.agent] = self.grown.begin(ids)
             return max(len(ids) - most, 0)
         self.grown.switch(self.context_of[seen.agent])
         before = self.grown.ids
-        message = {"role": "user", "content": seen.text}
-        ids = tokenizer.follow([message], int(before[-1]) if len(before) else None)
+        ids = tokenizer.follow(self.talk[seen.agent][-1:], int(before[-1]) if len(before) else None)
         if len(before) + len(ids) <= most:
             self.grown.observe(ids)
         return max(len(before) + len(ids) - most, 0)
@@ -385,6 +413,7 @@ class Dialogue:
     def _tell(self, seen: Seen, said: str) -> None:
         who = seen.agent if len(seats_of(self.env)) > 1 else ""
         self.lines.append(f"{who}> {said}")
+        self.talk[seen.agent].append({"role": "assistant", "content": said})
 
     def _text(self) -> str:
         """The dialogue after the prompt; actions are marked with >."""

@@ -40,6 +40,7 @@ from gruppo.train.worlds import (
     seats_alike,
     unread,
     unread_words,
+    unstable,
     why_equal,
 )
 
@@ -204,7 +205,8 @@ class Run:
     def look_at_first(self, drawn: Sequence[Episode], batch: Batch) -> None:
         """What is said once, about the first batch. Raises if the method cannot learn from it."""
         equal = check_first_batch(self.method, batch, why_equal(self, drawn))
-        self.warn(*equal, *filter(None, [seats_alike(self.method, batch), "" if equal else unread(self, drawn)]))
+        unlike = [seats_alike(self.method, batch), "" if equal else unread(self, drawn), unstable(self, drawn)]
+        self.warn(*equal, *filter(None, unlike))
         self.warn_if_hidden(drawn)
         self.warn_if_unheard(drawn)
         self.checked = True

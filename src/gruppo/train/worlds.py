@@ -5,19 +5,20 @@ Each function is given what was seen and returns a sentence with the cause and t
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gruppo.data import Batch, Episode, Source, Status, Turn, Use
-from gruppo.envs.base import seats_of
+from gruppo.envs.base import Seen, seats_of
 from gruppo.envs.registry import BUILT_IN, env_class, made, make_env
 from gruppo.methods import all_methods
 from gruppo.policies import CharTokenizer
 from gruppo.policies.words import WordTokenizer
 from gruppo.stages import Method, kind
 from gruppo.stages.check import cut_off, equal_returns
-from gruppo.stages.converse import OVERFLOW, Converse
+from gruppo.stages.converse import GOAL, OVERFLOW, Converse, said_first
 from gruppo.stages.names import nearest
 from gruppo.stages.requires import OneTurn, RecurringStates, Requirement, SeveralSeats
 from gruppo.tasks import TaskConfig, TaskSet
@@ -229,6 +230,59 @@ def seats_alike(method: Method, batch: Batch) -> str:
 
 
 # ---- states
+
+REPLAYED = 8  # turns of an episode that are played again
+
+
+def unstable(run: "Run", drawn: Sequence[Episode]) -> str:
+    """A world that is another one when it is looked at again. One episode of each world is played once more."""
+    play = run.walk.play
+    if not isinstance(play, Converse):
+        return ""
+    of_world: dict[str, Episode] = {}
+    for e in drawn:
+        if e.status.judged and e.turns and e.ask is not None and "env" in e.ask.task.meta:
+            of_world.setdefault(str(e.ask.task.meta["env"]), e)
+    for world, e in of_world.items():
+        if what := _otherwise(play, e):
+            return (
+                f"{world} is not the same when it is looked at again: in task {e.task!r} {what}, after the same "
+                "actions. So states that are equal are not known to be, and what is learned may not hold. Compute "
+                f"everything from the task and the actions, without a clock or a generator; gruppo env check {world} "
+                "says more."
+            )
+    return ""
+
+
+def _otherwise(play: Converse, e: Episode) -> str:
+    """What is different when the actions of an episode are played again; empty: nothing, or the world fails now."""
+    with play.borrowed(e.ask) as env:
+        goal = str(e.ask.task.meta.get(GOAL, e.ask.task.prompt))
+        seen = env.reset(replace(e.ask.task, prompt=goal))
+        first, shown = said_first(goal, seen), e.ask.task.prompt
+        if GOAL in e.ask.task.meta and "memory" not in e.ask.how and not seen.error and first != shown:
+            return f"the first observation was {shown!r} and is {first!r} now"
+        for i, t in enumerate(e.turns[:REPLAYED]):
+            if seen.error:
+                return ""
+            if seen.done or seen.state != t.state:
+                return (
+                    f"the state of turn {i} was {t.state!r} and is {'the end' if seen.done else repr(seen.state)} now"
+                )
+            if (one := _looked(env)) != (two := _looked(env)):
+                return f"two looks at turn {i} show {one!r} and {two!r}"
+            seen = env.step(play.format(t.text).action)
+        now = seen.rewards.get("task") if seen.done and not seen.error and len(e.turns) <= REPLAYED else None
+        was = e.reward.get("task", now)
+        return "" if now == was or now is None else f"the reward was {was:g} and is {now:g} now"
+
+
+def _looked(env: Any) -> tuple[str, str]:
+    """What the world itself shows, if it can be asked without an action."""
+    while hasattr(env, "env"):
+        env = env.env
+    seen = env.look() if callable(getattr(env, "look", None)) else None
+    return (seen.state, seen.text) if isinstance(seen, Seen) else ("", "")
 
 
 class Recurring:
