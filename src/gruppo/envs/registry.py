@@ -15,6 +15,7 @@ BUILT_IN = {
     "kuhn": "gruppo.envs.kuhn:Kuhn",
     "lake": "gruppo.envs.lake:Lake",
     "negotiation": "gruppo.envs.negotiation:Negotiation",
+    "python": "gruppo.envs.python:Python",
     "search": "gruppo.envs.search:Search",
     "shop": "gruppo.envs.shop:Shop",
     "sokoban": "gruppo.envs.sokoban:Sokoban",
