@@ -8,8 +8,10 @@ new. In lockstep the same bits come out however long an environment takes.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -23,9 +25,11 @@ from gruppo.envs.guard import TIMEOUT, Guarded, failed
 from gruppo.envs.hosted import Hosted
 from gruppo.envs.memory import Memory
 from gruppo.envs.registry import BUILT_IN, make_env
+from gruppo.envs.with_tools import reading, toolbox
 from gruppo.envs.wrappers import Retry, TurnLimit, Window, cut
 from gruppo.stages.context import Ask, Context
 from gruppo.stages.play import Fork, Play, Start, as_they_end, grown_of, one_answer, prompt_source, request_after
+from gruppo.stages.tooling import Showing, chat_of, showing
 from gruppo.tasks import TaskConfig
 
 GOAL = "goal"  # in the meta of a task: its prompt without the first observation
@@ -37,6 +41,7 @@ HEARD = {  # what `Ask.how` may ask of an environment
 }
 LIKELY = 10  # most probable ids that an entropy is about
 OVERFLOW = "overflow"  # a note of episodes that ended since their next observation had no room: the tokens too many
+WAITING = 64  # worlds that wait at once, each in a thread
 FIRST_ENTROPY = "first_entropy"  # a note of turns, if Ask.how["entropy_tokens"] asks for it
 
 
@@ -50,6 +55,7 @@ class Converse:
     seconds that a step of a world may take, if it is not built in
     say     is told of a world that hangs
     writers the role that writes for an agent; the policy for all others
+    tools   how the model is shown the tools that it may call, if there are any
     """
 
     format: Format = field(default_factory=Line)
@@ -58,6 +64,7 @@ class Converse:
     seconds: float = SECONDS
     say: Callable[[str], None] = print
     writers: Mapping[str, str] = field(default_factory=dict[str, str])
+    tools: Showing = field(default_factory=Showing)
     free: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     hung: set[str] = field(default_factory=set[str])
 
@@ -92,8 +99,10 @@ class Converse:
         with self.borrowed(Ask(task, 1)) as env:
             seen = env.reset(task)
             system = task.system or (str(getattr(env, "rules", "")) if self.rules else "")
+            box = getattr(env, "box", None)
         prompt = said_first(task.prompt, seen)
-        return replace(task, prompt=prompt, system=system, meta={**task.meta, GOAL: task.prompt})
+        made = replace(task, prompt=prompt, system=system, meta={**task.meta, GOAL: task.prompt})
+        return self.tools.task(made, box) if box is not None else made
 
     def close(self) -> None:
         """Ends the processes of environments."""
@@ -117,8 +126,10 @@ def play_of(
     """How the episodes of a task set are played. Models with a chat template are told the rules of a world."""
     if tasks.env and not config.agent:
         rules = getattr(tokenizer, "has_template", False)
-        limit = limit_of(config)
-        return Converse(format_of(config.format), config.window, rules, limit, say, writers or {})
+        play = Converse(format_of(config.format), config.window, rules, limit_of(config), say, writers or {})
+        if config.tools:
+            play.format, play.tools = reading(play.format), showing(tokenizer, toolbox(config.tools))
+        return play
     for name in ("format", "window"):
         if (value := getattr(config, name)) != getattr(TaskConfig, name):
             raise ValueError(
@@ -139,7 +150,8 @@ class Borrowed:
         self.name = str(self.ask.task.meta["env"])
         free = self.player.free.setdefault(self.name, [])
         self.env = free.pop() if free else make_env(self.name)
-        limit, own = self.player.seconds, self.name not in BUILT_IN
+        self.waits = bool(getattr(self.env, "waits", False))  # for tools and programs, which have limits of their own
+        limit, own = self.player.seconds, self.name not in BUILT_IN and not self.waits
         if isinstance(self.env, Hosted):
             self.env.seconds, own = limit, False  # it looks at the time itself
         self.guard = Guarded(self.env, limit if own else 0.0, self._told)
@@ -152,6 +164,11 @@ class Borrowed:
                 )
             wrapped = Memory(wrapped, **memory, overflow=0.0)
         if tries := int(self.ask.how.get("tries", 0)):
+            if getattr(self.env, "judged_later", False):
+                raise ValueError(
+                    f"{self.name}: the scorer judges an answer when the episode is over, so nothing says whether "
+                    "another try is needed. Leave task.tools out, or use a method without further tries."
+                )
             wrapped = Retry(wrapped, tries)
         if turns := int(self.ask.how.get("turns", 0)):
             wrapped = TurnLimit(wrapped, turns)
@@ -166,8 +183,13 @@ class Borrowed:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is not None and isinstance(self.env, Hosted):
             self.env.close()  # a call may still be under way, in a thread: the next episode gets another process
-        elif not self.guard.late:
+        elif not self.guard.late and not (kind is not None and self.waits):
             self.player.free.setdefault(self.name, []).append(self.env)  # it may have been closed meanwhile
+
+
+@cache
+def _waiting() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(WAITING, thread_name_prefix="world")
 
 
 def ask_of(start: "Start | Fork | Ask") -> Ask:
@@ -177,6 +199,8 @@ def ask_of(start: "Start | Fork | Ask") -> Ask:
 
 
 def said_first(goal: str, seen: Seen) -> str:
+    if not seen.text:
+        return goal
     return seen.text if seen.fresh or not goal else f"{goal}\n{seen.text}".rstrip()
 
 
@@ -247,7 +271,7 @@ class Dialogue:
 
     def _chat(self, seen: Seen) -> Any:
         """A whole context that begins with what is seen."""
-        return self.ctx.tokenizer.chat(replace(self.ask.task, prompt=said_first(self.goal, seen)).messages)
+        return chat_of(self.ctx.tokenizer, replace(self.ask.task, prompt=said_first(self.goal, seen)))
 
     async def _replayed(self, start: Fork, seen: Seen) -> Seen:
         """The environment as it was before the action that the fork goes on with: its actions are played again."""
@@ -270,12 +294,16 @@ class Dialogue:
         return seen
 
     async def _env(self, call: str, given: Any) -> Seen:
-        """Environments in this process are fast; those with a process of their own must not hold up the others."""
+        """Environments in this process are fast; those that wait, for a process or a tool, must not hold up others."""
         inner = self.env
         while not isinstance(inner, Hosted) and hasattr(inner, "env"):
             inner = inner.env
         act = getattr(self.env, call)
-        return await asyncio.to_thread(act, given) if isinstance(inner, Hosted) else act(given)
+        if isinstance(inner, Hosted):
+            return await asyncio.to_thread(act, given)
+        if call == "step" and getattr(inner, "waits", False):
+            return await asyncio.get_running_loop().run_in_executor(_waiting(), act, given)
+        return act(given)
 
     # an action
 
@@ -338,8 +366,7 @@ class Dialogue:
             return max(len(ids) - most, 0)
         self.grown.switch(self.context_of[seen.agent])
         before = self.grown.ids
-        message = {"role": "user", "content": seen.text}
-        ids = tokenizer.follow([message], int(before[-1]) if len(before) else None)
+        ids = self.player.tools.after(tokenizer, seen, int(before[-1]) if len(before) else None)
         if len(before) + len(ids) <= most:
             self.grown.observe(ids)
         return max(len(before) + len(ids) - most, 0)
@@ -356,8 +383,9 @@ class Dialogue:
             return self.grown.finish(status, error=seen.error, text=self._text(), final_state=seen.state)
         one = len(seats_of(self.env)) == 1
         reward: Mapping[str, float] = {"task": float(seen.rewards["task"])} if one and "task" in seen.rewards else {}
-        status = Status.TRUNCATED if seen.truncated else Status.OK
-        return self.grown.finish(status, reward=dict(reward), text=self._text(), final_state=seen.state)
+        text = self._text() if seen.answer is None else seen.answer
+        status = Status.TRUNCATED if seen.truncated or (seen.answer is not None and self.cut) else Status.OK
+        return self.grown.finish(status, reward=dict(reward), text=text, final_state=seen.state)
 
     def _tell(self, seen: Seen, said: str) -> None:
         who = seen.agent if len(seats_of(self.env)) > 1 else ""

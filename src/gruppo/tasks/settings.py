@@ -28,6 +28,7 @@ class TaskConfig(Checked):
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # for a gym task, or for your make
     format: str = "line"  # how an action is read in an environment: line, tags, rlvmr, json, tags:T,...:A, words:W,...
     window: int = setting(-1, low=-1)  # turns before the present one that are seen in an environment; -1: all
+    tools: str = ""  # that may be called before answering: calculator, python, search, ./mine.py:TOOLS, or several: A,B
     agent: str = ""  # your program, which plays the episodes: ./mine.py:agent or a command line (docs/serve.md)
     reward: str = ""  # exact, math, reward_model, llm_judge, ... or ./file.py:function; empty: the task's own
     args: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # arguments of the reward
@@ -52,7 +53,7 @@ def plain(value: Any) -> Any:
 def refuse_unused(settings: TaskConfig, used: tuple[str, ...]) -> None:
     """Refuses a setting that the task would silently ignore."""
     # format and window: stages.converse refuses them where there is no environment.
-    everywhere = ("name", "reward", "args", *JUDGING, "system", "template", "format", "window", "agent")
+    everywhere = ("name", "reward", "args", *JUDGING, "system", "template", "format", "window", "tools", "agent")
     for f in fields(TaskConfig):
         value = getattr(settings, f.name)
         if f.name not in (*everywhere, *used) and value != getattr(_PLAIN, f.name):

@@ -74,7 +74,7 @@ class Run:
         refuse_other_worlds(self.method, self.tasks)
         m = config.model
         self.tokenizer = load_tokenizer(m.name)
-        world = bool(self.tasks.env) and not config.task.agent
+        world = bool(self.tasks.env) and not config.task.agent and not config.task.tools
         self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, world)]))
         policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
         if policy.fallback:
