@@ -158,7 +158,9 @@ def attached(made: TaskSet, settings: TaskConfig, turns: Any) -> TaskSet:
     except ValueError as error:
         raise ValueError(f"task.tools={names}: {error}") from None
     env = PREFIX + names
-    said = f"{made.name}: tools {', '.join(t.name for t in box)}, at most {turns} turns (task.tools, task.options.turns)"
+    said = (
+        f"{made.name}: tools {', '.join(t.name for t in box)}, at most {turns} turns (task.tools, task.options.turns)"
+    )
 
     def tooled(task: Task) -> Task:
         return task if "env" in task.meta else replace(task, meta={**task.meta, "env": env, LIMIT: turns})

@@ -1,4 +1,4 @@
-"""How a model is shown the tools of its task: by its chat template where that has tools, else in a line of the prompt."""
+"""How a model is shown its tools: by its chat template where that has tools, else in a line of the prompt."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,8 +1,8 @@
 """Calls of tools in what a model wrote.
 
-    {"name": "calculator", "arguments": {"expression": "2 + 3"}}    JSON, as chat templates have it, once or more
-    calculator 2 + 3                                a text, or its last line, that begins with the name of a tool
-    population {"city": "Oslo", "year": 1990}       the same for a tool with several arguments
+{"name": "calculator", "arguments": {"expression": "2 + 3"}}    JSON, as chat templates have it, once or more
+calculator 2 + 3                                a text, or its last line, that begins with the name of a tool
+population {"city": "Oslo", "year": 1990}       the same for a tool with several arguments
 """
 
 import json
@@ -51,7 +51,7 @@ def called(value: dict[str, Any], box: Toolbox) -> Call | None:
 
 
 def _short(text: str, box: Toolbox) -> list[Call]:
-    name, rest = (text.split(maxsplit=1) + ["", ""])[:2]
+    name, rest = [*text.split(maxsplit=1), "", ""][:2]
     if name not in box or not rest:
         return []
     if rest.startswith("{"):

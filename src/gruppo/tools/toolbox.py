@@ -89,7 +89,9 @@ def load_tools(names: str) -> Toolbox:
             for made in _tools(one, name):
                 box.add(made)
     if not len(box):
-        raise ValueError(f"tools={names!r} names no tool, so there would be nothing to call. Name one, or leave it out.")
+        raise ValueError(
+            f"tools={names!r} names no tool, so there would be nothing to call. Name one, or leave it out."
+        )
     return box
 
 

@@ -35,7 +35,8 @@ def why_equal(run: "Run", drawn: Sequence[Episode]) -> str:
     mine = [e for e in drawn if e.use == Use.LEARN and e.status.judged]
     cut = [e for e in mine if e.status == Status.TRUNCATED and OVERFLOW not in e.notes]
     truncated = len(cut) / len(mine) if mine else 0.0
-    return unread(run, drawn) or cut_off(truncated, 0 if run.tasks.env else run.sampling.max_tokens)
+    answers = not run.tasks.env or (run.config.task.tools and all("truncated" in e.turns[-1].flags for e in cut))
+    return unread(run, drawn) or cut_off(truncated, run.sampling.max_tokens if answers else 0)
 
 
 # ---- turns
