@@ -281,7 +281,7 @@ def test_a_template_without_tools_has_a_line_with_what_they_do() -> None:
     tokenizer = hf(CHATML)
     _, play = context([], tokenizer, tools="calculator")
     task = play.shown(load_task("addition", tools="calculator", system="Be short.").train[0])
-    assert task.system.startswith("Be short.\nYou may use tools") and "Computes an arithmetic" in task.system
+    assert task.system.startswith("Be short.\nTo use a tool, write") and "Computes an arithmetic" in task.system
     assert task.prompt == "97+58=" and "\n" not in task.system.removeprefix("Be short.\n")
     role = play.tools.after(tokenizer, Seen("5", tools=("x",)), None)  # type: ignore[arg-type]
     assert "<|im_start|>tool" in tokenizer.tok.decode(role) or "<|im_start|>user\n5" in tokenizer.tok.decode(role)
@@ -315,7 +315,7 @@ def test_the_line_names_the_arguments(mine: str) -> None:
     ],
 )
 def test_settings_that_cannot_be(mine: str, settings: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "steps=1", "prompts=2", "samples=2", "threads=1", "accept=all", *settings]) == 2
+    assert main(["train", "steps=1", "prompts=2", "samples=2", "threads=1", "accept=dead_groups,mask", *settings]) == 2
     assert said in capsys.readouterr().err
 
 

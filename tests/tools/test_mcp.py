@@ -130,7 +130,9 @@ def test_a_server_that_does_not_start_is_refused(command: Any, said: str) -> Non
         asyncio.run(main())
 
 
-def test_a_server_gives_its_tools_to_a_task(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_gives_its_tools_to_a_task(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Named in a file as any tool is; one server for all episodes, and one that dies costs its episode a status."""
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(f"from gruppo.tools.mcp import Server\nTOOLS = [Server({command!r})]\n")

@@ -70,7 +70,11 @@ def argument_of(tool: Tool) -> str:
 def line_of(box: Toolbox, described: bool) -> str:
     """The tools in one line, each as it is called; `described`: with what they do, for models that read sentences."""
     said = [_form(one) + (f" ({one.description})" if described else "") for one in box]
-    how = "You may use tools: a last line such as these calls one, and you are shown the result. " if described else ""
+    how = (
+        "To use a tool, write its name and what it needs as your last line; you are then shown its result. "
+        if described
+        else ""
+    )
     return f"{how}tools: {', '.join(said)}"
 
 
