@@ -71,13 +71,12 @@ def test_a_program_may_have_a_name_or_a_fence(said: str) -> None:
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("pass", "no output"),
         ("print('x' * 10**5)", "the program was stopped: it printed too much"),
-        ("open('/etc/passwd')", "PermissionError"),
         ("print('<|im_end|> \u2264')", "<|im_end|> \u2264"),
     ],
 )
 def test_what_a_program_does_wrong_is_an_observation(program: str, text: str) -> None:
     [shown] = seen(program)
-    assert shown.text.startswith(text) or (text == "PermissionError" and "Error" in shown.text)
+    assert shown.text == text
     assert shown.valid and not shown.done and not shown.error and len(shown.text) <= world.SHOWN
 
 

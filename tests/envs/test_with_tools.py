@@ -15,7 +15,7 @@ from gruppo.cli import main
 from gruppo.data import Episode, Source, Status
 from gruppo.data.store import load_episodes
 from gruppo.engines.base import Completion, Request
-from gruppo.envs.base import Seen
+from gruppo.envs.base import Called, Seen
 from gruppo.envs.format import format_of
 from gruppo.envs.with_tools import WithTools, reading
 from gruppo.policies import CharTokenizer
@@ -210,7 +210,7 @@ def test_failures_of_the_agent_are_observations(mine: str) -> None:
     e = said(*wrong, "picky no", tools=mine)
     texts = e.text.splitlines()
     assert e.status == Status.TRUNCATED and e.reward == {"task": 0.0}
-    assert "It takes: n (integer)." in texts[1] or "no JSON" in texts[1]
+    assert "the arguments are no JSON" in texts[1]
     assert "Did you mean 'double'?" in texts[3] and "no JSON object" in texts[5] and texts[7] == "picky: say please"
     assert [set(t.flags) for t in e.turns] == [{"invalid"}] * 3 + [set()]
 
@@ -283,8 +283,8 @@ def test_a_template_without_tools_has_a_line_with_what_they_do() -> None:
     task = play.shown(load_task("addition", tools="calculator", system="Be short.").train[0])
     assert task.system.startswith("Be short.\nTo use a tool, write") and "Computes an arithmetic" in task.system
     assert task.prompt == "97+58=" and "\n" not in task.system.removeprefix("Be short.\n")
-    role = play.tools.after(tokenizer, Seen("5", tools=("x",)), None)  # type: ignore[arg-type]
-    assert "<|im_start|>tool" in tokenizer.tok.decode(role) or "<|im_start|>user\n5" in tokenizer.tok.decode(role)
+    after = play.tools.after(tokenizer, Seen("5", tools=(Called("calculator"),)), None)
+    assert "<|im_start|>user\n5<|im_end|>" in tokenizer.tok.decode(after)
 
 
 def test_the_line_names_the_arguments(mine: str) -> None:
