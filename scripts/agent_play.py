@@ -22,8 +22,9 @@ from gruppo.tasks.numbering import hash64
 
 TOKENIZER = WordTokenizer(vocabulary())
 CONFIG = TinyConfig(vocab=TOKENIZER.vocab, context=512)
-WORLDS = [name for name in BUILT_IN if len(env_class(name).seats) == 1]
-GAMES = [name for name in BUILT_IN if name not in WORLDS]
+SPOKEN = [name for name in BUILT_IN if env_class(name).words]  # programs are no words
+WORLDS = [name for name in SPOKEN if len(env_class(name).seats) == 1]
+GAMES = [name for name in SPOKEN if name not in WORLDS]
 ACTION = 8  # most tokens of an action that is sampled; the longest one has five and <eos>
 
 
@@ -101,7 +102,7 @@ def measure(policy: Any, count: int, seen: set[str]) -> dict[str, dict[str, floa
     """By world and level, on held-out tasks at temperature 1."""
     table: dict[str, dict[str, float]] = {}
     for level in range(1, 5):  # the lower levels first, since the others take long
-        for name in (n for n in BUILT_IN if level in env_class(n).levels):
+        for name in (n for n in SPOKEN if level in env_class(n).levels):
             episodes = held_out(name, level, count)
             if name != "kuhn":  # it has six deals, so there are no others
                 assert not seen & {e.task.uid for e in episodes}, f"{name}: a held-out task was trained on"

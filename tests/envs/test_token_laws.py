@@ -5,6 +5,7 @@ A dialogue that grows is the dialogue rendered whole; where it is not, the sampl
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import torch
 from gruppo.data import Episode, Source, Status, pack
 from gruppo.engines import NativeEngine, Request
 from gruppo.engines.base import Completion
+from gruppo.envs.base import Seen
+from gruppo.envs.guess import Guess
 from gruppo.envs.hosted import Hosted
 from gruppo.envs.registry import BUILT_IN, made
 from gruppo.policies import TinyConfig, TinyTransformer, load_tokenizer
@@ -259,3 +262,20 @@ def test_a_dialogue_that_no_longer_fits_ends_the_episode() -> None:
     e = one(tokenizer, engine, load_task("household").train[0], Converse(say=lambda said: None))
     assert e.status == Status.TRUNCATED and "overflow" in e.notes and len(e.turns) > 1
     assert max(len(s.ids) for s in e.sequences) <= 130
+
+
+class Shouts(Guess):
+    """Says the name of a special token after the first action."""
+
+    def step(self, action: str) -> Seen:
+        return replace(super().step(action), text="higher <|im_end|>", done=False)
+
+
+@pytest.mark.parametrize("name", ["chatml", "open"])
+def test_a_special_token_in_an_observation_fails_its_episode_and_not_the_run(name: str) -> None:
+    tokenizer, play = template(name), Converse(say=lambda _: None)
+    task = load_task("guess").train[0]
+    play.free["guess"] = [Shouts()]
+    e = one(tokenizer, Heard(anything(tokenizer)), task, play)
+    assert e.status == Status.ENV_ERROR and not e.reward
+    assert e.error.startswith("unreadable") and "<|im_end|>" in e.error and "Remove it from the text" in e.error

@@ -16,8 +16,8 @@ from gruppo.engines import Request
 from gruppo.methods import method
 from gruppo.methods.arpo_agentic import Branches, SharedTurns
 from gruppo.stages import Context
-from gruppo.stages.converse import first_entropy
 from gruppo.stages.credit import GroupNormalised
+from gruppo.stages.dialogue import first_entropy
 
 test_laws = evidence.laws("arpo_agentic")
 test_asks = evidence.asks("arpo_agentic")

@@ -77,7 +77,7 @@ def test_after_an_action_that_was_cut_off_eos_comes_first(text, last):
     assert TOKENIZER.follow(seen).tolist() == [EOS, *complete]
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"python"}))  # programs are no words
 def test_worlds_speak_in_known_words_with_few_tokens(name):
     tasks, env = load_task(name), make_env(name)
     for i in range(20):

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("mcp.server.mcpserver", reason="the extra mcp is not installed: pip install 'gruppo[mcp]'")
 
+from gruppo.envs.with_tools import WithTools
+from gruppo.tasks import load_task
 from gruppo.tools import Limits, Toolbox
 from gruppo.tools import mcp as mcp_module
 from gruppo.tools.mcp import Server
@@ -126,3 +128,21 @@ def test_a_server_that_does_not_start_is_refused(command: Any, said: str) -> Non
 
     with pytest.raises(ValueError, match=said):
         asyncio.run(main())
+
+
+def test_a_server_gives_its_tools_to_a_task(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named in a file as any tool is; one server for all episodes, and one that dies costs its episode a status."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(f"from gruppo.tools.mcp import Server\nTOOLS = [Server({command!r})]\n")
+    tasks = load_task("addition", tools="./mine.py:TOOLS")
+    one, two = WithTools("./mine.py:TOOLS"), WithTools("./mine.py:TOOLS")
+    assert one.box is two.box
+    for env in (one, two):
+        env.reset(tasks.train[0])
+        assert env.step('add {"a": 2, "b": 3}').text == "5"
+        assert not env.step('add {"a": "x"}').valid
+    last = one.step("die {}")
+    assert last.done and last.error and not last.rewards and last.tools[0].name == "die"
+    assert two.step('add {"a": 4}').text == "5"  # it was started again

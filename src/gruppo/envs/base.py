@@ -44,6 +44,7 @@ class Seen:
     error: str = ""  # why the environment itself failed; such an episode is over and is not judged
     fresh: bool = False  # the text is the whole context: what was seen before is forgotten
     tools: tuple[Called, ...] = ()  # that the last action called
+    answer: str | None = None  # at the end, instead of a reward: what the scorer of the task is to judge
 
 
 Player = Callable[[Seen, int], str]  # an action for what one seat sees; the number is the random key of this move

@@ -25,6 +25,8 @@ def sane(seen: Any) -> Seen:
     for name in ("text", "agent", "state", "error"):
         if not isinstance(getattr(seen, name), str):
             return failed(BROKEN, f"Seen.{name} is {type(getattr(seen, name)).__name__} and no text")
+    if not isinstance(seen.answer, str | None):
+        return failed(BROKEN, f"Seen.answer is {type(seen.answer).__name__} and no text", seen.agent)
     for name in ("rewards", "outcomes"):
         table = getattr(seen, name)
         if not isinstance(table, Mapping):

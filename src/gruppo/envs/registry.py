@@ -2,6 +2,7 @@
 
 import inspect
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,7 @@ BUILT_IN = {
     "kuhn": "gruppo.envs.kuhn:Kuhn",
     "lake": "gruppo.envs.lake:Lake",
     "negotiation": "gruppo.envs.negotiation:Negotiation",
+    "python": "gruppo.envs.python:Python",
     "search": "gruppo.envs.search:Search",
     "shop": "gruppo.envs.shop:Shop",
     "sokoban": "gruppo.envs.sokoban:Sokoban",
@@ -28,6 +30,8 @@ def env_class(name: str) -> Any:
     """The class of an environment, or whatever makes one in this process when it is called without arguments."""
     if name.startswith("env:"):
         return import_module("gruppo.envs.adapters").adapter(name)
+    if name.startswith("tools:"):  # a task of one answer, with tools
+        return partial(import_module("gruppo.envs.with_tools").WithTools, name.partition(":")[2])
     if not is_path(name) and name not in BUILT_IN:
         raise ValueError(
             f"env={name!r}: no such environment.{nearest(name, BUILT_IN)} Built in: {', '.join(BUILT_IN)}. Your own: "

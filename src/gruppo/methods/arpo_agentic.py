@@ -24,8 +24,8 @@ from gruppo.data import Batch, Episode, gather, key_hash
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces.advantage import z_score
 from gruppo.stages import Context, Occupant, Prompt, setting
-from gruppo.stages.converse import FIRST_ENTROPY
 from gruppo.stages.credit import COMPARES, judged_N, to_tokens
+from gruppo.stages.dialogue import FIRST_ENTROPY
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.play import Fork, Start, sampling_for, starts_of
 from gruppo.stages.update import Passes

@@ -1,4 +1,4 @@
-"""How an episode is played in an environment: observation, action, observation, … until it is over.
+"""How episodes are played in environments: each has one for itself, all share the engine (`dialogue.py`: one of them).
 
 What `ctx.play` does for a task with an environment, in training, redraws, evaluation and step zero alike. Token ids go
 in and token ids come out: what was sampled is never encoded again, and an observation is what the chat template puts
@@ -7,7 +7,6 @@ new. In lockstep the same bits come out however long an environment takes.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -15,33 +14,29 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-
-from gruppo.data import Episode, Note, Status, ToolCall, key_hash
+from gruppo.data import Episode
 from gruppo.envs.against import placed
 from gruppo.envs.alarm import SECONDS, limit_of
-from gruppo.envs.base import Seen, seats_of
-from gruppo.envs.format import Format, Line, Said, format_of
-from gruppo.envs.guard import TIMEOUT, Guarded, failed
+from gruppo.envs.format import Format, Line, format_of
+from gruppo.envs.guard import Guarded
 from gruppo.envs.hosted import Hosted
 from gruppo.envs.memory import Memory
 from gruppo.envs.registry import BUILT_IN, make_env
-from gruppo.envs.wrappers import Retry, TurnLimit, Window, cut
+from gruppo.envs.with_tools import reading, toolbox
+from gruppo.envs.wrappers import Retry, TurnLimit, Window
 from gruppo.stages.context import Ask, Context
-from gruppo.stages.play import Fork, Play, Start, as_they_end, grown_of, one_answer, prompt_source, request_after
+from gruppo.stages.dialogue import GOAL, Dialogue, ask_of, said_first
+from gruppo.stages.play import Fork, Play, Start, as_they_end, one_answer
+from gruppo.stages.tooling import Showing, showing
 from gruppo.tasks import TaskConfig
 
-GOAL = "goal"  # in the meta of a task: its prompt without the first observation
 HEARD = {  # what `Ask.how` may ask of an environment
     "tries": "further tries",
     "turns": "a limit of turns",
     "memory": "a memory that the agent edits",
     "entropy_tokens": "branches at turns",
 }
-WAITING = 1024  # worlds with a process that are waited for at once; a thread begins where no other one is idle
-LIKELY = 10  # most probable ids that an entropy is about
-OVERFLOW = "overflow"  # a note of episodes that ended since their next observation had no room: the tokens too many
-FIRST_ENTROPY = "first_entropy"  # a note of turns, if Ask.how["entropy_tokens"] asks for it
+WAITING = 1024  # worlds with processes or tools that are waited for at once; threads begin where none is idle
 
 
 @dataclass
@@ -55,6 +50,7 @@ class Converse:
     say     is told, once each, of a world that hangs and of a dialogue that cannot be extended
     writers the role that writes for an agent; the policy for all others
     hosted  whether your own worlds have processes, too
+    tools   how the model is shown the tools that it may call, if there are any
     """
 
     format: Format = field(default_factory=Line)
@@ -64,6 +60,7 @@ class Converse:
     say: Callable[[str], None] = print
     writers: Mapping[str, str] = field(default_factory=dict[str, str])
     hosted: bool = False
+    tools: Showing = field(default_factory=Showing)
     free: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     waiting: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(WAITING, "world"))
     hung: set[str] = field(default_factory=set[str])
@@ -100,8 +97,10 @@ class Converse:
         with self.borrowed(Ask(task, 1)) as env:
             seen = env.reset(task)
             system = task.system or (str(getattr(env, "rules", "")) if self.rules else "")
+            box = getattr(env, "box", None)
         prompt = said_first(task.prompt, seen)
-        return replace(task, prompt=prompt, system=system, meta={**task.meta, GOAL: task.prompt})
+        made = replace(task, prompt=prompt, system=system, meta={**task.meta, GOAL: task.prompt})
+        return self.tools.task(made, box) if box is not None else made
 
     def close(self) -> None:
         """Ends the processes of environments, and the threads that waited for them."""
@@ -139,7 +138,10 @@ def play_of(
         rules = getattr(tokenizer, "has_template", False)
         limit = limit_of(config)
         _refuse_needless(tasks.env, config.hosted)
-        return Converse(format_of(config.format), config.window, rules, limit, say, writers or {}, config.hosted)
+        play = Converse(format_of(config.format), config.window, rules, limit, say, writers or {}, config.hosted)
+        if config.tools:
+            play.format, play.tools = reading(play.format), showing(tokenizer, toolbox(config.tools))
+        return play
     for name in ("format", "window", "hosted"):
         if (value := getattr(config, name)) != getattr(TaskConfig, name):
             raise ValueError(
@@ -169,7 +171,8 @@ class Borrowed:
         self.name = str(self.ask.task.meta["env"])
         free = self.player.free.setdefault(self.name, [])
         self.env = free.pop() if free else make_env(self.name, self.player.hosted)
-        limit, own = self.player.seconds, self.name not in BUILT_IN
+        self.waits = bool(getattr(self.env, "waits", False))  # for tools and programs, which have limits of their own
+        limit, own = self.player.seconds, self.name not in BUILT_IN and not self.waits
         if isinstance(self.env, Hosted):
             self.env.seconds, own = limit, False  # it looks at the time itself
         self.guard = Guarded(placed(self.env, self.ask.task), limit if own else 0.0, self._told)
@@ -182,6 +185,11 @@ class Borrowed:
                 )
             wrapped = Memory(wrapped, **memory, overflow=0.0)
         if tries := int(self.ask.how.get("tries", 0)):
+            if getattr(self.env, "judged_later", False):
+                raise ValueError(
+                    f"{self.name}: the scorer judges an answer when the episode is over, so nothing says whether "
+                    "another try is needed. Leave task.tools out, or use a method without further tries."
+                )
             wrapped = Retry(wrapped, tries)
         if turns := int(self.ask.how.get("turns", 0)):
             wrapped = TurnLimit(wrapped, turns)
@@ -196,225 +204,5 @@ class Borrowed:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is not None and isinstance(self.env, Hosted):
             self.env.close()  # a call may still be under way, in a thread: the next episode gets another process
-        elif not self.guard.late:
+        elif not self.guard.late and not (kind is not None and self.waits):
             self.player.free.setdefault(self.name, []).append(self.env)  # it may have been closed meanwhile
-
-
-def ask_of(start: "Start | Fork | Ask") -> Ask:
-    if isinstance(start, Ask):
-        return start
-    return start.prompt.ask if isinstance(start, Start) else start.episode.ask
-
-
-def said_first(goal: str, seen: Seen) -> str:
-    return seen.text if seen.fresh or not goal else f"{goal}\n{seen.text}".rstrip()
-
-
-LONG = "too long"  # how the error of an episode begins that cannot be shown its first observation
-
-
-def too_long(task: Any, tokens: int, without: int, most: int) -> str:
-    """Of a task whose first observation leaves no room for an action. `without` it, the prompt has so many tokens."""
-    return (
-        f"task {task.uid!r} begins with {tokens} tokens ({without} of them the prompt, the rest what is seen first), "
-        f"{tokens - most + 1} too many: this model's context has {most}, and an action needs room, too. Make the "
-        "first observation or the prompt shorter, take such tasks out, or use a model with a longer context."
-    )
-
-
-def first_entropy(topk: Any, tokens: int, vocab: int) -> float:
-    """−Σ p log p over the reported ids of the first tokens, in units of log |V|; NaN if none were reported."""
-    if not tokens or topk is None:
-        return float("nan")
-    logp = topk[1][:tokens].astype(np.float64)
-    return float(-(np.exp(logp) * logp).sum() / np.log(vocab))
-
-
-class Dialogue:
-    """One episode in its environment. Every agent of a game has a context of its own."""
-
-    def __init__(self, player: Converse, ctx: Context, start: Start | Fork, env: Any) -> None:
-        self.player, self.ctx, self.start, self.env = player, ctx, start, env
-        self.ask = ask_of(start)
-        self.goal = str(self.ask.task.meta.get(GOAL, self.ask.task.prompt))
-        self.context_of: dict[str, int] = {}
-        self.done_in: set[tuple[str, str]] = set()  # what was done in which state
-        self.lines: list[str] = []  # for people
-        self.talk: dict[str, list[Any]] = {}  # the messages of each agent, for templates that cannot be extended
-        self.begun = np.zeros(0, np.int64)  # of the first action, given by prompting
-        self.watched = int(self.ask.how.get("entropy_tokens", 0))  # first tokens of each action
-        self.entropy: list[float] = []
-        self.over = 0  # tokens that the last observation was too long by
-
-    async def played(self) -> Episode:
-        numbered = "memory" in self.ask.how
-        seen = await self._env("reset", replace(self.ask.task, prompt=self.goal))
-        if isinstance(self.start, Fork):
-            seen = await self._replayed(self.start, seen)
-        else:
-            ids = self._chat(seen) if numbered else self.start.prompt.ids
-            self._open(self.start, ids)
-            self.context_of[seen.agent] = 0
-            self._heard(seen, fresh=True)
-            if not seen.done and len(ids) >= (most := self.ctx.engine.context(self._writer(seen))):
-                seen = failed(LONG, too_long(self.ask.task, len(ids), len(self._chat(Seen(""))), most), seen.agent)
-        while not seen.done:
-            said = await self._action(seen)
-            seen = self._paid(seen, said, await self._env("step", said.action))
-            if not seen.done and (over := self._observe(seen)):
-                self.over = over
-                seen = cut(self.env, seen)
-        ended = self._ended(seen)
-        if self.watched:
-            ended.notes[FIRST_ENTROPY] = Note(np.array(self.entropy, np.float32), "K")
-        if self.over:
-            ended.notes[OVERFLOW] = Note(np.array([self.over], np.float32))
-        return ended
-
-    def _open(self, start: Start, ids: Any) -> None:
-        prompt, self.grown = start.prompt, grown_of(self.ctx, start)
-        source = prompt_source(prompt) if prompt.given else None
-        self.grown.begin(ids, source=source, train_as=prompt.train_as)
-        self.begun = prompt.begun
-
-    def _chat(self, seen: Seen) -> Any:
-        """A whole context that begins with what is seen."""
-        return self.ctx.tokenizer.chat(self._first(seen))
-
-    def _first(self, seen: Seen) -> Sequence[Any]:
-        return replace(self.ask.task, prompt=said_first(self.goal, seen)).messages
-
-    def _heard(self, seen: Seen, fresh: bool) -> None:
-        """What is seen, in the dialogue of the agent that acts next."""
-        if fresh:
-            self.talk[seen.agent] = list(self._first(seen))
-        else:
-            self.talk[seen.agent].append({"role": "user", "content": seen.text})
-
-    async def _replayed(self, start: Fork, seen: Seen) -> Seen:
-        """The environment as it was before the action that the fork goes on with: its actions are played again."""
-        self.grown = start.grown()
-        self.entropy = [float("nan")] * len(self.grown.turns)
-        for i, turn in enumerate(self.grown.turns):
-            self._heard(seen, seen.fresh or seen.agent not in self.context_of)
-            self.context_of[seen.agent] = turn.sequence
-            said = self.player.format(turn.text)
-            self.done_in.add((turn.state, turn.action_key))
-            self._tell(seen, turn.text)
-            seen = await self._env("step", said.action)
-            self.lines.append(seen.text)
-            if seen.done:
-                raise ValueError(
-                    f"episode {start.episode.uid} cannot be continued after turn {i}: played again, its actions end "
-                    f"the episode there ({seen.error or 'it is over'}). Is the environment a pure function of its "
-                    "actions? gruppo env check says."
-                )
-        self._heard(seen, seen.fresh or seen.agent not in self.context_of)
-        self.context_of[seen.agent] = start.sequence
-        return seen
-
-    async def _env(self, call: str, given: Any) -> Seen:
-        """Environments in this process are fast; those with a process of their own must not hold up the others."""
-        inner = self.env
-        while not isinstance(inner, Hosted) and hasattr(inner, "env"):
-            inner = inner.env
-        act = getattr(self.env, call)
-        if not isinstance(inner, Hosted):
-            return act(given)
-        return await asyncio.get_running_loop().run_in_executor(self.player.waiting, act, given)
-
-    # an action
-
-    async def _action(self, seen: Seen) -> Said:
-        """What the policy says to what it sees, as it was read."""
-        self.asked_at = time.monotonic()
-        ids, sampling, role = self.grown.ids, self.start.sampling, self._writer(seen)
-        room = max(self.ctx.engine.context(role) - len(ids), 1)
-        here = self.context_of[seen.agent]
-        key = self.grown.uid if here == 0 else int(key_hash(self.grown.uid, "context", here))
-        if room < sampling.max_tokens:  # not every time: what is made is also checked
-            sampling = replace(sampling, max_tokens=room)
-        request = request_after(self.ctx, ids, key, sampling, role)
-        c = await self.ctx.engine.ask(replace(request, topk_logprobs=LIKELY) if self.watched else request)
-        self.entropy.append(first_entropy(c.topk, self.watched, self.ctx.tokenizer.vocab))
-        self.grown.write(c.ids, c.logp, c.version, temperature=request.temperature, allowed=c.allowed)
-        self.cut = c.reason == "length"
-        begun, self.begun = self.begun, self.begun[:0]
-        self.said = self.ctx.tokenizer.decode(np.concatenate([begun, self.grown.action]))
-        return self.player.format(self.said)
-
-    def _writer(self, seen: Seen) -> str:
-        """The role that writes for the agent that acts next."""
-        return self.player.writers.get(seen.agent, "policy")
-
-    def _paid(self, before: Seen, said: Said, seen: Seen) -> Seen:
-        """The turn ends, with what it has earned."""
-        self._tell(before, self.said)
-        self.lines.append(seen.text)
-        key = " ".join(said.action.lower().split())
-        flags = set(said.flags)
-        flags |= {"truncated"} if self.cut else set()
-        flags |= {"invalid"} if not seen.valid and not said.void else set()
-        flags |= {"repeated"} if (before.state, key) in self.done_in else set()
-        self.done_in.add((before.state, key))
-        flags |= {"edit"} if seen.fresh and "memory" in self.ask.how else set()
-        ends = seen.done and len(seats_of(self.env)) == 1
-        rewards = {name: r for name, r in seen.rewards.items() if not (ends and name == "task")}
-        self.grown.end(
-            state=before.state,
-            action_key=key,
-            agent=before.agent,
-            reward=rewards,
-            flags=frozenset(flags),
-            tag=said.tag,
-            seconds=time.monotonic() - self.asked_at,
-            text=self.said,
-            tools=tuple(ToolCall(c.name, c.arguments, c.seconds, c.ok) for c in seen.tools),
-        )
-        return seen
-
-    def _observe(self, seen: Seen) -> int:
-        """What the agent that acts next sees, in its context or in a new one.
-
-        If no action would fit after it, nothing is done, and the tokens that are too many are returned.
-        """
-        tokenizer, most = self.ctx.tokenizer, self.ctx.engine.context(self._writer(seen)) - 1  # for an action
-        fresh = seen.fresh or seen.agent not in self.context_of
-        self._heard(seen, fresh)
-        if fresh or (why := getattr(tokenizer, "stuck", "")):
-            ids = tokenizer.chat(self.talk[seen.agent])
-            if not fresh:
-                self.player.told_anew(why)
-            if len(ids) <= most:
-                self.context_of[seen.agent] = self.grown.begin(ids)
-            return max(len(ids) - most, 0)
-        self.grown.switch(self.context_of[seen.agent])
-        before = self.grown.ids
-        ids = tokenizer.follow(self.talk[seen.agent][-1:], int(before[-1]) if len(before) else None)
-        if len(before) + len(ids) <= most:
-            self.grown.observe(ids)
-        return max(len(before) + len(ids) - most, 0)
-
-    # the end
-
-    def _ended(self, seen: Seen) -> Episode:
-        for agent, outcome in seen.outcomes.items():
-            mine = [t for t in self.grown.turns if t.agent == agent]
-            if mine:
-                mine[-1].reward = {**mine[-1].reward, "task": float(outcome)}
-        if seen.error:
-            status = Status.TIMEOUT if seen.error.startswith(TIMEOUT) else Status.ENV_ERROR
-            return self.grown.finish(status, error=seen.error, text=self._text(), final_state=seen.state)
-        one = len(seats_of(self.env)) == 1
-        reward: Mapping[str, float] = {"task": float(seen.rewards["task"])} if one and "task" in seen.rewards else {}
-        status = Status.TRUNCATED if seen.truncated else Status.OK
-        return self.grown.finish(status, reward=dict(reward), text=self._text(), final_state=seen.state)
-
-    def _tell(self, seen: Seen, said: str) -> None:
-        who = seen.agent if len(seats_of(self.env)) > 1 else ""
-        self.lines.append(f"{who}> {said}")
-        self.talk[seen.agent].append({"role": "assistant", "content": said})
-
-    def _text(self) -> str:
-        """The dialogue after the prompt; actions are marked with >."""
-        return "\n".join(line for line in self.lines if line)

@@ -8,6 +8,7 @@ import numpy as np
 
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.occupant import Occupant, setting
+from gruppo.stages.tooling import chat_of
 
 
 class Prompting(Protocol):
@@ -16,12 +17,12 @@ class Prompting(Protocol):
 
 def plain(ctx: Context, ask: Ask) -> list[Prompt]:
     """The task's own prompt, in the chat template of the model if it has one. Every chain starts with it."""
-    return [Prompt(ctx.tokenizer.chat(ask.task.messages), ask, ask.group, ask.samples)]
+    return [Prompt(chat_of(ctx.tokenizer, ask.task), ask, ask.group, ask.samples)]
 
 
 def worded(ctx: Context, task: Any, text: str) -> Any:
     """The ids of the task's dialogue, with this text as the prompt."""
-    return ctx.tokenizer.chat(replace(task, prompt=text).messages)
+    return chat_of(ctx.tokenizer, replace(task, prompt=text))
 
 
 def hint_of(ask: Ask) -> str:

@@ -19,8 +19,23 @@ OTHER_DATA = (".csv", ".tsv", ".json", ".parquet", ".arrow")
 
 def load(settings: TaskConfig, held_out_size: int = 1_000) -> TaskSet:
     """The task set that the settings describe. A ValueError says what is wrong with them."""
-    made = _played(_loaded(settings, held_out_size), settings)
-    return import_module("gruppo.envs.against").against(made, settings) if settings.against else made
+    if not settings.tools:
+        made = _played(_loaded(settings, held_out_size), settings)
+        return import_module("gruppo.envs.against").against(made, settings) if settings.against else made
+    tools = import_module("gruppo.envs.with_tools")
+    if settings.against:
+        raise ValueError(
+            f"task.against={settings.against}: task.tools is for tasks of one answer, in which nobody else plays. "
+            "Leave one of them out."
+        )
+    if settings.agent:
+        raise ValueError(
+            f"task.tools={settings.tools}: with task.agent the program calls its own tools, so these would have no "
+            "effect. Leave one of them out."
+        )
+    rest = dict(settings.options)
+    turns = rest.pop("turns", tools.TURNS)  # of an episode, as in a world
+    return tools.attached(_loaded(replace(settings, options=rest), held_out_size), settings, turns)
 
 
 def _played(made: TaskSet, settings: TaskConfig) -> TaskSet:

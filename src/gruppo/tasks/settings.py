@@ -30,6 +30,7 @@ class TaskConfig(Checked):
     window: int = setting(-1, low=-1)  # turns before the present one that are seen in an environment; -1: all
     hosted: bool = False  # your own worlds are played in processes, so that one that hangs in any way can be killed
     against: str = ""  # in a game, who plays the other seats: random, gold, gold:0.7, or a player of the world
+    tools: str = ""  # that may be called before answering: calculator, python, search, ./mine.py:TOOLS, or several: A,B
     agent: str = ""  # your program, which plays the episodes: ./mine.py:agent or a command line (docs/serve.md)
     reward: str = ""  # exact, math, reward_model, llm_judge, ... or ./file.py:function; empty: the task's own
     args: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # arguments of the reward
@@ -54,7 +55,7 @@ def plain(value: Any) -> Any:
 def refuse_unused(settings: TaskConfig, used: tuple[str, ...]) -> None:
     """Refuses a setting that the task would silently ignore."""
     # format, window and hosted: stages.converse refuses them where there is no environment; against: envs.against.
-    worlds = ("format", "window", "hosted", "against", "agent")
+    worlds = ("format", "window", "hosted", "against", "tools", "agent")
     everywhere = ("name", "reward", "args", *JUDGING, "system", "template", *worlds)
     for f in fields(TaskConfig):
         value = getattr(settings, f.name)

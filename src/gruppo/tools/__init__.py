@@ -4,9 +4,9 @@ See docs/tools.md. MCP servers are in `gruppo.tools.mcp`, which needs the extra 
 """
 
 from gruppo.tools.base import Limits, Tool, ToolError, ToolResult
-from gruppo.tools.built_in import BUILT_IN, calculator, python
+from gruppo.tools.built_in import BUILT_IN, calculator, python, search
 from gruppo.tools.function import FunctionTool, tool
-from gruppo.tools.toolbox import Toolbox, load_tool
+from gruppo.tools.toolbox import Toolbox, load_tool, load_tools
 
 __all__ = [
     "BUILT_IN",
@@ -18,6 +18,8 @@ __all__ = [
     "Toolbox",
     "calculator",
     "load_tool",
+    "load_tools",
     "python",
+    "search",
     "tool",
 ]

@@ -1,4 +1,4 @@
-"""The tools that come with gruppo: a calculator, and Python in the sandbox."""
+"""The tools that come with gruppo: a calculator, Python in the sandbox, and a search in a small encyclopedia."""
 
 import ast
 import math
@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from gruppo.envs.corpus import corpus
 from gruppo.sandbox import Ran, Sandbox, shared
 from gruppo.tools.base import Limits, Tool, ToolError
 from gruppo.tools.function import FunctionTool
@@ -127,7 +128,7 @@ def python(
         return _told(ran, seconds, memory_mb)
 
     # The sandbox has its own limit; this one only guards against a sandbox that hangs, or a long queue.
-    return FunctionTool(run_python, "python", Limits(seconds=seconds + 60.0))
+    return FunctionTool(run_python, "python", Limits(seconds=seconds + 60.0, cache=1_000))
 
 
 def _told(ran: Ran, seconds: float, memory_mb: int) -> str:
@@ -147,4 +148,22 @@ def _told(ran: Ran, seconds: float, memory_mb: int) -> str:
     raise ToolError(f"{why}\n{said}".rstrip())
 
 
-BUILT_IN: dict[str, Callable[[], Tool]] = {"calculator": calculator, "python": python}
+def search(key: int = 0) -> Tool:
+    """The encyclopedia of the world `search`; it has as many editions as there are keys."""
+    texts = corpus(key)
+
+    async def search_texts(query: str) -> str:
+        """Searches a small encyclopedia of people, cities and countries, and shows the three best sentences.
+
+        Args:
+            query: words, such as: city of leo
+        """
+        found = texts.search(query.lower().split()[:32])
+        if not found:
+            raise ToolError("nothing found. Use other words.")
+        return "\n".join(texts.texts[i] for i in found)
+
+    return FunctionTool(search_texts, "search", Limits(cache=1_000))
+
+
+BUILT_IN: dict[str, Callable[[], Tool]] = {"calculator": calculator, "python": python, "search": search}

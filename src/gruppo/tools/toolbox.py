@@ -1,12 +1,16 @@
 """Tools by name."""
 
 import asyncio
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gruppo.tasks.imports import is_path, load_object, nearest
 from gruppo.tools.base import Tool, ToolResult
 from gruppo.tools.built_in import BUILT_IN
+from gruppo.tools.function import FunctionTool
+from gruppo.tools.mcp import Server
+from gruppo.tools.waiting import waited
 
 
 class Toolbox:
@@ -74,3 +78,31 @@ def load_tool(name: str) -> Tool:
             "Your own: ./file.py:name."
         )
     return BUILT_IN[name]()
+
+
+def load_tools(names: str) -> Toolbox:
+    """The tools of `calculator,./mine.py:TOOLS`. A path names a tool, a function, an MCP server, or a list of them."""
+    box = Toolbox()
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        found: Any = load_object(name) if is_path(name) else load_tool(name)
+        for one in found if isinstance(found, list | tuple) else [found]:
+            for made in _tools(one, name):
+                box.add(made)
+    if not len(box):
+        raise ValueError(
+            f"tools={names!r} names no tool, so there would be nothing to call. Name one, or leave it out."
+        )
+    return box
+
+
+def _tools(one: Any, where: str) -> Sequence[Tool]:
+    if isinstance(one, Tool):
+        return [one]
+    if isinstance(one, Server):
+        return waited(one.tools())
+    if inspect.isroutine(one):
+        return [FunctionTool(one)]
+    raise ValueError(
+        f"{where} has {one!r}, which is {type(one).__name__} and no tool, so no agent could call it. Name a typed "
+        "function with a docstring, a tool, an MCP server, or a list of them."
+    )

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gruppo.data import Batch, Episode, Status
-from gruppo.stages.converse import OVERFLOW
+from gruppo.stages.dialogue import OVERFLOW
 from gruppo.stages.names import nearest
 from gruppo.train.folder import RunFolder, finite
 from gruppo.train.manifest import write_text
@@ -59,6 +60,16 @@ def advantages(batch: Batch | None) -> dict[int, float]:
     return dict(found)
 
 
+def dialogue(e: Episode) -> str:
+    """The text of an episode. Of an answer after calls of tools also those: their results are in the states."""
+    if len(e.turns) < 2 or not any(t.tools for t in e.turns) or e.text not in e.turns[-1].text:
+        return e.text
+    lines = [f"> {e.turns[0].text}"]
+    for before, t in pairwise(e.turns):
+        lines += [t.state.removeprefix(before.state).strip("\n"), f"> {t.text}"]
+    return "\n".join(filter(None, lines))
+
+
 def row_of(e: Episode, step: int, prompt: str, reference: str, advantage: float) -> Row:
     returns = e.returns
     return {
@@ -68,7 +79,7 @@ def row_of(e: Episode, step: int, prompt: str, reference: str, advantage: float)
         "domain": e.domain,
         "prompt": prompt,
         "reference": reference,
-        "answer": e.text,
+        "answer": dialogue(e),
         "reward": e.total,
         "rewards": dict(e.reward),
         "returns": returns if len(returns) > 1 else {},  # by agent: in a game their sum may say nothing

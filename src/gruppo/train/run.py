@@ -14,7 +14,8 @@ from gruppo.engines.config import engine_of
 from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
 from gruppo.stages.check import check, check_first_batch, compares, refuse_weaker
-from gruppo.stages.converse import HEARD, OVERFLOW, play_of
+from gruppo.stages.converse import HEARD, play_of
+from gruppo.stages.dialogue import OVERFLOW
 from gruppo.stages.play import close_play, one_answer
 from gruppo.stages.requires import RecurringTasks
 from gruppo.stages.walk import Walk
@@ -75,7 +76,7 @@ class Run:
         refuse_other_worlds(self.method, self.tasks, config.task.against)
         m = config.model
         self.tokenizer = load_tokenizer(m.name)
-        world = bool(self.tasks.env) and not config.task.agent
+        world = bool(self.tasks.env) and not config.task.agent and not config.task.tools
         self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, world)]))
         policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
         if policy.fallback:

@@ -48,7 +48,7 @@ def seat_words(folder: RunFolder) -> str:
 def next_words(summary: dict[str, Any], env: str = "", game: bool = False) -> str:
     """What to try after this run: another method and, in a world, a look at it."""
     mine, task = summary["method"], summary["task"]
-    if not env or env == "agent":
+    if not env or env == "agent" or env.startswith("tools:"):
         other = "grpo" if mine == "dapo" else "dapo"
         return f"try next:  gruppo methods   ·   gruppo train method={other}   ·   gruppo methods diff grpo dapo"
     world = env.split("+")[0]

@@ -18,7 +18,8 @@ from gruppo.policies import CharTokenizer
 from gruppo.policies.words import WordTokenizer
 from gruppo.stages import Method, kind
 from gruppo.stages.check import cut_off, equal_returns
-from gruppo.stages.converse import GOAL, OVERFLOW, Converse, said_first
+from gruppo.stages.converse import Converse
+from gruppo.stages.dialogue import GOAL, OVERFLOW, said_first
 from gruppo.stages.names import nearest
 from gruppo.stages.requires import OneTurn, RecurringStates, Requirement, SeveralSeats
 from gruppo.tasks import TaskConfig, TaskSet
@@ -36,7 +37,8 @@ def why_equal(run: "Run", drawn: Sequence[Episode]) -> str:
     mine = [e for e in drawn if e.use == Use.LEARN and e.status.judged]
     cut = [e for e in mine if e.status == Status.TRUNCATED and OVERFLOW not in e.notes]
     truncated = len(cut) / len(mine) if mine else 0.0
-    return unread(run, drawn) or cut_off(truncated, 0 if run.tasks.env else run.sampling.max_tokens)
+    answers = not run.tasks.env or (run.config.task.tools and all("truncated" in e.turns[-1].flags for e in cut))
+    return unread(run, drawn) or cut_off(truncated, run.sampling.max_tokens if answers else 0)
 
 
 # ---- turns
