@@ -64,7 +64,7 @@ def begin(*argv: str) -> int:
     except BaseException:
         import traceback
 
-        if code != 130:
+        if code not in (130, 143):
             traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -112,7 +112,8 @@ def lives(name: str, count: int, settings: tuple[str, ...], draw: random.Random)
             ended = stopped(begin("train", *how_to), wait, how, draw)
             count -= ended is not None
             said = words()
-            if "Traceback" in said or ended not in (None, 0, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT):
+            known = (None, 0, 130, 143, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+            if "Traceback" in said or ended not in known:
                 return compared, f"{name}, stopped by {how} after {wait:.3f} s, exit code {ended}:\n{said}"
             if ended == 0 and (run / "summary.json").is_file():
                 ended = None  # the signal came too late

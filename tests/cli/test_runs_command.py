@@ -68,6 +68,26 @@ def test_every_state_and_the_newest_first(capsys: pytest.CaptureFixture[str], mo
     assert not Path("runs/stopped/.lock").exists()  # to look at a run leaves nothing behind
 
 
+GAME = ("task=verify", "prompts=2", "samples=2", "steps=1", "eval.prompts=2", "save.tensorboard=no", "threads=1")
+
+
+def test_of_a_game_the_return_of_each_seat(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their mean is 0 in a zero-sum game, so neither the table nor the JSON shows it."""
+    assert main(["train", *GAME, "save.name=game"]) == 0
+    path = Path("runs/game/metrics.jsonl")
+    first, last = (json.loads(line) for line in path.read_text().splitlines())
+    assert {"held_out/return/solver", "held_out/return/verifier"} <= first.keys() & last.keys()
+    first |= {"held_out": 0.0, "held_out/return/solver": 0.25, "held_out/return/verifier": -0.25}
+    last |= {"held_out": 0.0, "held_out/return/solver": -0.5, "held_out/return/verifier": 0.5}
+    path.write_text(json.dumps(first) + "\n")
+    assert "solver +0.250, verifier -0.250" in said(capsys, "runs")[0]
+    path.write_text(json.dumps(first) + "\n" + json.dumps(last) + "\n")
+    text, found = said(capsys, "runs")[0], listed(capsys)["game"]
+    assert "solver +0.250 → -0.500, verifier -0.250 → +0.500" in text and "0.000" not in text
+    assert found["returns"] == {"solver": [0.25, -0.5], "verifier": [-0.25, 0.5]}
+    assert found["before"] is None and found["after"] is None
+
+
 def test_a_change_of_the_same_size_is_found_by_its_checksum(capsys: pytest.CaptureFixture[str]) -> None:
     trained("a")
     weights = Path("runs/a/policy/model.safetensors")

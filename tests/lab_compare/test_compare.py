@@ -79,7 +79,16 @@ def test_no_interval_of_width_0() -> None:
     text = " ".join(comparison({"a": [0.5, 0.5, 0.5], "b": [0.5, 0.5, 0.5], "c": [0.4, 0.4, 0.4]}).markdown().split())
     assert "[0.500, 0.500]" not in text and "[+0" not in text
     assert "| a | 0.100 | 0.500 (every seed: no spread) |" in text
+    assert "| c | 0.100 | 0.400 (every seed: no spread) |" in text  # but for rounding
     assert "| a - b | +0.000 (every seed: no spread) |" in text and "| a - c | +0.100 (every seed: no spread) |" in text
+
+
+@pytest.mark.parametrize(("seeds", "why"), [(3, "every seed: no spread"), (1, "one seed: no interval")])
+def test_in_json_an_interval_of_width_0_is_null_with_a_reason(seeds: int, why: str) -> None:
+    table = comparison({"a": [0.5] * seeds, "b": [0.5] * seeds, "c": [0.4] * seeds}).table()
+    found = [*table["entrants"], *(d["difference"] for d in table["differences"])]
+    assert [(i["low"], i["high"], i["no_interval"]) for i in found] == [(None, None, why)] * 6
+    assert all("no_interval" not in row for row in comparison(VALUES).table()["entrants"])
 
 
 def test_one_seed_says_nothing_about_differences() -> None:

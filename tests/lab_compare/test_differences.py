@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from gruppo.lab.compare.statistics import holm, non_inferior, paired
-from gruppo.train.estimates import mean_interval
+from gruppo.lab.compare.statistics import holm, in_json, in_words, non_inferior, paired, pairwise
+from gruppo.train.estimates import Interval, mean_interval
 
 # Student's own data (1908): hours of sleep that two drugs added, ten patients. R: t.test(paired = TRUE).
 DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -68,3 +68,39 @@ def test_holm_keeps_the_chance_of_any_false_finding() -> None:
     rng = np.random.default_rng(0)
     four = [[paired(x, np.zeros(5)).p for x in draw] for draw in rng.normal(0, 1, (600, 4, 5))]
     assert np.mean([min(holm(p)) < 0.05 for p in four]) < 0.065 and np.mean([min(p) < 0.05 for p in four]) > 0.12
+
+
+# ---- words: an interval of width 0 is none, wherever it is shown
+
+
+SHOWN = {
+    (0.5, 0.4, 0.6, 3): ("0.500 [0.400, 0.600]", ""),
+    (0.0, 0.0, 0.0, 3): ("0.000 (every prompt: no spread)", "every prompt: no spread"),
+    (0.1, math.nan, math.nan, 2): ("0.100 (every prompt: no spread)", "every prompt: no spread"),
+    (0.0, math.nan, math.nan, 1): ("0.000 (one prompt: no interval)", "one prompt: no interval"),
+    (math.nan, math.nan, math.nan, 0): ("nan (no prompt was judged)", "no prompt was judged"),
+}
+
+
+@pytest.mark.parametrize(("interval", "expected"), SHOWN.items())
+def test_an_interval_in_words_and_in_json(interval: tuple[float, float, float, int], expected: tuple[str, str]) -> None:
+    i, (words, why) = Interval(*interval), expected
+    assert in_words(i, "prompt") == words
+    assert in_words(i, "prompt", "+") == (words.replace("0.", "+0.") if "nan" not in words else "+nan" + words[3:])
+    table = in_json({"rows": [{"x": vars(i), "name": "a"}]}, "prompt")["rows"][0]
+    assert table["name"] == "a" and table["x"]["mean"] is i.mean
+    if why:
+        assert table["x"]["low"] is None and table["x"]["high"] is None and table["x"]["no_interval"] == why
+    else:
+        assert table["x"] == vars(i)
+
+
+@pytest.mark.parametrize("values", [[[0.0, 1.0], [0.0, 1.0]], [[1.0, 1.0], [0.0, 0.0]], [[1.0], [1.0]], [[1.0], [0.5]]])
+def test_gruppo_eval_shows_no_interval_of_width_0(values: list[list[float]]) -> None:
+    from gruppo.cli.evaluate import differences
+
+    (pair,) = pairs = pairwise(dict(zip("ab", values, strict=True)))
+    said = differences(pairs)[1]
+    assert f"a - b: {in_words(pair.difference, 'prompt', '+')}" in said
+    assert "nan" not in said and "[" not in said
+    assert said.endswith(", so not tested" if math.isnan(pair.p_holm) else ", p 1: not beyond noise")

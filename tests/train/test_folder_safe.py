@@ -136,24 +136,6 @@ def test_twice_at_any_moment_says_how_to_go_on(
     same_run("a", "b")
 
 
-def test_before_the_first_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from gruppo.train import trainer
-
-    plain = trainer.step_zero
-
-    async def step_zero(run: Any) -> Any:
-        signal.raise_signal(signal.SIGTERM)
-        return await plain(run)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "step_zero", step_zero)
-        assert train("b", *QUICK) == 0
-    assert "stopped after step 0 of 2. Step 0 is saved" in capsys.readouterr().out
-    assert gruppo("train", "--resume", "runs/b") == 0
-    straight(*QUICK)
-    same_run("a", "b")
-
-
 # a finished run
 
 

@@ -102,27 +102,3 @@ def test_an_interrupt_that_is_lost_in_a_destructor_is_sent_once_more(capsys: pyt
         while time.monotonic() < end:
             pass
     assert stop.asked == 2 and "Traceback" not in capsys.readouterr().err
-
-
-def test_an_error_made_of_the_second_interrupt_is_not_called_damage(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """safetensors, interrupted in the middle of a file, says that the file cannot be read."""
-    from gruppo.train import trainer
-
-    assert train("b", "steps=2", "save.checkpoint_every=1") == 0
-    Path("runs/b/summary.json").unlink()
-
-    def load(folder: Path) -> None:
-        signal.raise_signal(signal.SIGINT)
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            raise ValueError(f"{folder} cannot be read") from None
-
-    monkeypatch.setattr(trainer, "load_checkpoint", load)
-    capsys.readouterr()
-    assert gruppo("train", "--resume", "runs/b") == 130
-    said = capsys.readouterr().err
-    assert "stopped at once. Step 2 is saved: go on with  gruppo train --resume runs/b" in said
-    assert "cannot be read" not in said

@@ -1,11 +1,14 @@
 """The command line: gruppo train | eval | runs | compare | methods | env | serve-agent | …: see `parser`."""
 
 import argparse
+import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
 
 from gruppo import __version__
 
@@ -233,5 +236,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gruppo: {error}. Nothing more was done; check that path and try again.", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print(f"gruppo: stopped at once. {stop}".rstrip(), file=sys.stderr)
-        return 130
+        return _stopped(stop, the_process=argv is None)
+
+
+def _stopped(stop: KeyboardInterrupt, the_process: bool) -> int:
+    """The last words. Until Python has ended, a further signal says nothing more; it only ends what still waits."""
+    code = getattr(stop, "code", 130)
+    if the_process:
+        _on_signals(signal.SIG_IGN)
+    print(f"gruppo: stopped at once. {stop}".rstrip(), file=sys.stderr, flush=True)
+    if the_process:
+        _on_signals(lambda *_: os._exit(code))
+    return code
+
+
+def _on_signals(handler: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)

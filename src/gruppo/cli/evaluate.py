@@ -4,6 +4,7 @@ A policy that lies in a run is evaluated as the run did it: on its task, with it
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ from typing import Any
 
 from gruppo.cli.commands import configured, print_json
 from gruppo.engines.config import engine_of
-from gruppo.lab.compare.statistics import Pair, pairwise
+from gruppo.lab.compare.statistics import Pair, in_json, in_words, pairwise
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Sampling
 from gruppo.stages.converse import play_of
@@ -33,6 +34,8 @@ from gruppo.train.run import place_of, tasks_of
 from gruppo.train.saved import writers_beside
 from gruppo.train.waiting import waited
 
+UNIT = "prompt"  # of the intervals
+
 
 def eval(args: argparse.Namespace) -> int:
     config = configured(args, as_trained(args.policies, args))
@@ -46,7 +49,7 @@ def eval(args: argparse.Namespace) -> int:
         shared = {"task": tasks.name, "temperature": sampling.temperature}
         tables = [{"policy": name, **shared, **e.table()} for name, e in found.items()]
         report = {"policies": tables, "differences": [asdict(p) | {"beyond_noise": p.beyond_noise} for p in pairs]}
-        print_json(report if len(tables) > 1 else tables[0])
+        print_json(in_json(report if len(tables) > 1 else tables[0], UNIT))
         return 0
     for name, e in found.items():
         print("\n".join(lines(f"{name} on {tasks.name}", sampling, e)))
@@ -279,18 +282,18 @@ def _results(of: Mapping[str, Any]) -> str:
 
 
 def _shown(i: Interval) -> str:
-    return f"{i} (one prompt: no interval)" if i.n < 2 else str(i)
+    return in_words(i, UNIT)
 
 
 def _tries(indent: str, pass_at: Mapping[int, Interval], maj_at: Mapping[int, Interval]) -> list[str]:
-    votes = {k: f"maj@{k:<4} {i}" for k, i in maj_at.items()}
-    return [f"{indent}pass@{k:<4} {i!s:<22}  {votes.get(k, '')}".rstrip() for k, i in pass_at.items()]
+    votes = {k: f"maj@{k:<4} {_shown(i)}" for k, i in maj_at.items()}
+    return [f"{indent}pass@{k:<4} {_shown(i):<22}  {votes.get(k, '')}".rstrip() for k, i in pass_at.items()]
 
 
 def differences(pairs: Sequence[Pair]) -> list[str]:
     out = ["differences, paired by prompt (t-interval at 95 %; p by Holm for all of them together):"]
     for p in pairs:
-        d = p.difference
-        verdict = "beyond noise" if p.beyond_noise else "not beyond noise"
-        out.append(f"  {p.a} - {p.b}: {d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}], p {p.p_holm:.2g}: {verdict}")
+        verdict = f", p {p.p_holm:.2g}: {'beyond noise' if p.beyond_noise else 'not beyond noise'}"
+        shown = in_words(p.difference, UNIT, "+")
+        out.append(f"  {p.a} - {p.b}: {shown}{', so not tested' if math.isnan(p.p_holm) else verdict}")
     return out

@@ -2,7 +2,8 @@
 
 import argparse
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +13,18 @@ from gruppo.train.ended import ended, run_table
 from gruppo.train.folder import RunFolder
 from gruppo.train.lock import held
 from gruppo.train.manifest import damage
+from gruppo.train.progress import HELD_OUT
 
 State = Literal["running", "finished", "stopped", "damaged"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A line of the list. `touched` is when it last wrote a row, in seconds since 1970."""
+    """A line of the list. `touched` is when it last wrote a row, in seconds since 1970.
+
+    Of a game, `returns` has what each seat was paid at first and at last, and there is no score before and after: the
+    mean over seats says nothing, and is 0 in every zero-sum game.
+    """
 
     name: str
     path: str
@@ -30,6 +36,7 @@ class Run:
     before: float | None
     after: float | None
     touched: float
+    returns: dict[str, tuple[float, float | None]] = field(default_factory=dict[str, tuple[float, float | None]])
     why: str = ""  # what is damaged
 
 
@@ -80,10 +87,12 @@ def described(path: Path, check: bool = False) -> Run:
     config: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     scores: list[float] = []
+    returns: dict[str, tuple[float, float | None]] = {}
     try:
         config = run_table(path)
         rows = run.metrics()
         scores = [float(r["held_out"]) for r in rows if r.get("held_out") is not None]
+        returns = returns_of(rows)
         over = ended(path)
         why = left_damaged(run, over, check)
     except (ValueError, OSError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
@@ -97,11 +106,22 @@ def described(path: Path, check: bool = False) -> Run:
         task=str(config.get("task", {}).get("name", "?")),
         step=int(rows[-1]["step"]) if rows else 0,
         steps=config.get("steps", 0),
-        before=scores[0] if scores else None,
-        after=scores[-1] if len(scores) > 1 else None,
+        before=scores[0] if scores and not returns else None,
+        after=scores[-1] if len(scores) > 1 and not returns else None,
         touched=max(p.stat().st_mtime for p in files),
+        returns=returns,
         why=why,
     )
+
+
+def returns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float | None]]:
+    """{seat: its held-out return at first and, if it was measured again, at last}; empty if there is one seat."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith(HELD_OUT) and value is not None:
+                found.setdefault(name.removeprefix(HELD_OUT), []).append(float(value))
+    return {seat: (of[0], of[-1] if len(of) > 1 else None) for seat, of in found.items()}
 
 
 def left_damaged(run: RunFolder, ended: bool, check: bool) -> str:
@@ -129,9 +149,13 @@ def table(found: list[Run]) -> str:
 
 
 def _score(r: Run) -> str:
-    if r.before is None:
-        return "—"
-    return f"{r.before:.3f}" + (f" → {r.after:.3f}" if r.after is not None else "")
+    if r.returns:
+        return ", ".join(f"{seat} {_change(*of, sign='+')}" for seat, of in r.returns.items())
+    return "—" if r.before is None else _change(r.before, r.after)
+
+
+def _change(before: float, after: float | None, sign: str = "") -> str:
+    return f"{before:{sign}.3f}" + (f" → {after:{sign}.3f}" if after is not None else "")
 
 
 def ago(seconds: float) -> str:

@@ -2,22 +2,26 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 
-def imported_beside(file: Path) -> dict[str, Path]:
-    """{name: file} of the Python files in its folder, and below, that it imports, directly or through another one."""
+def imported_beside(file: Path, root: Path | None = None) -> dict[str, Path]:
+    """{name: file} of the user's Python files that it imports, directly or through another one.
+
+    They are looked for in `root`, the folder of the file, or for a module of a package the one that holds the package.
+    """
+    root = root or file.parent
     found, ahead = dict[str, Path](), [file]
     while ahead:
-        for name in _imports(_parsed(ahead.pop())):
-            path = file.parent.joinpath(*name.split("."))
-            for source in (path.with_suffix(".py"), path / "__init__.py"):
-                at = source.relative_to(file.parent).as_posix()
-                if at not in found and source != file and source.is_file() and not _installed(name.partition(".")[0]):
-                    found[at] = source
-                    ahead.append(source)
+        source = ahead.pop()
+        for path in _imports(_parsed(source), source, root):
+            for other in (path.with_suffix(".py"), path / "__init__.py"):
+                at = other.relative_to(root).as_posix() if other.is_relative_to(root) else other.name
+                if at not in found and other != file and other.is_file():
+                    found[at] = other
+                    ahead.append(other)
     return found
 
 
@@ -68,16 +72,34 @@ def _parsed(file: Path) -> ast.Module:
         return ast.Module([], [])
 
 
-def _imports(code: ast.Module) -> Iterator[str]:
+def texts(file: Path) -> Iterator[str]:
+    """All texts in its code, those of its documentation included."""
+    return (x.value for x in ast.walk(_parsed(file)) if isinstance(x, ast.Constant) and isinstance(x.value, str))
+
+
+def _imports(code: ast.Module, file: Path, root: Path) -> Iterator[Path]:
+    """Where the modules that a file imports would lie, without their ending; those that Python finds elsewhere, not."""
     for line in ast.walk(code):
         if isinstance(line, ast.Import):
-            yield from (a.name for a in line.names)
+            for a in line.names:
+                yield from _below(root, a.name)
+        elif isinstance(line, ast.ImportFrom) and line.level:
+            folder = file.parents[line.level - 1] if line.level <= len(file.parents) else file.parent
+            yield from _below(folder, line.module or "", [a.name for a in line.names], near=True)
         elif isinstance(line, ast.ImportFrom) and line.module:
-            yield line.module
-            yield from (f"{line.module}.{a.name}" for a in line.names)
+            yield from _below(root, line.module, [a.name for a in line.names])
 
 
-def _installed(name: str) -> bool:
+def _below(folder: Path, name: str, members: Sequence[str] = (), near: bool = False) -> Iterator[Path]:
+    """The module, the packages that it lies in, and what is imported of it, which may be modules too."""
+    parts = [p for p in name.split(".") if p]
+    if not near and installed(parts[0]):
+        return
+    yield from (folder.joinpath(*parts[:i]) for i in range(1, len(parts) + 1))
+    yield from (folder.joinpath(*parts, m) for m in members if m != "*")
+
+
+def installed(name: str) -> bool:
     """Whether Python finds this elsewhere first: the folder of a user's file is the last one that it looks into."""
     packages = [p for p in sys.path if p.endswith("-packages")]
     return name == "gruppo" or name in sys.stdlib_module_names or PathFinder.find_spec(name, packages) is not None

@@ -1,44 +1,120 @@
 """What a run depends on beside its configuration: files of the user, model folders, versions, as hashes."""
 
 import hashlib
+import importlib.metadata
 import importlib.util
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import gruppo
-from gruppo.tasks.beside import class_constants, imported_beside
+from gruppo.tasks.beside import class_constants, imported_beside, installed, texts
+from gruppo.tasks.files import is_data, read
 from gruppo.tasks.imports import is_file, is_path, split_path
 from gruppo.tasks.scorers import SCORERS
+from gruppo.tasks.settings import TaskConfig
 from gruppo.train.config import RunConfig
 from gruppo.train.manifest import sha256
 
 WHOLE = 1 << 30  # bytes; of larger files blocks are hashed
 BLOCK, BLOCKS = 1 << 16, 1024
+OWN = re.compile(r"(\S+\.py|[^\W\d]\w*(\.\w+)*):[^\W\d]\w*(\.\w+)*")  # ./file.py:name, package.module:name
+LIBRARIES = {  # the packages of each adapter
+    "gymnasium": ("gymnasium",),
+    "minigrid": ("minigrid", "gymnasium"),
+    "open_spiel": ("open_spiel",),
+    "scienceworld": ("scienceworld",),
+    "textarena": ("textarena",),
+    "textworld-express": ("textworld-express",),
+}
 
 
 def depends(config: RunConfig) -> dict[str, str]:
     """{what: its hash or version}. Tasks know the digest of their data, and the method's files are in `code`."""
     out = {"gruppo": gruppo.__version__, "torch": torch.__version__}
-    for setting, path in _named(config):
+    code = list(_code(config.task))
+    for setting, path in _named(config, code):
         if path is not None and path.exists():
             out[f"{setting} ({path.name})"] = fingerprint(path)
-    for setting, value in _code(config):
-        source = _source(value)
-        if source is not None and is_file(value.rpartition(":")[0]):
-            out |= {f"{setting}, imported ({name})": fingerprint(p) for name, p in imported_beside(source).items()}
+    for setting, value in code:
+        out |= {f"{setting}, imported ({name})": fingerprint(p) for name, p in _imported(value).items()}
+        out |= {f"task, library ({name})": _version(name) for name in _libraries(value)}
     return out
 
 
-def _code(config: RunConfig) -> tuple[tuple[str, str], ...]:
-    return ("task.reward", config.task.reward), ("task", config.task.name), ("task.agent", config.task.agent)
+def _code(task: TaskConfig) -> Iterator[tuple[str, str]]:
+    """What the settings name, then the worlds that rows of levels name, then what all of these name in their texts."""
+    ahead = [("task.reward", task.reward), ("task", task.name), ("task.agent", task.agent)]
+    ahead += [(f"task, {name}", name) for name in _worlds(task)]
+    known = {value for _, value in ahead}
+    while ahead:
+        setting, value = ahead.pop(0)
+        yield setting, value
+        source = _source(value)
+        files = [] if source is None else [source, *_imported(value).values()]
+        for name in (text for file in files for text in texts(file) if _names_own(text)):
+            if name not in known:
+                known.add(name)
+                ahead.append((f"task, {name}", name))
 
 
-def _named(config: RunConfig) -> Iterator[tuple[str, Path | None]]:
+def _worlds(task: TaskConfig) -> list[str]:
+    """The worlds in files of levels."""
+    files = [name for name in (task.name, task.held_out) if isinstance(name, str) and is_data(name)]
+    try:
+        rows = [row for name in files for row in read(name)[0].rows]
+    except ValueError:  # which is said when the tasks are loaded
+        return []
+    return sorted({row["env"] for row in rows if isinstance(row.get("env"), str)})
+
+
+def _names_own(text: str) -> bool:
+    """Whether a text in code of the user names other code of theirs, or a world of a library."""
+    if text.startswith("env:"):
+        return bool(_libraries(text))
+    return bool(OWN.fullmatch(text)) and (is_file(text) or not installed(text.partition(".")[0].partition(":")[0]))
+
+
+def _imported(path: str) -> dict[str, Path]:
+    """{name: file} of the user's files that an object's file imports."""
+    source = _source(path)
+    if source is None:
+        return {}
+    parts = path.rpartition(":")[0].split(".")
+    if is_file(path.rpartition(":")[0]):
+        return imported_beside(source)
+    if installed(parts[0]):  # a library: its files change with its version
+        return {}
+    return imported_beside(source, source.parents[len(parts) - (source.name != "__init__.py")])
+
+
+def _libraries(path: str) -> tuple[str, ...]:
+    """The packages behind `env:LIBRARY/ID` and `gym:NAME`, or that of a module which is installed."""
+    kind, _, rest = path.partition(":")
+    if kind == "gym":
+        return ("reasoning_gym",)
+    if kind == "env":
+        return LIBRARIES.get(rest.partition("/")[0], ())
+    top = kind.partition(".")[0]
+    if _source(path) is None or is_file(kind) or not installed(top):
+        return ()
+    return tuple(importlib.metadata.packages_distributions().get(top, ()))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _named(config: RunConfig, code: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Path | None]]:
     task = config.task
-    for setting, value in _code(config):
+    for setting, value in code:
         yield setting, _source(value)
     written = {f"task.args.{name}" for name in _written(task.reward)}
     for name, value in _leaves({"args": task.args, "options": task.options}, "task"):
@@ -72,10 +148,20 @@ def _source(path: str, ours: bool = False) -> Path | None:
         return None
     try:
         where, _ = split_path(path)
-        spec = None if is_file(where) else importlib.util.find_spec(where)
+        return Path(where) if is_file(where) else _module(where)
     except (ValueError, ImportError):  # a data file, or what will be refused when it is loaded
         return None
-    return Path(where) if is_file(where) else Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def _module(name: str) -> Path | None:
+    """The file of a module. No package around it is imported: code of the user runs in the judge alone."""
+    top, *rest = name.split(".")
+    spec = importlib.util.find_spec(top)
+    for i in range(len(rest)):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(".".join((top, *rest[: i + 1])), spec.submodule_search_locations)
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
 def _leaves(value: Any, at: str) -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from gruppo.tasks.load import short_name
@@ -12,6 +13,8 @@ from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock
 from gruppo.train.manifest import damage
 from gruppo.train.stop import Stop
+
+NOTHING = "Nothing was trained yet: the same command starts it again."
 
 
 @contextmanager
@@ -35,7 +38,7 @@ def new_folder(config: RunConfig) -> Iterator[RunFolder]:
             raise ValueError(
                 f"{folder.path} cannot be made ({error.strerror}), so nothing was started. Choose another save.folder."
             ) from None
-        with Lock(folder.path):
+        with _no_empty(folder.path), Lock(folder.path):
             if not folder["config.toml"].exists() and not checkpoints(folder["checkpoints"]):
                 try:
                     yield folder
@@ -47,6 +50,17 @@ def new_folder(config: RunConfig) -> Iterator[RunFolder]:
         f"{folder.path} holds a run already: a second one would mix with it. Choose another save.name, or go on with "
         f"it: {folder.resume_command}"
     )
+
+
+@contextmanager
+def _no_empty(path: Path) -> Iterator[None]:
+    """A signal between the folder and its lock leaves no folder."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        with suppress(OSError):  # it is not empty: a run, or a lock, perhaps of another one
+            path.rmdir()
+        raise
 
 
 def _refuse_name(name: str) -> None:
@@ -97,12 +111,13 @@ def told(folder: RunFolder, stop: Stop, begun: bool = True) -> Iterator[None]:
 
     What is refused before it has begun says by itself what to do.
     """
+    stop.words, stop.tidy = partial(what_is_saved, folder), folder.drop_if_empty
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(how_to_resume(folder)) from None
+        raise stop.ended() from None
     except (ValueError, OSError) as error:
-        _stopped(folder, stop, error)
+        _stopped(stop, error)
         if not begun:
             raise
         said = str(error)
@@ -110,20 +125,28 @@ def told(folder: RunFolder, stop: Stop, begun: bool = True) -> Iterator[None]:
             said = f"{error.strerror}: {error.filename or folder.path}"
         raise ValueError(f"{said}\n{how_to_resume(folder)}") from error
     except Exception as error:
-        _stopped(folder, stop, error)
+        _stopped(stop, error)
         error.add_note(how_to_resume(folder))
         raise
 
 
-def _stopped(folder: RunFolder, stop: Stop, error: Exception) -> None:
-    """A library may turn the interrupt of a second signal into an error of its own: a file that cannot be read."""
-    if stop.asked > 1:
-        raise KeyboardInterrupt(how_to_resume(folder)) from error
+def _stopped(stop: Stop, error: Exception) -> None:
+    """A library may turn the interrupt of a signal into an error of its own: a file that cannot be read."""
+    if stop.told_to_end:
+        raise stop.ended() from error
 
 
 def how_to_resume(folder: RunFolder) -> str:
-    if not folder["config.toml"].exists():
-        return "Nothing was started: once that is fixed, the same command starts it."
+    """After an error, or a step."""
     last = latest_checkpoint(folder["checkpoints"])
+    if last is None and not folder["config.toml"].exists():
+        return "Nothing was started: once that is fixed, the same command starts it."
     saved = f"Step {step_of(last)} is saved" if last else "No step is saved yet, so it begins again"
     return f"{saved}: go on with  {folder.resume_command}"
+
+
+def what_is_saved(folder: RunFolder) -> str:
+    """After a signal."""
+    if latest_checkpoint(folder["checkpoints"]) is None and not folder["config.toml"].exists():
+        return NOTHING
+    return how_to_resume(folder)

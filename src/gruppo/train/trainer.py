@@ -24,7 +24,7 @@ from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock
 from gruppo.train.loop import train_step
-from gruppo.train.opening import finished, how_to_resume, new_folder, newest, told
+from gruppo.train.opening import NOTHING, finished, how_to_resume, new_folder, newest, told, what_is_saved
 from gruppo.train.progress import Display
 from gruppo.train.run import Run
 from gruppo.train.samples import Samples
@@ -60,7 +60,7 @@ def train_steps(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[C
 
 
 def _train_steps(config: RunConfig, quiet: bool, callbacks: Sequence[Callback]) -> Steps:
-    with Stop() as stop, new_folder(config) as folder, told(folder, stop):
+    with Stop(lambda: NOTHING) as stop, new_folder(config) as folder, told(folder, stop):
         trainer = Trainer(config, folder, quiet, callbacks=callbacks, stop=stop)
         yield from trainer.steps()
         return trainer.summary
@@ -98,7 +98,7 @@ def resume_steps(
     folder = RunFolder(path)
     if not folder["config.toml"].is_file() and not checkpoints(folder["checkpoints"]):
         folder.read_config()  # raises
-    with Stop() as stop, Lock(folder.path):
+    with Stop(lambda: what_is_saved(folder)) as stop, Lock(folder.path):
         say = Display("", 0, quiet=quiet).say
         with told(folder, stop, begun=False):
             state = _newest_state(folder, skip_damaged, say)
@@ -185,6 +185,7 @@ class Trainer:
             with self.display:
                 self.done = loop(self._begin()) if state is None else self._restore(state)
                 self.display.start()
+                self.stop.begin()
                 while self.done < self.config.steps and not self.early and not self.stop.asked:
                     step = loop(self._step(self.done))
                     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gruppo.lab.compare.statistics import Pair, pairwise
+from gruppo.lab.compare.statistics import Pair, in_json, in_words, pairwise
 from gruppo.stages.names import nearest
 from gruppo.train.curves import shown
 from gruppo.train.ended import ended as finished
@@ -24,6 +24,8 @@ from gruppo.train.folder import RunFolder, finite, flat
 
 APART = ("seed", "threads", "save.")  # settings that two runs of one entrant may differ in
 SAME = ("task.", "eval.")  # settings that decide what is measured: the same for all entrants
+
+UNIT = "seed"  # of the intervals
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Comparison:
 
     def table(self) -> dict[str, Any]:
         """For JSON."""
-        return {
+        out = {
             "metric": self.metric,
             "seeds": self.seeds,
             "entrants": [self._row(name) for name in self.entrants],
@@ -104,6 +106,7 @@ class Comparison:
             "failed": dict(self.failed),
             "command": self.command,
         }
+        return in_json(out, UNIT)
 
     def _row(self, name: str) -> dict[str, Any]:
         runs = self.of(name)
@@ -211,17 +214,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _shown(i: Interval) -> str:
-    if i.n > 1 and i.low == i.high:  # scores lie on a grid: an interval of width 0 would mislead
-        return f"{i.mean:.3f} (every seed: no spread)"
-    return "—" if i.n == 0 else str(i)
+    return "—" if i.n == 0 else str(i) if i.n == 1 else in_words(i, UNIT)
 
 
 def _signed(p: Pair) -> str:
-    d = p.difference
-    if d.n < 2:
-        return "—"
-    spread = d.high > d.low  # not of NaN, nor of differences that are all 0
-    return f"{d.mean:+.3f} " + (f"[{d.low:+.3f}, {d.high:+.3f}]" if spread else "(every seed: no spread)")
+    return "—" if p.difference.n < 2 else in_words(p.difference, UNIT, "+")
 
 
 def _p(p: float) -> str:

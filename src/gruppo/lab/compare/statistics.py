@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -83,3 +84,31 @@ def pairwise(values: Mapping[str, ArrayLike]) -> list[Pair]:
     found = [paired(values[a], values[b]) for a, b in names]
     adjusted = holm([d.p for d in found])
     return [Pair(a, b, d, p) for (a, b), d, p in zip(names, found, adjusted, strict=True)]
+
+
+# ---- words
+
+
+def no_interval(low: float, high: float, n: int, unit: str) -> str:
+    """Why there is no interval; empty if there is one. Scores lie on a grid, so one of width 0 would mislead."""
+    if n < 2:
+        return f"one {unit}: no interval" if n else f"no {unit} was judged"
+    spread = high - low > 1e-12 * max(abs(low), abs(high))  # not of NaN, and not by rounding
+    return "" if spread else f"every {unit}: no spread"
+
+
+def in_words(i: Interval, unit: str, sign: str = "") -> str:
+    """`0.500 [0.400, 0.600]`, or the mean and why there is no interval; with `sign="+"`, of a difference."""
+    why = no_interval(i.low, i.high, i.n, unit)
+    return f"{i.mean:{sign}.3f} " + (f"({why})" if why else f"[{i.low:{sign}.3f}, {i.high:{sign}.3f}]")
+
+
+def in_json(x: Any, unit: str) -> Any:
+    """A table, in which an interval that is none has null for its ends and says why in `no_interval`."""
+    if isinstance(x, Mapping):
+        out = {k: in_json(v, unit) for k, v in x.items()}
+        if {"low", "high"} <= out.keys():
+            why = no_interval(out["low"], out["high"], out.get("n", out.get("prompts", 0)), unit)
+            out |= {"low": None, "high": None, "no_interval": why} if why else {}
+        return out
+    return [in_json(v, unit) for v in x] if isinstance(x, list | tuple) else x
