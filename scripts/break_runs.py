@@ -4,13 +4,15 @@
     python scripts/break_runs.py --count 200 --seed 1
     python scripts/break_runs.py --save FILE           writes the table of outcomes (docs/design/damage.md)
 
-Small runs are made once, finished and stopped half-way, of four methods with state. For each damage one is copied, one
-file of it is damaged in one of eight ways, and `--resume` runs in a fork. Outcomes:
+Small runs are made once, finished and stopped half-way: of four methods with state, and runs that keep their best
+policy, a LoRA adapter, or several writers (`--kinds` chooses). For each damage one is copied, one file of it is damaged
+in one of eight ways, and `--resume` runs in a fork. Outcomes:
 
     refused   exit code 2 and a sentence that names the file or folder; no traceback
     repaired  exit code 0, and what the run leaves equals the undamaged run bit for bit
     harmless  the same, and the damaged file is none that a resume reads (a log, a picture of before)
     offered   refused, and the offered command (--skip-damaged) then ends with the right result
+    told      the same as repaired but for best/: its policy was of a step that nothing else holds, and the run says so
 
 A traceback, another result, or a damaged file that stays without a word is a failure, and the script ends with 1.
 """
@@ -28,18 +30,30 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-METHODS = ("grpo", "ppo", "spo_single", "pipo")  # plain; a critic; a memory of tasks; a replay
+BEST = ("save.best=yes", "eval.every=1", "eval.prompts=8", "save.keep=2")
+WRITERS = ("method=drmas", "task=verify", "method.writers.verifier=verifier")
+KINDS = {
+    "grpo": ("method=grpo",),
+    "ppo": ("method=ppo",),  # a critic
+    "spo_single": ("method=spo_single",),  # a memory of tasks
+    "pipo": ("method=pipo",),  # a replay
+    "best": ("method=grpo", *BEST),
+    "lora": ("method=grpo", "model.lora.rank=2", *BEST),  # adapter/, also in best/
+    "writers": WRITERS,
+    "writers_best": (*WRITERS, *BEST),
+}
 SETTINGS = ("prompts=2", "samples=2", "steps=4", "save.checkpoint_every=2", "eval.prompts=2", "eval.every=2")
 SETTINGS += ("save.episodes_every=2", "save.tensorboard=no", "threads=1", "task.train_size=8", "model.device=cpu")
 WAYS = ("missing", "empty", "cut", "flipped", "zeros", "longer", "other type", "other version")
 FINISHED, STOPPED = "finished", "stopped"
+BEST_OF, GONE = "best/", "the best policy so far"  # what the run says if it is gone
 
 
 def import_all() -> None:
@@ -88,19 +102,26 @@ def in_fork(work: Any) -> Any:
     return json.loads(text) if text else (99, "the process died")
 
 
-def make(home: Path, methods: tuple[str, ...] = METHODS) -> None:
-    """runs/METHOD-finished and runs/METHOD-stopped, after two of four steps."""
+def make(home: Path, kinds: Iterable[str] = KINDS) -> None:
+    """runs/KIND, a copy of it as runs/KIND-finished, and runs/KIND-stopped, after two of four steps."""
     os.chdir(home)
-    for name in methods:
-        code, words = in_fork(lambda name=name: gruppo("train", *SETTINGS, f"method={name}", f"save.name={name}"))
-        assert code == 0, words
-        shutil.copytree(f"runs/{name}", f"runs/{name}-{FINISHED}")
-        half = Path(f"runs/{name}-{STOPPED}")
-        shutil.copytree(f"runs/{name}", half)
-        shutil.rmtree(half / "checkpoints/step-000004")
-        shutil.rmtree(half / "policy")
-        for left in ("summary.json", "manifest.json", "curves.png"):
-            (half / left).unlink(missing_ok=True)
+    for name in kinds:
+        for state in (FINISHED, STOPPED):
+            code, words = in_fork(partial(_trained, name, state))
+            assert code == 0, words
+            Path(f"runs/{name}").rename(f"runs/{name}-{state}")
+        shutil.copytree(f"runs/{name}-{FINISHED}", f"runs/{name}")
+
+
+def _trained(name: str, state: str) -> tuple[int, str]:
+    from gruppo.train.samples import Samples
+
+    def step(self: Any, trainer: Any, step: Any) -> None:
+        trainer.stop.asked = int(step.done == 2)  # as by a signal
+
+    if state == STOPPED:
+        Samples.step = step
+    return gruppo("train", *SETTINGS, *KINDS[name], f"save.name={name}")
 
 
 def files(run: Path) -> list[Path]:
@@ -140,13 +161,16 @@ def result(run: Path) -> dict[str, str]:
     last = max((p.name for p in run.glob("checkpoints/step-*")), default="none")
     for path in files(run):
         name = path.relative_to(run).as_posix()
-        if name.startswith(("policy/", f"checkpoints/{last}/")) and path.suffix in (".safetensors", ".arrow"):
+        state = name.startswith(f"checkpoints/{last}/") and path.suffix in (".safetensors", ".arrow")
+        if state or name.startswith(("policy/", "adapter/", "writers/", BEST_OF)):
             out[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     try:
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         out["metrics"] = str([sorted((k, v) for k, v in r.items() if "second" not in k) for r in rows])
         summary = json.loads((run / "summary.json").read_text())
+        of_best = {k: summary.pop(k) for k in list(summary) if k.startswith("best")}
         out["summary"] = str({k: v for k, v in summary.items() if k not in ("seconds", "tokens_per_second", "folder")})
+        out |= {f"{BEST_OF}in the summary": str(of_best)} if of_best else {}
     except (OSError, ValueError) as error:
         out["broken"] = str(error)
     return out
@@ -159,7 +183,7 @@ def outcome(run: Path, file: str, right: dict[str, str]) -> tuple[str, str]:
         return "TRACEBACK", words
     if code == 0:
         if result(run) != right:
-            return "ANOTHER RESULT", words
+            return ("told" if _only_best(result(run), right) and GONE in words else "ANOTHER RESULT"), words
         return ("harmless" if file.startswith("episodes/") else "repaired"), words
     if Path(file).name not in words and file not in words and str(run) not in words:
         return "NO FILE NAMED", words
@@ -172,12 +196,16 @@ def outcome(run: Path, file: str, right: dict[str, str]) -> tuple[str, str]:
     return "offered", words
 
 
-def trials(count: int, seed: int, methods: tuple[str, ...] = METHODS) -> Iterator[tuple[str, str, str, str, str]]:
+def _only_best(found: dict[str, str], right: dict[str, str]) -> bool:
+    return all(name.startswith(BEST_OF) for name in found.keys() | right.keys() if found.get(name) != right.get(name))
+
+
+def trials(count: int, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Iterator[tuple[str, str, str, str, str]]:
     """(run, file, way, outcome, words) of each damage."""
     draw = random.Random(seed)
-    right = {name: result(Path(f"runs/{name}")) for name in methods}
+    right = {name: result(Path(f"runs/{name}")) for name in kinds}
     while count:
-        name, state = draw.choice(methods), draw.choice((FINISHED, STOPPED))
+        name, state = draw.choice(kinds), draw.choice((FINISHED, STOPPED))
         run = copied(name, state)
         path, way = draw.choice(files(run)), draw.choice(WAYS)
         file = path.relative_to(run).as_posix()
@@ -199,13 +227,13 @@ def kind(file: str) -> str:
     return re.sub(r"\d{6}", "N", file)
 
 
-def share(home: Path, job: int, count: int, seed: int) -> None:
+def share(home: Path, job: int, count: int, seed: int, kinds: Sequence[str]) -> None:
     """One process of several: its trials in a folder of its own, a line for each in trials.jsonl."""
     here = home / str(job)
     here.mkdir()
-    make(here)
+    make(here, kinds)
     with (here / "trials.jsonl").open("w") as file:
-        for row in trials(count, seed * 1000 + job):
+        for row in trials(count, seed * 1000 + job, kinds):
             file.write(json.dumps(row) + "\n")
             file.flush()
             if row[3].isupper():
@@ -217,13 +245,16 @@ def main() -> int:
     p.add_argument("--count", type=int, default=2000)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--jobs", type=int, default=1, help="processes at once; each has its own random numbers")
+    p.add_argument(
+        "--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), metavar="KIND", help=", ".join(KINDS)
+    )
     p.add_argument("--save", metavar="FILE", help="write the table of outcomes")
     args = p.parse_args()
 
     import_all()
     here, each = Path.cwd(), -(-args.count // args.jobs)
     with tempfile.TemporaryDirectory(prefix="gruppo-damage-") as home:
-        pids = [_started(partial(share, Path(home), job, each, args.seed)) for job in range(args.jobs)]
+        pids = [_started(partial(share, Path(home), job, each, args.seed, args.kinds)) for job in range(args.jobs)]
         ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         rows = [
             json.loads(line) for path in Path(home).glob("*/trials.jsonl") for line in path.read_text().splitlines()
@@ -231,7 +262,9 @@ def main() -> int:
     os.chdir(here)
     table = Counter((kind(file), way, what) for _, file, way, what, _ in rows)
     bad = sum(what.isupper() for _, _, _, what, _ in rows) + sum(map(bool, ended))
-    text = report(table, len(rows), f"--count {args.count} --jobs {args.jobs} --seed {args.seed}", bad)
+    flags = f"--count {args.count} --jobs {args.jobs} --seed {args.seed}"
+    flags += "" if args.kinds == list(KINDS) else f" --kinds {' '.join(args.kinds)}"
+    text = report(table, len(rows), flags, bad)
     print(text)
     if args.save:
         Path(args.save).write_text(text, encoding="utf-8")

@@ -114,6 +114,27 @@ def test_going_on_before_the_best_step_finds_the_one_of_that_time() -> None:
     assert json.loads(Path("runs/a/best/best.json").read_text())["step"] == 4
 
 
+@pytest.mark.parametrize("file", ["policy/model.safetensors", "policy/config.json", "best.json", "manifest.json"])
+@pytest.mark.parametrize("steps", [8, 4])
+def test_a_damaged_one_is_not_kept(file: str, steps: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is written again where its weights are at hand, as after step 4 of 4; else the run says that it is gone."""
+    settings = (*RUN, "save.best=yes", f"steps={steps}")
+    straight(*settings)
+    shutil.copytree("runs/a", "runs/b")
+    path = Path("runs/b/best", file)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    capsys.readouterr()
+    assert gruppo("train", "--resume", "runs/b") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    if steps == 4:
+        assert the_best("b") == the_best("a") and "is gone" not in said
+    else:
+        assert "the best policy so far, of step 4, is gone" in said and the_best("b") != the_best("a")
+    assert not RunFolder(Path("runs/b")).damage()
+
+
 def test_what_is_gone_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with killed(trainer, "train_step", 7, False):  # the checkpoint of step 6 remains
         train("a", *RUN, "save.best=true")

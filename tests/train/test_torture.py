@@ -25,7 +25,7 @@ def test_stopped_at_random_moments(name: str, count: int) -> None:
     assert not wrong and compared, f"seed {seed}: {wrong}"
 
 
-@pytest.mark.parametrize("name", ["ppo"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("lora", marks=pytest.mark.slow), "writers_best"])
 @pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_damaged_at_random(name: str, count: int) -> None:
     break_runs.import_all()

@@ -15,6 +15,7 @@ from gruppo.data.files import whole_folder
 from gruppo.train.callbacks import Callback, Row, Step
 from gruppo.train.checkpoint import checkpoints, step_of
 from gruppo.train.config import RunConfig
+from gruppo.train.manifest import NAME, damage, write_manifest
 from gruppo.train.saved import save_writers
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ class Best(Callback):
         """The folder as it was after the last of these rows."""
         scores, here, now = scores_of(rows), trainer.folder["best"], int(rows[-1]["step"]) if rows else -1
         for step, path in _kept(trainer).items():
-            if step not in scores:  # of steps that will be done again
+            if said := _damage(path):
+                trainer.run.warn(f"{path} is damaged ({said}), so it was removed")
+            if said or step not in scores:  # of steps that will be done again
                 shutil.rmtree(path, ignore_errors=True)
         step = max(_kept(trainer), default=None)
         self.best = None if step is None else (step, scores[step])
@@ -93,6 +96,7 @@ class Best(Callback):
         with whole_folder(here, MARK) as draft:
             save_writers(draft, trainer.run.models, trainer.run.learner.writers, trainer.run.tokenizer)
             (draft / MARK).write_text(json.dumps({"step": step, "held_out": score}), encoding="utf-8")
+            _write_checksums(draft)
         self.best = step, score
 
     def end(self, trainer: "Trainer", summary: Row | None) -> None:
@@ -109,6 +113,17 @@ def kept_step(folder: Path) -> int | None:
         return int(json.loads((folder / MARK).read_text(encoding="utf-8"))["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _damage(folder: Path) -> str:
+    """What is wrong with a policy that is kept. One from before there were checksums gets them now."""
+    if not (folder / NAME).exists():
+        _write_checksums(folder)
+    return damage(folder)
+
+
+def _write_checksums(folder: Path) -> None:
+    write_manifest(folder, [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()])
 
 
 def _aside(trainer: "Trainer", step: int) -> Path:
