@@ -20,7 +20,7 @@ from gruppo.train.run import Run
 
 READ = Line()
 SETTINGS = ("model=tiny-random", f"task={faulty.HERE}:tasks", "prompts=6", "samples=4", "sampling.max_tokens=3")
-SETTINGS += ("task.seconds=1", "task.workers=1", "threads=1", "save.tensorboard=no", "eval.every=0")
+SETTINGS += ("task.seconds=2", "task.workers=1", "threads=1", "save.tensorboard=no", "eval.every=0")
 SETTINGS += ("accept=dead_groups,mask",)
 
 
@@ -28,8 +28,8 @@ SETTINGS += ("accept=dead_groups,mask",)
 def run(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Iterator[Run]:
     """A run in which `Mortal` has a process of its own, as worlds of other libraries have."""
 
-    def hosted(name: str) -> Any:
-        return Hosted(name) if name == faulty.WORLDS["Mortal"] else make_env(name)
+    def hosted(name: str, own: bool) -> Any:
+        return Hosted(name) if name == faulty.WORLDS["Mortal"] else make_env(name, own)
 
     monkeypatch.setattr(converse, "make_env", hosted)
     run = Run(overrides.apply(RunConfig(), SETTINGS), say=lambda said: None)
