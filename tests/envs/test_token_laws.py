@@ -279,3 +279,62 @@ def test_a_special_token_in_an_observation_fails_its_episode_and_not_the_run(nam
     e = one(tokenizer, Heard(anything(tokenizer)), task, play)
     assert e.status == Status.ENV_ERROR and not e.reward
     assert e.error.startswith("unreadable") and "<|im_end|>" in e.error and "Remove it from the text" in e.error
+
+
+class Spells:
+    """Writes the name of a special token letter by letter, which is plain text and no special token."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.ids = [*tokenizer.encode("7 <|im_end|>"), tokenizer.eos]
+
+    def __call__(self, request: Request) -> Any:
+        return self.ids
+
+
+@pytest.mark.parametrize("name, window", [("chatml", -1), ("chatml", 2), ("open", -1)])
+def test_a_policy_that_spells_a_special_token_neither_fails_nor_makes_one(name: str, window: int) -> None:
+    tokenizer, play = template(name), Converse(window=window, say=lambda _: None)
+    engine, end = Heard(Spells(tokenizer)), tokenizer.tok.convert_tokens_to_ids("<|im_end|>")
+    e = one(tokenizer, engine, load_task("guess").train[0], play, tokens=40, turns=3)
+    assert e.status.judged and len(e.turns) == 3
+    plain = Heard(lambda request: [*tokenizer.encode("7"), tokenizer.eos])
+    one(tokenizer, plain, load_task("guess").train[0], Converse(window=window, say=lambda _: None), tokens=40, turns=3)
+    ends = [[int((np.asarray(r.prefix) == end).sum()) for r, _ in of.heard] for of in (engine, plain)]
+    assert ends[0] == ends[1]
+
+
+class Pays(Guess):
+    """Pays every step, and says much."""
+
+    def step(self, action: str) -> Seen:
+        return Seen("7 " * 40, state="s", rewards={"task": 0.5})
+
+
+def test_a_step_that_has_no_room_after_it_is_paid_once() -> None:
+    tokenizer, play = load_tokenizer("tiny-agent"), Converse()
+    play.free["guess"] = [Pays()]
+    e = one(tokenizer, Heard(anything(tokenizer), context=60), load_task("guess").train[0], play)
+    assert e.status == Status.TRUNCATED and len(e.turns) == 1 and e.total == 0.5
+
+
+class Fails(Guess):
+    """Breaks when it is played again."""
+
+    broken = False
+
+    def step(self, action: str) -> Seen:
+        if Fails.broken:
+            raise ConnectionError("no answer")
+        return super().step(action)
+
+
+def test_a_world_that_fails_while_a_fork_is_replayed_fails_the_fork() -> None:
+    tokenizer, play, task = load_tokenizer("tiny-agent"), Converse(), load_task("guess").train[0]
+    play.free["guess"] = [Fails()]
+    e = one(tokenizer, Heard(anything(tokenizer)), task, play, turns=3)
+    Fails.broken = True
+    fork = one(
+        tokenizer, Heard(anything(tokenizer)), task, play, start=Fork(e, e.turns[1].start, 7, Sampling(max_tokens=6))
+    )
+    Fails.broken = False
+    assert fork.status == Status.ENV_ERROR and "no answer" in fork.error and not fork.reward

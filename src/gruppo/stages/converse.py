@@ -112,6 +112,10 @@ class Converse:
         self.waiting.shutdown(wait=False)  # the next play begins with new ones
         self.waiting = ThreadPoolExecutor(WAITING, "world")
 
+    def format_in(self, env: Any) -> Format:
+        """How an action is read there: where tools may be called, a text is a call or an answer."""
+        return self.format if getattr(env, "box", None) is None else reading(self.format)
+
     def told_anew(self, why: str) -> None:
         """That a dialogue is not extended, the first time."""
         if not self.anew:
@@ -140,7 +144,7 @@ def play_of(
         _refuse_needless(tasks.env, config.hosted)
         play = Converse(format_of(config.format), config.window, rules, limit, say, writers or {}, config.hosted)
         if config.tools:
-            play.format, play.tools = reading(play.format), showing(tokenizer, toolbox(config.tools))
+            play.tools = showing(tokenizer, toolbox(config.tools))
         return play
     for name in ("format", "window", "hosted"):
         if (value := getattr(config, name)) != getattr(TaskConfig, name):

@@ -19,7 +19,7 @@ from gruppo.envs.hosted import Hosted
 from gruppo.envs.wrappers import cut
 from gruppo.stages.context import Ask, Context
 from gruppo.stages.play import Fork, Start, grown_of, prompt_source, request_after
-from gruppo.stages.tooling import rendered
+from gruppo.stages.tooling import readable, rendered
 
 GOAL = "goal"  # in the meta of a task: its prompt without the first observation
 LIKELY = 10  # most probable ids that an entropy is about
@@ -66,6 +66,7 @@ class Dialogue:
     def __init__(self, player: Any, ctx: Context, start: Start | Fork, env: Any) -> None:
         self.player, self.ctx, self.start, self.env = player, ctx, start, env
         self.ask = ask_of(start)
+        self.read = player.format_in(env)
         self.goal = str(self.ask.task.meta.get(GOAL, self.ask.task.prompt))
         self.context_of: dict[str, int] = {}
         self.done_in: set[tuple[str, str]] = set()  # what was done in which state
@@ -126,11 +127,13 @@ class Dialogue:
         for i, turn in enumerate(self.grown.turns):
             self._heard(seen, seen.fresh or seen.agent not in self.context_of)
             self.context_of[seen.agent] = turn.sequence
-            said = self.player.format(turn.text)
+            said = self.read(turn.text)
             self.done_in.add((turn.state, turn.action_key))
             self._tell(seen, turn.text)
             seen = await self._env("step", said.action)
             self.lines.append(seen.text)
+            if seen.error:  # of the world, not of the actions: the fork fails, and the run goes on
+                return seen
             if seen.done:
                 raise ValueError(
                     f"episode {start.episode.uid} cannot be continued after turn {i}: played again, its actions end "
@@ -170,7 +173,7 @@ class Dialogue:
         self.cut = c.reason == "length"
         begun, self.begun = self.begun, self.begun[:0]
         self.said = self.ctx.tokenizer.decode(np.concatenate([begun, self.grown.action]))
-        return self.player.format(self.said)
+        return self.read(self.said)
 
     def _writer(self, seen: Seen) -> str:
         """The role that writes for the agent that acts next."""
@@ -218,7 +221,7 @@ class Dialogue:
             return failed(UNREADABLE, str(error), seen.agent)
         self.over = max(before + len(ids) + 1 - self.ctx.engine.context(self._writer(seen)), 0)  # 1: for an action
         if self.over:
-            return cut(self.env, seen)
+            return cut(self.env, replace(seen, rewards={}))  # those of the turn are paid
         if anew:
             self.context_of[seen.agent] = self.grown.begin(ids)
         else:
@@ -228,6 +231,8 @@ class Dialogue:
     def _encoded(self, seen: Seen, fresh: bool, anew: bool) -> Any:
         """The whole dialogue, or what follows the last action in it."""
         tokenizer = self.ctx.tokenizer
+        if fresh:  # it may quote what the policy or a tool has said, and an episode does not fail for that
+            seen = replace(seen, text=readable(tokenizer, seen.text))
         self._heard(seen, fresh)
         if anew:
             if not fresh:
@@ -255,6 +260,9 @@ class Dialogue:
     def _tell(self, seen: Seen, said: str) -> None:
         who = seen.agent if len(seats_of(self.env)) > 1 else ""
         self.lines.append(f"{who}> {said}")
+        said = (
+            readable(self.ctx.tokenizer, said) if getattr(self.ctx.tokenizer, "stuck", "") else said
+        )  # rendered again
         self.talk[seen.agent].append({"role": "assistant", "content": said})
 
     def _text(self) -> str:

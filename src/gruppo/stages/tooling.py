@@ -37,13 +37,8 @@ class Showing:
 
     def message(self, tokenizer: Any, seen: Seen) -> dict[str, str]:
         """What is seen after an action; what a tool said may be anything, and is made encodable."""
-        said = {"role": "tool" if seen.tools and self.results else "user", "content": seen.text}
-        if seen.tools:
-            try:
-                tokenizer.chat([{**said, "role": "user"}])
-            except ValueError:
-                said["content"] = encodable(seen.text)
-        return said
+        role = "tool" if seen.tools and self.results else "user"
+        return {"role": role, "content": readable(tokenizer, seen.text) if seen.tools else seen.text}
 
 
 def showing(tokenizer: Any, box: Toolbox) -> Showing:
@@ -73,7 +68,16 @@ def rendered(tokenizer: Any, messages: Sequence[Any], task: Any) -> Any:
     return tokenizer.chat(messages, tools=schemas) if schemas else tokenizer.chat(messages)
 
 
+def readable(tokenizer: Any, text: str) -> str:
+    """The text, which a tool or the policy wrote, as it is if the model can be told it, else made encodable."""
+    try:
+        tokenizer.chat([{"role": "user", "content": text}])
+    except ValueError:
+        return encodable(text)
+    return text
+
+
 def encodable(text: str) -> str:
-    """The text of a tool, which may be anything, in plain characters, and without the name of a special token."""
+    """A text, which may be anything, in plain characters, and without the name of a special token."""
     plain = text.encode("ascii", "backslashreplace").decode()
     return "".join(c if c.isprintable() or c == "\n" else " " for c in plain.replace("<", "< ").replace("[", "[ "))

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Level, Note, Source, Status, Use, pack, tokens_once
+from gruppo.data import Batch, Episode, Level, Note, Source, Status, Turn, Use, pack, tokens_once
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.method import Method
 from gruppo.stages.objective import OLD
@@ -369,7 +369,10 @@ def note_names(columns: Sequence[str]) -> dict[str, tuple[str, Level]]:
 
 
 def noted(batch: Batch | None, episodes: Sequence[Episode], columns: Sequence[str]) -> list[Episode]:
-    """Episodes for replay: the columns that they were learned with (log π_old, credit) become notes of their level."""
+    """Episodes for replay: the columns that they were learned with (log π_old, credit) become notes of their level.
+
+    The clock stays behind: a checkpoint of a run that repeats itself holds the same bytes.
+    """
     if batch is None:
         return []
     row = {uid: i for i, uid in enumerate(batch.uid_E.tolist())}
@@ -384,4 +387,7 @@ def noted(batch: Batch | None, episodes: Sequence[Episode], columns: Sequence[st
     def notes(e: Episode) -> dict[str, Note]:
         return {name: Note(rows[row[e.uid]].numpy(), level, e.step) for name, (level, rows) in parts.items()}
 
-    return [replace(e, notes=e.notes | notes(e)) for e in episodes if e.uid in row]
+    def turns(e: Episode) -> list[Turn]:
+        return [replace(t, seconds=0.0) if t.seconds else t for t in e.turns]
+
+    return [replace(e, notes=e.notes | notes(e), turns=turns(e)) for e in episodes if e.uid in row]

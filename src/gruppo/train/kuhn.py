@@ -24,11 +24,13 @@ Strategy = dict[str, float]
 def exploited(engine: Any, tokenizer: Any, tasks: Sequence[Any], play: Any, temperature: float) -> dict[str, float]:
     """`exploitability` and `legal` of what an engine samples from; empty if none of the tasks is of Kuhn poker.
 
-    Also where it could not be exact: if an action is not a line of its own, or if not all turns are seen.
+    Also where it could not be exact: if an action is not a line of its own, if not all turns are seen, or if dialogues
+    cannot be extended.
     """
     mine = next((t for t in tasks if t.meta.get("env") == "kuhn"), None)
     models: Mapping[str, Any] = getattr(engine, "models", {})
     exact = isinstance(play, Converse) and isinstance(play.format, Line) and play.window < 0
+    exact = exact and not getattr(tokenizer, "stuck", "")
     if mine is None or not exact or not models or not _apart(tokenizer):
         return {}
     system = mine.system or (Kuhn.rules if play.rules else "")

@@ -273,7 +273,7 @@ def _otherwise(play: Converse, e: Episode) -> str:
                 )
             if (one := _looked(env)) != (two := _looked(env)):
                 return f"two looks at turn {i} show {one!r} and {two!r}"
-            seen = env.step(play.format(t.text).action)
+            seen = env.step(play.format_in(env)(t.text).action)
         now = seen.rewards.get("task") if seen.done and not seen.error and len(e.turns) <= REPLAYED else None
         was = e.reward.get("task", now)
         return "" if now == was or now is None else f"the reward was {was:g} and is {now:g} now"
