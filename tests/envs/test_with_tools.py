@@ -325,17 +325,6 @@ def test_a_mixture_gives_tools_to_its_tasks_of_one_answer() -> None:
     assert {made.train[i].meta["env"] for i in range(4)} == {"guess", "tools:calculator"}
 
 
-def test_the_digest_changes_with_the_files_of_the_tools(mine: str) -> None:
-    """A resumed run sees that they have changed, also one that is only imported."""
-    assert load_task("addition", tools="calculator").digest == ""
-    first = load_task("addition", tools=mine).digest
-    assert first == load_task("addition", tools=mine).digest != ""
-    Path("beside.py").write_text("ONE = 2\n")
-    second = load_task("addition", tools=mine).digest
-    Path("mine.py").write_text(MINE + "\n")
-    assert len({first, second, load_task("addition", tools=mine).digest}) == 3
-
-
 # ---- runs
 
 SMALL = ("prompts=2", "samples=2", "eval.every=0", "eval.prompts=2", "threads=1", "save.tensorboard=no")

@@ -7,9 +7,6 @@ task's own scorer judges as it does without tools. A tool that breaks costs its 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from gruppo.envs.base import POLICY, Called, Seen
@@ -18,8 +15,7 @@ from gruppo.envs.format import Call, Format, Line, Said
 from gruppo.envs.guard import BROKEN, TIMEOUT, failed
 from gruppo.envs.world import NOTHING
 from gruppo.tasks.base import Task, Tasks, TaskSet, domains_of
-from gruppo.tasks.beside import imported_beside
-from gruppo.tasks.imports import is_file, is_path, split_path
+from gruppo.tasks.imports import is_path, split_path
 from gruppo.tasks.settings import TaskConfig
 from gruppo.tools import Toolbox, ToolResult, load_tools
 from gruppo.tools.calls import NO_JSON, OPENED, calls_in, objects_in
@@ -178,19 +174,4 @@ def attached(made: TaskSet, settings: TaskConfig, turns: Any) -> TaskSet:
         max_tokens=max(made.max_tokens, TOKENS),
         text_tokens=max(made.text_tokens, TEXT_TOKENS),
         notes=(*made.notes, said),
-        digest=_digest(made.digest, names),
     )
-
-
-def _digest(before: str, names: str) -> str:
-    """With that of the files of your own tools: a resumed run notices that they have changed."""
-    files: dict[str, Path] = {}
-    for name in filter(is_path, map(str.strip, names.split(","))):
-        where, _ = split_path(name)
-        spec = None if is_file(where) else find_spec(where)
-        source = Path(where) if is_file(where) else Path(spec.origin) if spec and spec.origin else None
-        files |= {source.name: source, **imported_beside(source)} if source is not None else {}
-    if not files:
-        return before
-    whole = [before, *(f"{name} {blake2b(p.read_bytes()).hexdigest()}" for name, p in sorted(files.items()))]
-    return blake2b("\n".join(whole).encode(), digest_size=8).hexdigest()
