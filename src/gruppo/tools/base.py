@@ -123,7 +123,7 @@ class Tool(ABC):
             return ToolResult(shortened(written(value), self.limits.chars))
         except ToolError as error:
             return ToolResult(shortened(f"{self.name}: {error}", self.limits.chars), "error")
-        except Exception as error:  # a tool of a user may raise anything
+        except (Exception, SystemExit) as error:  # a tool of a user may raise anything; an exit would end the loop
             if limit.expired():
                 return ToolResult(f"{self.name}: no answer within {self.limits.seconds:g} s.", "timeout")
             said = f"{self.name}: the tool does not work at the moment ({type(error).__name__}: {error})."
