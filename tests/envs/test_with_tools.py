@@ -26,7 +26,7 @@ from gruppo.stages.play import Start
 from gruppo.stages.prompting import plain
 from gruppo.tasks import Task, TaskConfig, load_task
 from gruppo.tasks.judge import judge_of
-from gruppo.tools import Toolbox, calculator
+from gruppo.tools import Limits, Tool, Toolbox, calculator
 from gruppo.tools.calls import calls_in, line_of
 from gruppo.train.episodes import dialogue
 
@@ -146,6 +146,46 @@ def test_what_is_a_call(text: str, calls: int) -> None:
     assert len(calls_in(text, Toolbox([calculator()]))) == calls
 
 
+class Remote(Tool):
+    """With a schema as a server may send it."""
+
+    def __init__(self, **parameters: Any) -> None:
+        super().__init__("t", "Does it.", parameters, Limits())
+
+    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return arguments
+
+    async def invoke(self, arguments: dict[str, Any]) -> Any:
+        return arguments
+
+
+Q, TEXT = ["q"], {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    "parameters, form, bare, given",
+    [
+        ({}, "t", True, "x y"),
+        ({"properties": {}}, "t", True, "x y"),
+        ({"required": Q}, 't {"q": "value"}', False, "x y"),
+        ({"properties": {"q": True}}, 't {"q": "value"}', True, "x y"),
+        ({"properties": {"q": True}, "required": Q}, 't {"q": "value"}', False, "x y"),
+        ({"properties": {"q": TEXT}, "required": Q}, "t Q", False, {"q": "x y"}),
+        ({"properties": {"q": TEXT}}, "t [Q]", True, {"q": "x y"}),
+        ({"properties": {"q": {"type": ["string", "null"]}}}, "t [Q]", True, {"q": "x y"}),
+        ({"properties": {"q": {"anyOf": [True, TEXT, {"type": "null"}]}}}, "t [Q]", True, {"q": "x y"}),
+        ({"properties": {"n": True, "q": TEXT}, "required": Q}, "t Q", False, {"q": "x y"}),
+        ({"properties": {"n": {"type": "integer"}, "q": TEXT}}, 't {"n": "integer", "q": "string"}', True, "x y"),
+    ],
+)
+def test_how_a_tool_of_any_schema_is_called(parameters: dict[str, Any], form: str, bare: bool, given: Any) -> None:
+    """By its name alone if nothing must be given, and with a text if there is one argument that it can be."""
+    box = Toolbox([Remote(**parameters)])
+    assert line_of(box, described=False) == f"tools: {form}"
+    assert calls_in("I do it.\nt", box) == ([("t", {})] if bare else [])
+    assert calls_in("t x y", box) == [("t", given)]
+
+
 @pytest.mark.parametrize("format", ["line", "tags", "json"])
 @pytest.mark.parametrize("text", ["", "\n", "5", "{", "<action>", "{}" * 300, '{"answer": "5"}', CALL, "\x00"])
 def test_no_format_raises(format: str, text: str) -> None:
@@ -210,7 +250,7 @@ def test_failures_of_the_agent_are_observations(mine: str) -> None:
     e = said(*wrong, "picky no", tools=mine)
     texts = e.text.splitlines()
     assert e.status == Status.TRUNCATED and e.reward == {"task": 0.0}
-    assert "the arguments are no JSON" in texts[1]
+    assert "the arguments are no JSON" in texts[1] and texts[1].endswith('Write an object such as {"n": "integer"}.')
     assert "Did you mean 'double'?" in texts[3] and "no JSON object" in texts[5] and texts[7] == "picky: say please"
     assert [set(t.flags) for t in e.turns] == [{"invalid"}] * 3 + [set()]
 

@@ -135,7 +135,10 @@ def test_arguments_are_an_object_or_its_json(arguments: Any, text: str) -> None:
         ({"city": "Rome", "unit": "K"}, "the argument 'unit' is 'K'"),
         ({"city": 3}, "the argument 'city' is 3: input should be a valid string"),
         ("{", "the arguments are no JSON"),
-        ("[1]", "the arguments are list and no object"),
+        (
+            "[1]",
+            'list and no object. Write an object such as {"city": "string", "days": "integer", "unit": "one of C, F"}',
+        ),
         ("[" * 100_000, "the arguments are no JSON"),
         ({"city": "x" * 10_000, "days": "y" * 10_000}, "yyy..."),
     ],
