@@ -203,6 +203,8 @@ def test_no_format_raises(format: str, text: str) -> None:
         ("tags", "<think>hm</think><action>calculator 97+58</action>", "<action>155</action>", "155"),
         ("tags", f"<action>{CALL}</action>", "<think>so</think><action>155</action>", "155"),
         ("json", CALL, '{"answer": 155}', "155"),
+        ("json", CALL, '{"answer": true}', "true"),
+        ("json", CALL, '{"answer": {"e": [null, "x"]}}', '{"e": [null, "x"]}'),
     ],
 )
 def test_each_format_calls_and_answers(format: str, call: str, answer: str, judged: str) -> None:

@@ -122,11 +122,16 @@ class Objects:
 
     def __call__(self, text: str) -> Said:
         found = list(objects_in(text))
-        answers = [str(v.get("answer", v.get("action"))) for v in found if "answer" in v or "action" in v]
+        answers = [_written(v.get("answer", v.get("action"))) for v in found if "answer" in v or "action" in v]
         calls = [json.dumps(v) for v in found if "name" in v or "function" in v]
         if len(answers) + bool(calls) != 1:  # none, or two things at once
             return Said(thought=text.strip(), void=not found and "{" not in text, invalid=bool(found) or "{" in text)
         return Said(answers[0] if answers else "\n".join(calls))
+
+
+def _written(value: Any) -> str:
+    """An answer as JSON has it: true, and not True."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def reading(format: Format) -> Format:
