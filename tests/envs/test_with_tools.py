@@ -17,7 +17,7 @@ from gruppo.data.store import load_episodes
 from gruppo.engines.base import Completion, Request
 from gruppo.envs.base import Called, Seen
 from gruppo.envs.format import format_of
-from gruppo.envs.with_tools import WithTools, reading
+from gruppo.envs.with_tools import READY, WithTools, after, reading
 from gruppo.policies import CharTokenizer
 from gruppo.stages import Context, Sampling
 from gruppo.stages.context import Ask
@@ -225,7 +225,7 @@ def test_the_result_is_read_and_the_answer_is_judged_as_before() -> None:
     assert seen == "tools: calculator EXPRESSION\n\n97+58=155"
     [call] = e.turns[0].tools
     assert (call.name, json.loads(call.arguments), call.ok) == ("calculator", {"expression": "97+58"}, True)
-    assert (e.turns[0].state, e.turns[1].state) == ("ready", "ready\n155")
+    assert (e.turns[0].state, e.turns[1].state) == (READY, after(READY, "155"))
     assert dialogue(e) == "> calculator 97+58\n155\n> 155"
     with judge_of(tasks, TaskConfig(tools="calculator")) as judge:
         verdicts = asyncio.run(judge.score([(tasks.train[0], e.text), (tasks.train[0], "154")]))
@@ -237,6 +237,22 @@ def test_without_a_call_it_is_the_task_as_it_was() -> None:
     e = said("155")
     assert e.text == "155" and len(e.turns) == 1 and dialogue(e) == "155"
     assert said("15…").status == Status.TRUNCATED  # cut off in the middle of its answer
+
+
+def test_states_are_equal_where_the_same_was_said_and_do_not_grow() -> None:
+    """Also in another order, or once more, is something else."""
+
+    def states(*actions: str) -> list[str]:
+        env = WithTools("calculator")
+        env.reset(Task("t", "", "", 1, "t", meta={"tool_turns": 400}))
+        return [env.step(a).state for a in actions]
+
+    ways = [("1", "2"), ("2", "1"), ("1", "1"), ("1",), ("2",), ("1", "2", "2")]
+    assert len({states(*(f"calculator {n}" for n in way))[-1] for way in ways}) == len(ways)
+    assert states("calculator 1+1", "calculator 3") == states("calculator 2", "calculator 4-1")
+    assert len({len(state) for state in states(*["calculator 10**400"] * 300)}) == 1
+    e = said("calculator 1+1", "calculator 1+1", "<tool_call>{oh", "2")
+    assert dialogue(e) == "> calculator 1+1\n2\n> calculator 1+1\n2\n> <tool_call>{oh\n> 2"
 
 
 def test_turns_run_out_with_no_reward() -> None:
@@ -297,7 +313,7 @@ def test_slow_tools_wait_beside_each_other(tmp_path: Path, monkeypatch: pytest.M
     ctx, play = context([[f'meet {{"n": {i}}}', "5"] for i in range(8)], tools="./slow.py:meet")
     tasks = load_task("addition", tools="./slow.py:meet").train
     found = played(ctx, play, starts_of(ctx, play, [tasks[i] for i in range(8)]))
-    assert [e.turns[1].state for e in found] == [f"ready\n{i}" for i in range(8)]
+    assert [e.turns[1].state for e in found] == [after(READY, str(i)) for i in range(8)]
 
 
 # ---- what models are shown

@@ -7,6 +7,7 @@ task's own scorer judges as it does without tools. A tool that breaks costs its 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 from gruppo.envs.base import POLICY, Called, Seen
@@ -38,7 +39,7 @@ def toolbox(names: str) -> Toolbox:
 
 
 class WithTools:
-    """An environment of calls and one answer. The state is what the tools have said."""
+    """An environment of calls and one answer. The state stands for all that the tools have said."""
 
     seats = (POLICY,)
     can = frozenset({"snapshot"})
@@ -77,7 +78,7 @@ class WithTools:
         if broken := next((r for r in results if r.ours), None):
             return replace(failed(TIMEOUT if broken.status == "timeout" else BROKEN, broken.text), tools=told)
         text = "\n".join(r.text for r in results)
-        return Seen(text, state=f"{state}\n{text}", valid=not any(_no_call(r) for r in results), tools=told)
+        return Seen(text, state=after(state, text), valid=not any(_no_call(r) for r in results), tools=told)
 
     def _limited(self, seen: Seen) -> Seen:
         if seen.done or self.turn < self.limit:
@@ -93,6 +94,11 @@ class WithTools:
     def restore(self, snapshot: Any) -> Seen:
         self.turn, self.limit, self.seen = snapshot
         return self.seen
+
+
+def after(state: str, text: str) -> str:
+    """The state after a result: that result, behind a hash of the state before it. All of them would grow for ever."""
+    return f"{blake2b(state.encode(), digest_size=8).hexdigest()}\n{text}"
 
 
 def _no_call(result: ToolResult) -> bool:
