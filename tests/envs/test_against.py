@@ -140,7 +140,7 @@ def test_players_of_a_game_in_a_process_of_its_own(tmp_path: Path, monkeypatch: 
             against(whole, TaskConfig("x", against=player, hosted=True))
         assert len(against(whole, TaskConfig("x", against=player)).train) == 1
     assert len(against(whole, TaskConfig("x", against="random", hosted=True)).train) == 1
-    with pytest.raises(ValueError, match="ours has no such player. Did you mean 'random'"):
+    with pytest.raises(ValueError, match=r"ours has no such player\. Did you mean 'random'"):
         against(whole, TaskConfig("x", against="randm", hosted=True))
 
 

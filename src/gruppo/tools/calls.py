@@ -64,7 +64,7 @@ def _short(text: str, box: Toolbox) -> list[Call]:
 
 
 def argument_of(tool: Tool) -> str:
-    """The argument that a bare text is: the one that must be given, else the only one. Empty: it is none, or no text."""
+    """The argument that a bare text is: the one that must be given, else the only one. Empty: it can be none."""
     names = list(tool.parameters.get("required", ()) or tool.arguments)
     return names[0] if len(names) == 1 and "string" in _kinds(tool.arguments[names[0]]) else ""
 
