@@ -10,7 +10,7 @@ import pytest
 
 from gruppo.cli import main
 from gruppo.engines import NativeEngine
-from gruppo.envs.against import SEAT, placed
+from gruppo.envs.against import SEAT, against, placed
 from gruppo.envs.base import play
 from gruppo.envs.players import episode, opponent
 from gruppo.envs.registry import env_class, made, make_env
@@ -125,6 +125,23 @@ def test_players_of_a_game_that_has_none() -> None:
 def test_what_cannot_be_played_is_refused(task: str, player: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         load_task(task, against=player)
+
+
+def test_players_of_a_game_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that need its code are refused; any action is asked of the process."""
+    monkeypatch.chdir(tmp_path)
+    Path("ours.py").write_text(
+        "from gruppo.envs.tictactoe import TicTacToe\n\nclass Ours(TicTacToe):\n    name = 'ours'\n"
+    )
+    whole = TaskSet("x", [Task("t", "", "", 1, "t")], [], "", 8, env="./ours.py:Ours")
+    for player in ("gold", "perfect", "gold:0.5"):
+        words = f"^task.against={player}: not with task.hosted=yes, as this player is a function of ./ours.py:Ours"
+        with pytest.raises(ValueError, match=words):
+            against(whole, TaskConfig("x", against=player, hosted=True))
+        assert len(against(whole, TaskConfig("x", against=player)).train) == 1
+    assert len(against(whole, TaskConfig("x", against="random", hosted=True)).train) == 1
+    with pytest.raises(ValueError, match=r"ours has no such player\. Did you mean 'random'"):
+        against(whole, TaskConfig("x", against="randm", hosted=True))
 
 
 @pytest.mark.parametrize("name", ["spiral", "mars", "drmas"])

@@ -59,6 +59,15 @@ def test_a_program_is_shown_and_an_answer_ends() -> None:
     assert seen("Answer 13")[-1].rewards == {"task": 0.0}
 
 
+@pytest.mark.parametrize(
+    "program, shown",
+    [("answer = 6 * 7\nprint(answer)", "42"), ("answer =  6", "no output"), ("answer 12\nso", "Error")],
+)
+def test_a_variable_may_be_called_answer(program: str, shown: str) -> None:
+    first, last = seen(program, "answer 12")
+    assert shown in first.text and not first.done and first.tools and last.rewards == {"task": 1.0}
+
+
 @pytest.mark.parametrize("said", ["python 6*7", "```python\n6*7\n```", "```\n6*7\n```", "python\n6*7", " 6*7 "])
 def test_a_program_may_have_a_name_or_a_fence(said: str) -> None:
     [shown] = seen(said)

@@ -17,7 +17,7 @@ from gruppo.data.store import load_episodes
 from gruppo.engines.base import Completion, Request
 from gruppo.envs.base import Called, Seen
 from gruppo.envs.format import format_of
-from gruppo.envs.with_tools import WithTools, reading
+from gruppo.envs.with_tools import READY, WithTools, after, reading
 from gruppo.policies import CharTokenizer
 from gruppo.stages import Context, Sampling
 from gruppo.stages.context import Ask
@@ -26,7 +26,7 @@ from gruppo.stages.play import Start
 from gruppo.stages.prompting import plain
 from gruppo.tasks import Task, TaskConfig, load_task
 from gruppo.tasks.judge import judge_of
-from gruppo.tools import Toolbox, calculator
+from gruppo.tools import Limits, Tool, Toolbox, calculator
 from gruppo.tools.calls import calls_in, line_of
 from gruppo.train.episodes import dialogue
 
@@ -146,6 +146,46 @@ def test_what_is_a_call(text: str, calls: int) -> None:
     assert len(calls_in(text, Toolbox([calculator()]))) == calls
 
 
+class Remote(Tool):
+    """With a schema as a server may send it."""
+
+    def __init__(self, **parameters: Any) -> None:
+        super().__init__("t", "Does it.", parameters, Limits())
+
+    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return arguments
+
+    async def invoke(self, arguments: dict[str, Any]) -> Any:
+        return arguments
+
+
+Q, TEXT = ["q"], {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    "parameters, form, bare, given",
+    [
+        ({}, "t", True, "x y"),
+        ({"properties": {}}, "t", True, "x y"),
+        ({"required": Q}, 't {"q": "value"}', False, "x y"),
+        ({"properties": {"q": True}}, 't {"q": "value"}', True, "x y"),
+        ({"properties": {"q": True}, "required": Q}, 't {"q": "value"}', False, "x y"),
+        ({"properties": {"q": TEXT}, "required": Q}, "t Q", False, {"q": "x y"}),
+        ({"properties": {"q": TEXT}}, "t [Q]", True, {"q": "x y"}),
+        ({"properties": {"q": {"type": ["string", "null"]}}}, "t [Q]", True, {"q": "x y"}),
+        ({"properties": {"q": {"anyOf": [True, TEXT, {"type": "null"}]}}}, "t [Q]", True, {"q": "x y"}),
+        ({"properties": {"n": True, "q": TEXT}, "required": Q}, "t Q", False, {"q": "x y"}),
+        ({"properties": {"n": {"type": "integer"}, "q": TEXT}}, 't {"n": "integer", "q": "string"}', True, "x y"),
+    ],
+)
+def test_how_a_tool_of_any_schema_is_called(parameters: dict[str, Any], form: str, bare: bool, given: Any) -> None:
+    """By its name alone if nothing must be given, and with a text if there is one argument that it can be."""
+    box = Toolbox([Remote(**parameters)])
+    assert line_of(box, described=False) == f"tools: {form}"
+    assert calls_in("I do it.\nt", box) == ([("t", {})] if bare else [])
+    assert calls_in("t x y", box) == [("t", given)]
+
+
 @pytest.mark.parametrize("format", ["line", "tags", "json"])
 @pytest.mark.parametrize("text", ["", "\n", "5", "{", "<action>", "{}" * 300, '{"answer": "5"}', CALL, "\x00"])
 def test_no_format_raises(format: str, text: str) -> None:
@@ -163,6 +203,8 @@ def test_no_format_raises(format: str, text: str) -> None:
         ("tags", "<think>hm</think><action>calculator 97+58</action>", "<action>155</action>", "155"),
         ("tags", f"<action>{CALL}</action>", "<think>so</think><action>155</action>", "155"),
         ("json", CALL, '{"answer": 155}', "155"),
+        ("json", CALL, '{"answer": true}', "true"),
+        ("json", CALL, '{"answer": {"e": [null, "x"]}}', '{"e": [null, "x"]}'),
     ],
 )
 def test_each_format_calls_and_answers(format: str, call: str, answer: str, judged: str) -> None:
@@ -183,7 +225,7 @@ def test_the_result_is_read_and_the_answer_is_judged_as_before() -> None:
     assert seen == "tools: calculator EXPRESSION\n\n97+58=155"
     [call] = e.turns[0].tools
     assert (call.name, json.loads(call.arguments), call.ok) == ("calculator", {"expression": "97+58"}, True)
-    assert (e.turns[0].state, e.turns[1].state) == ("ready", "ready\n155")
+    assert (e.turns[0].state, e.turns[1].state) == (READY, after(READY, "155"))
     assert dialogue(e) == "> calculator 97+58\n155\n> 155"
     with judge_of(tasks, TaskConfig(tools="calculator")) as judge:
         verdicts = asyncio.run(judge.score([(tasks.train[0], e.text), (tasks.train[0], "154")]))
@@ -195,6 +237,22 @@ def test_without_a_call_it_is_the_task_as_it_was() -> None:
     e = said("155")
     assert e.text == "155" and len(e.turns) == 1 and dialogue(e) == "155"
     assert said("15…").status == Status.TRUNCATED  # cut off in the middle of its answer
+
+
+def test_states_are_equal_where_the_same_was_said_and_do_not_grow() -> None:
+    """Also in another order, or once more, is something else."""
+
+    def states(*actions: str) -> list[str]:
+        env = WithTools("calculator")
+        env.reset(Task("t", "", "", 1, "t", meta={"tool_turns": 400}))
+        return [env.step(a).state for a in actions]
+
+    ways = [("1", "2"), ("2", "1"), ("1", "1"), ("1",), ("2",), ("1", "2", "2")]
+    assert len({states(*(f"calculator {n}" for n in way))[-1] for way in ways}) == len(ways)
+    assert states("calculator 1+1", "calculator 3") == states("calculator 2", "calculator 4-1")
+    assert len({len(state) for state in states(*["calculator 10**400"] * 300)}) == 1
+    e = said("calculator 1+1", "calculator 1+1", "<tool_call>{oh", "2")
+    assert dialogue(e) == "> calculator 1+1\n2\n> calculator 1+1\n2\n> <tool_call>{oh\n> 2"
 
 
 def test_turns_run_out_with_no_reward() -> None:
@@ -210,7 +268,7 @@ def test_failures_of_the_agent_are_observations(mine: str) -> None:
     e = said(*wrong, "picky no", tools=mine)
     texts = e.text.splitlines()
     assert e.status == Status.TRUNCATED and e.reward == {"task": 0.0}
-    assert "the arguments are no JSON" in texts[1]
+    assert "the arguments are no JSON" in texts[1] and texts[1].endswith('Write an object such as {"n": "integer"}.')
     assert "Did you mean 'double'?" in texts[3] and "no JSON object" in texts[5] and texts[7] == "picky: say please"
     assert [set(t.flags) for t in e.turns] == [{"invalid"}] * 3 + [set()]
 
@@ -255,7 +313,7 @@ def test_slow_tools_wait_beside_each_other(tmp_path: Path, monkeypatch: pytest.M
     ctx, play = context([[f'meet {{"n": {i}}}', "5"] for i in range(8)], tools="./slow.py:meet")
     tasks = load_task("addition", tools="./slow.py:meet").train
     found = played(ctx, play, starts_of(ctx, play, [tasks[i] for i in range(8)]))
-    assert [e.turns[1].state for e in found] == [f"ready\n{i}" for i in range(8)]
+    assert [e.turns[1].state for e in found] == [after(READY, str(i)) for i in range(8)]
 
 
 # ---- what models are shown
@@ -323,17 +381,6 @@ def test_a_mixture_gives_tools_to_its_tasks_of_one_answer() -> None:
     made = load_task("mix:addition+guess", tools="calculator")
     assert made.env == "guess+tools:calculator"
     assert {made.train[i].meta["env"] for i in range(4)} == {"guess", "tools:calculator"}
-
-
-def test_the_digest_changes_with_the_files_of_the_tools(mine: str) -> None:
-    """A resumed run sees that they have changed, also one that is only imported."""
-    assert load_task("addition", tools="calculator").digest == ""
-    first = load_task("addition", tools=mine).digest
-    assert first == load_task("addition", tools=mine).digest != ""
-    Path("beside.py").write_text("ONE = 2\n")
-    second = load_task("addition", tools=mine).digest
-    Path("mine.py").write_text(MINE + "\n")
-    assert len({first, second, load_task("addition", tools=mine).digest}) == 3
 
 
 # ---- runs

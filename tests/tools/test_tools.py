@@ -1,6 +1,7 @@
 """Tools: schemas from signatures, checked arguments, limits, retries, caches; a call never raises."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from gruppo.tools import Limits, Tool, Toolbox, ToolError, ToolResult, load_tool, tool
+from gruppo.tools.waiting import _loop
 
 
 def called(one: Tool, arguments: Any) -> ToolResult:
@@ -133,7 +135,10 @@ def test_arguments_are_an_object_or_its_json(arguments: Any, text: str) -> None:
         ({"city": "Rome", "unit": "K"}, "the argument 'unit' is 'K'"),
         ({"city": 3}, "the argument 'city' is 3: input should be a valid string"),
         ("{", "the arguments are no JSON"),
-        ("[1]", "the arguments are list and no object"),
+        (
+            "[1]",
+            'list and no object. Write an object such as {"city": "string", "days": "integer", "unit": "one of C, F"}',
+        ),
         ("[" * 100_000, "the arguments are no JSON"),
         ({"city": "x" * 10_000, "days": "y" * 10_000}, "yyy..."),
     ],
@@ -181,6 +186,25 @@ def test_a_call_never_raises(body: Any, status: str, text: str) -> None:
     result = called(made(body, seconds=0.2), {})
     assert result.status == status and text in result.text
     assert result.ours == (status in ("timeout", "failed"))
+
+
+def test_an_exit_of_an_async_tool_is_its_failure_and_the_loop_goes_on() -> None:
+    @tool
+    async def leaves() -> str:
+        """Exits."""
+        sys.exit(3)
+
+    async def bare() -> None:
+        sys.exit(4)
+
+    def ended(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, _loop()).result(10)  # as `waited`, which would wait for ever
+
+    result = ended(leaves({}))
+    assert result.status == "failed" and "SystemExit: 3" in result.text
+    with pytest.raises(SystemExit):
+        ended(bare())
+    assert ended(weather({"city": "Rome"})).ok
 
 
 def test_a_long_result_keeps_its_ends() -> None:

@@ -108,6 +108,28 @@ def test_a_world_of_a_package_by_its_import_path(file: str, monkeypatch: pytest.
     assert not {"worlds", "base"} & sys.modules.keys()
 
 
+@pytest.mark.parametrize("file", ["a/mine.py", "a/deep.py", "b/mine.py", "b/helper.py", "kit/near.py", "base/deep.py"])
+def test_tools_and_what_they_import(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of files, two of one name included, and of a package. Those of gruppo are no files of the user."""
+    own_world("a")
+    own_world("b")
+    for path, text in {
+        "kit/mine.py": "from .near import X",
+        "kit/near.py": "import base.deep",
+        "base/deep.py": "",
+    }.items():
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text(text)
+        Path(path).with_name("__init__.py").touch()
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    task = TaskConfig("addition", tools="calculator, ./a/mine.py:TOOLS,./b/mine.py:TOOLS,kit.mine:TOOLS")
+    assert changed(task, "a/other.py") == []  # which nothing imports
+    (line,) = changed(task, file)
+    folder = Path(file).parts[0]
+    where = f"./{folder}/mine.py:TOOLS" if folder in "ab" else "kit.mine:TOOLS"
+    assert line.startswith(f"task.tools, {where}") and Path(file).name in line
+
+
 def test_two_worlds_of_one_name_are_two() -> None:
     own_world("a")
     own_world("b")

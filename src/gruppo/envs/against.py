@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from gruppo.envs.base import seats_of
+from gruppo.envs.base import offers, seats_of
 from gruppo.envs.players import opponent
 from gruppo.envs.registry import BUILT_IN, env_class, make_env
 from gruppo.envs.wrappers import Against
@@ -25,7 +25,7 @@ def against(made: TaskSet, settings: TaskConfig) -> TaskSet:
     """The set with the player of the settings in the other seats. Worlds with one seat, of a mixture, stay."""
     name = settings.against
     worlds = made.env.split("+") if made.env and not settings.agent else []
-    seats = {world: _seats(world, name) for world in worlds}
+    seats = {world: _seats(world, settings) for world in worlds}
     if not any(len(s) > 1 for s in seats.values()):
         games = [world for world in BUILT_IN if len(seats_of(env_class(world))) > 1]
         raise ValueError(
@@ -40,19 +40,32 @@ def placed(env: Any, task: Task) -> Any:
     return Against(env, task.meta[PLAYER], task.meta[SEAT]) if PLAYER in task.meta else env
 
 
-def _seats(world: str, name: str) -> tuple[str, ...]:
-    """The seats of a world. A game without this player is refused."""
-    env = make_env(world)
+def _seats(world: str, settings: TaskConfig) -> tuple[str, ...]:
+    """The seats of a world. A game without this player, or without it in the process of the game, is refused."""
+    env, name = make_env(world), settings.against
     try:
         seats = seats_of(env)
         if len(seats) > 1:
             opponent(env, name)
+            if settings.hosted and world not in BUILT_IN:
+                _refuse_hosted(env, world, name)
     except ValueError as error:
         raise ValueError(str(error).replace("player=", "task.against=", 1)) from None
     finally:
         if hasattr(env, "close"):
             env.close()
     return seats
+
+
+def _refuse_hosted(env: Any, world: str, name: str) -> None:
+    """Refuses a player that is code of the world. A process is asked for nothing but actions and the gold path."""
+    there = [who for who, call in (("gold", "gold"), ("random", "actions")) if offers(env, call)]
+    if name.partition(":")[0] not in there:
+        others = f", or use task.against={' or '.join(there)}" if there else ""
+        raise ValueError(
+            f"task.against={name}: not with task.hosted=yes, as this player is a function of {world}, and a game in a "
+            f"process of its own cannot ask it. Leave task.hosted out{others}."
+        )
 
 
 def _seated(tasks: Sequence[Task], name: str, seats: Mapping[str, tuple[str, ...]]) -> Tasks:

@@ -83,7 +83,7 @@ class Python(World[State]):
     def move(self, state: State, words: list[str]) -> Moved[State]:
         [said] = words
         first, _, rest = said.partition(" ")
-        if first.lower() == "answer":
+        if first.lower() == "answer" and "\n" not in said and not rest.lstrip().startswith("="):  # else a variable
             won = rest.strip().rstrip(".") == self.result
             return Moved(state, WON if won else LOST, True, True, float(won))
         program = program_in(said)

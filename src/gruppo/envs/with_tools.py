@@ -8,8 +8,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from gruppo.envs.base import POLICY, Called, Seen
@@ -18,8 +16,7 @@ from gruppo.envs.format import Call, Format, Line, Said
 from gruppo.envs.guard import BROKEN, TIMEOUT, failed
 from gruppo.envs.world import NOTHING
 from gruppo.tasks.base import Task, Tasks, TaskSet, domains_of
-from gruppo.tasks.beside import imported_beside
-from gruppo.tasks.imports import is_file, is_path, split_path
+from gruppo.tasks.imports import is_path, split_path
 from gruppo.tasks.settings import TaskConfig
 from gruppo.tools import Toolbox, ToolResult, load_tools
 from gruppo.tools.calls import NO_JSON, OPENED, calls_in, objects_in
@@ -42,7 +39,7 @@ def toolbox(names: str) -> Toolbox:
 
 
 class WithTools:
-    """An environment of calls and one answer. The state is what the tools have said."""
+    """An environment of calls and one answer. The state stands for all that the tools have said."""
 
     seats = (POLICY,)
     can = frozenset({"snapshot"})
@@ -81,7 +78,7 @@ class WithTools:
         if broken := next((r for r in results if r.ours), None):
             return replace(failed(TIMEOUT if broken.status == "timeout" else BROKEN, broken.text), tools=told)
         text = "\n".join(r.text for r in results)
-        return Seen(text, state=f"{state}\n{text}", valid=not any(_no_call(r) for r in results), tools=told)
+        return Seen(text, state=after(state, text), valid=not any(_no_call(r) for r in results), tools=told)
 
     def _limited(self, seen: Seen) -> Seen:
         if seen.done or self.turn < self.limit:
@@ -97,6 +94,11 @@ class WithTools:
     def restore(self, snapshot: Any) -> Seen:
         self.turn, self.limit, self.seen = snapshot
         return self.seen
+
+
+def after(state: str, text: str) -> str:
+    """The state after a result: that result, behind a hash of the state before it. All of them would grow for ever."""
+    return f"{blake2b(state.encode(), digest_size=8).hexdigest()}\n{text}"
 
 
 def _no_call(result: ToolResult) -> bool:
@@ -126,11 +128,16 @@ class Objects:
 
     def __call__(self, text: str) -> Said:
         found = list(objects_in(text))
-        answers = [str(v.get("answer", v.get("action"))) for v in found if "answer" in v or "action" in v]
+        answers = [_written(v.get("answer", v.get("action"))) for v in found if "answer" in v or "action" in v]
         calls = [json.dumps(v) for v in found if "name" in v or "function" in v]
         if len(answers) + bool(calls) != 1:  # none, or two things at once
             return Said(thought=text.strip(), void=not found and "{" not in text, invalid=bool(found) or "{" in text)
         return Said(answers[0] if answers else "\n".join(calls))
+
+
+def _written(value: Any) -> str:
+    """An answer as JSON has it: true, and not True."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def reading(format: Format) -> Format:
@@ -178,19 +185,4 @@ def attached(made: TaskSet, settings: TaskConfig, turns: Any) -> TaskSet:
         max_tokens=max(made.max_tokens, TOKENS),
         text_tokens=max(made.text_tokens, TEXT_TOKENS),
         notes=(*made.notes, said),
-        digest=_digest(made.digest, names),
     )
-
-
-def _digest(before: str, names: str) -> str:
-    """With that of the files of your own tools: a resumed run notices that they have changed."""
-    files: dict[str, Path] = {}
-    for name in filter(is_path, map(str.strip, names.split(","))):
-        where, _ = split_path(name)
-        spec = None if is_file(where) else find_spec(where)
-        source = Path(where) if is_file(where) else Path(spec.origin) if spec and spec.origin else None
-        files |= {source.name: source, **imported_beside(source)} if source is not None else {}
-    if not files:
-        return before
-    whole = [before, *(f"{name} {blake2b(p.read_bytes()).hexdigest()}" for name, p in sorted(files.items()))]
-    return blake2b("\n".join(whole).encode(), digest_size=8).hexdigest()

@@ -78,6 +78,18 @@ class Tool(ABC):
         inner = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": inner}
 
+    @property
+    def arguments(self) -> dict[str, Mapping[str, Any]]:
+        """{name: schema}. A schema of a server may have `true` for one, or name only what must be given."""
+        said = self.parameters.get("properties", {})
+        known = {**said, **{name: {} for name in self.parameters.get("required", ()) if name not in said}}
+        return {name: one if isinstance(one, Mapping) else {} for name, one in known.items()}
+
+    @property
+    def form(self) -> str:
+        """The arguments as an object: {"city": "string", "days": "integer"}."""
+        return json.dumps({name: kind_of(one) for name, one in self.arguments.items()}, ensure_ascii=False)
+
     @abstractmethod
     def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments as the tool takes them; raises `Invalid`."""
@@ -90,7 +102,7 @@ class Tool(ABC):
         """Calls the tool with an object of arguments, or with the JSON text of one."""
         begun = time.monotonic()
         try:
-            given = self.checked(_object(arguments))
+            given = self.checked(_object(arguments, self.form))
             key = json.dumps(given, sort_keys=True, default=repr) if self.limits.cache else ""
         except Invalid as error:
             return ToolResult(f"{self.name}: {error}", "invalid")
@@ -123,25 +135,33 @@ class Tool(ABC):
             return ToolResult(shortened(written(value), self.limits.chars))
         except ToolError as error:
             return ToolResult(shortened(f"{self.name}: {error}", self.limits.chars), "error")
-        except Exception as error:  # a tool of a user may raise anything
+        except (Exception, SystemExit) as error:  # a tool of a user may raise anything; an exit would end the loop
             if limit.expired():
                 return ToolResult(f"{self.name}: no answer within {self.limits.seconds:g} s.", "timeout")
             said = f"{self.name}: the tool does not work at the moment ({type(error).__name__}: {error})."
             return ToolResult(shortened(said, self.limits.chars), "failed")
 
 
-def _object(arguments: Mapping[str, Any] | str) -> dict[str, Any]:
+def _object(arguments: Mapping[str, Any] | str, form: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:
-            raise Invalid(
-                f'the arguments are no JSON ({error}). Write an object such as {{"name": "value"}}.'
-            ) from None
+            raise Invalid(f"the arguments are no JSON ({error}). Write an object such as {form}.") from None
     if not isinstance(arguments, Mapping):
         kind = type(arguments).__name__
-        raise Invalid(f'the arguments are {kind} and no object. Write an object such as {{"name": "value"}}.')
+        raise Invalid(f"the arguments are {kind} and no object. Write an object such as {form}.")
     return {str(k): v for k, v in arguments.items()}
+
+
+def kind_of(schema: Mapping[str, Any]) -> str:
+    """What an argument may be, in a few words."""
+    if "enum" in schema:
+        return "one of " + ", ".join(map(str, schema["enum"]))
+    if "anyOf" in schema:
+        return " or ".join(kind_of(one) if isinstance(one, Mapping) else "value" for one in schema["anyOf"])
+    kind = schema.get("type", schema.get("const", "object" if "$ref" in schema else "value"))
+    return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
 
 def written(value: Any) -> str:

@@ -3,10 +3,11 @@
 {"name": "calculator", "arguments": {"expression": "2 + 3"}}    JSON, as chat templates have it, once or more
 calculator 2 + 3                                a text, or its last line, that begins with the name of a tool
 population {"city": "Oslo", "year": 1990}       the same for a tool with several arguments
+look                                            the name alone, if nothing must be given
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gruppo.tools.base import Tool
@@ -52,8 +53,10 @@ def called(value: dict[str, Any], box: Toolbox) -> Call | None:
 
 def _short(text: str, box: Toolbox) -> list[Call]:
     name, rest = [*text.split(maxsplit=1), "", ""][:2]
-    if name not in box or not rest:
+    if name not in box:
         return []
+    if not rest:
+        return [] if box[name].parameters.get("required") else [(name, {})]
     if rest.startswith("{"):
         return [(name, rest)]
     one = argument_of(box[name])
@@ -61,10 +64,16 @@ def _short(text: str, box: Toolbox) -> list[Call]:
 
 
 def argument_of(tool: Tool) -> str:
-    """The one argument that must be given, if it is a text; empty: there are others, or none."""
-    known = tool.parameters.get("properties", {})
-    needed = tool.parameters.get("required", [])
-    return needed[0] if len(needed) == 1 and known[needed[0]].get("type") == "string" else ""
+    """The argument that a bare text is: the one that must be given, else the only one. Empty: it can be none."""
+    names = list(tool.parameters.get("required", ()) or tool.arguments)
+    return names[0] if len(names) == 1 and "string" in _kinds(tool.arguments[names[0]]) else ""
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[Any]:
+    """The types of a schema: of `str | None` there are two."""
+    kind = schema.get("type", [])
+    either = [one["type"] for one in schema.get("anyOf", ()) if isinstance(one, Mapping) and "type" in one]
+    return [*(kind if isinstance(kind, list) else [kind]), *either]
 
 
 def line_of(box: Toolbox, described: bool) -> str:
@@ -81,6 +90,5 @@ def line_of(box: Toolbox, described: bool) -> str:
 def _form(tool: Tool) -> str:
     one = argument_of(tool)
     if one:
-        return f"{tool.name} {one.upper()}"
-    kinds = {name: str(part.get("type", "value")) for name, part in tool.parameters.get("properties", {}).items()}
-    return f"{tool.name} {json.dumps(kinds)}"
+        return f"{tool.name} {one.upper()}" if tool.parameters.get("required") else f"{tool.name} [{one.upper()}]"
+    return f"{tool.name} {tool.form}" if tool.arguments else tool.name

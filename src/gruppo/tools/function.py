@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from gruppo.tasks.imports import nearest
-from gruppo.tools.base import Invalid, Limits, Tool
+from gruppo.tools.base import Invalid, Limits, Tool, kind_of
 
 _NAME = re.compile(r"[A-Za-z_][\w-]{0,63}")
 _ARGUMENT = re.compile(r"\s*(\w+)\s*(?:\([^)]*\))?:\s+(.*)")
@@ -55,8 +55,7 @@ class FunctionTool(Tool):
     def _expected(self) -> str:
         needed = set(self.parameters.get("required", ()))
         parts = [
-            f"{name} ({_kind(one)}{'' if name in needed else ', optional'})"
-            for name, one in self.parameters["properties"].items()
+            f"{name} ({kind_of(one)}{'' if name in needed else ', optional'})" for name, one in self.arguments.items()
         ]
         return f"It takes: {', '.join(parts) or 'nothing'}."
 
@@ -139,14 +138,6 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
 
     made = cleaned(schema, False)
     return {**made, "properties": made.get("properties", {})}
-
-
-def _kind(schema: Mapping[str, Any]) -> str:
-    if "enum" in schema:
-        return "one of " + ", ".join(map(str, schema["enum"]))
-    if "anyOf" in schema:
-        return " or ".join(_kind(one) for one in schema["anyOf"])
-    return str(schema.get("type", schema.get("const", "object")))
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:

@@ -179,7 +179,7 @@ class RemoteTool(Tool):
     def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
         for error in self._validator.iter_errors(arguments):
             where = ".".join(str(part) for part in error.absolute_path)
-            known = ", ".join(self.parameters.get("properties", {})) or "nothing"
+            known = ", ".join(self.arguments) or "nothing"
             said = error.message if len(error.message) <= 300 else error.message[:297] + "..."
             raise Invalid(f"{f'the argument {where!r}: ' if where else ''}{said}. It takes: {known}.")
         return arguments

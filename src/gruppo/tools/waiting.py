@@ -4,6 +4,7 @@ One loop for all, because an MCP server, a lock or a queue of the sandbox belong
 """
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Coroutine
@@ -24,5 +25,12 @@ def _loop() -> asyncio.AbstractEventLoop:
         found = _loops.get(os.getpid())
         if found is None:
             found = _loops[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=found.run_forever, daemon=True, name="tools").start()
+            threading.Thread(target=_forever, args=(found,), daemon=True, name="tools").start()
         return found
+
+
+def _forever(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs the loop. An exit that a task raises ends `run_forever`: without another one, all who wait would hang."""
+    while True:
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()

@@ -49,6 +49,7 @@ def depends(config: RunConfig) -> dict[str, str]:
 def _code(task: TaskConfig) -> Iterator[tuple[str, str]]:
     """What the settings name, then the worlds that rows of levels name, then what all of these name in their texts."""
     ahead = [("task.reward", task.reward), ("task", task.name), ("task.agent", task.agent)]
+    ahead += [(f"task.tools, {name}", name) for name in map(str.strip, task.tools.split(",")) if is_path(name)]
     ahead += [(f"task, {name}", name) for name in _worlds(task)]
     known = {value for _, value in ahead}
     while ahead:

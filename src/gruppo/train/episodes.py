@@ -66,7 +66,8 @@ def dialogue(e: Episode) -> str:
         return e.text
     lines = [f"> {e.turns[0].text}"]
     for before, t in pairwise(e.turns):
-        lines += [t.state.removeprefix(before.state).strip("\n"), f"> {t.text}"]
+        result = t.state.partition("\n")[2] if t.state != before.state else ""  # behind a hash of what was before
+        lines += [result.strip("\n"), f"> {t.text}"]
     return "\n".join(filter(None, lines))
 
 
