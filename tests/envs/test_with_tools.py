@@ -205,6 +205,15 @@ def test_turns_run_out_with_no_reward() -> None:
     assert said("calculator 1+1", turns=1).reward == {"task": 0.0}  # of a method
 
 
+@pytest.mark.parametrize(
+    "actions", [("", "calculator 1+1", ""), ("", "", ""), ("calculator 1+1", "<tool_call>{oh", ""), ("", " ", "   ")]
+)
+def test_what_was_seen_is_shown_however_the_episode_ends(actions: tuple[str, ...]) -> None:
+    answered, out = dialogue(said(*actions, "155")), dialogue(said(*actions, "calculator 2+2"))
+    assert answered.removesuffix("> 155") == out.removesuffix("> calculator 2+2\n4")
+    assert answered.count("nothing happens") == sum(not a.strip() for a in actions)
+
+
 def test_failures_of_the_agent_are_observations(mine: str) -> None:
     wrong = ["double x", '{"name": "dubble", "arguments": {"n": 1}}', "<tool_call>{oh"]
     e = said(*wrong, "picky no", tools=mine)
