@@ -95,6 +95,9 @@ def test_a_cause_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
         (["check", "lake", "--seconds", "0"], "positive"),
         (["play", "lake", "--player", "glod"], "Did you mean 'gold'"),
         (["play", "lake", "--level", "9"], "level"),
+        (["check", "household", "--level", "9"], "household has the levels 1 to 4"),
+        (["check", f"{FILE}:Good", "--level", "2"], "has no levels"),
+        (["play", f"{FILE}:Good", "--level", "2"], "has no levels"),
         (["play", "lake", "--number", "-1"], "--number -1"),
         (["play", "lake", "--player", "gold", "--care", "2"], "no probability"),
     ],
@@ -113,6 +116,13 @@ def test_list_and_play_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith("household: put ") and "> open " in out and "you win   [task +1]" in out
     assert main(["env", "play", "kuhn", "--player", "honest"]) == 0
     assert "first> " in capsys.readouterr().out
+
+
+def test_the_level_that_is_asked_for_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("gruppo.cli.env.checked", lambda name, tasks, seconds: seen.extend(t.level for t in tasks) or ())
+    assert main(["env", "check", "household", "--level", "2"]) == 0
+    assert len(seen) == 6 and set(seen) == {2}
 
 
 def test_a_person_can_play(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,17 +8,18 @@ from typing import Any
 
 from gruppo.envs.base import Player, Seen, actions_of, name_of, offers, seats_of
 from gruppo.envs.check import LAWS
-from gruppo.envs.checking import checked, tasks_for
+from gruppo.envs.checking import checked, sample, tasks_for
 from gruppo.envs.guard import Guarded
 from gruppo.envs.players import episode, scripted
 from gruppo.envs.registry import BUILT_IN, env_class, make_env
 from gruppo.tasks import load_task
-from gruppo.tasks.base import Task
+from gruppo.tasks.base import Task, TaskSet
 from gruppo.tasks.imports import nearest
 from gruppo.tasks.numbering import hash64
 
 DO = ("list", "check", "play")
 SHOWN = 12  # actions of a hint
+CHECKED = 6  # tasks of a level
 
 
 def env(args: argparse.Namespace) -> int:
@@ -58,7 +59,7 @@ def check(name: str, args: argparse.Namespace) -> int:
     env_class(name)  # a wrong name is a wrong name, and not a broken law
     if args.seconds is not None and args.seconds <= 0:
         raise ValueError(f"--seconds {args.seconds:g}: no law could be checked. Use a positive number.")
-    tasks = tasks_for(name, args.tasks)
+    tasks = sample(leveled(name, args), CHECKED) if args.level else tasks_for(name, args.tasks, CHECKED)
     says = {law.name: law.says for law in LAWS}
     found: dict[str, list[str] | None] = {}
     told: dict[str, str] = {}
@@ -108,9 +109,19 @@ def play(name: str, args: argparse.Namespace) -> int:
     return 0
 
 
+def leveled(name: str, args: argparse.Namespace) -> TaskSet:
+    """The tasks of an environment, or of --tasks; with --level, those of that level."""
+    if not (args.tasks or name in BUILT_IN or name.startswith("env:")):
+        raise ValueError(
+            f"--level {args.level}: {name} has no levels, so nothing would differ. Leave it out, or give tasks with "
+            "levels: --tasks levels.jsonl."
+        )
+    return load_task(args.tasks or name, **({"level": args.level} if args.level else {}))
+
+
 def chosen(name: str, args: argparse.Namespace) -> Task:
-    if args.tasks or name in BUILT_IN or name.startswith("env:"):
-        tasks = load_task(args.tasks or name, **({"level": args.level} if args.level else {}))
+    if args.level or args.tasks or name in BUILT_IN or name.startswith("env:"):
+        tasks = leveled(name, args)
         if not 0 <= args.number < len(tasks.train):
             raise ValueError(
                 f"--number {args.number}: there are {len(tasks.train)} tasks. Use 0 to {len(tasks.train) - 1}."
