@@ -8,6 +8,8 @@ import pytest
 from gruppo.cli import main
 from gruppo.envs.check import LAWS, holds
 from gruppo.envs.checking import checked, tasks_for
+from gruppo.envs.registry import BUILT_IN, env_class
+from gruppo.tasks import load_task
 
 FILE = Path(bad_worlds.__file__)
 BAD = [  # the world, the law that it breaks first, and a part of the sentence
@@ -125,10 +127,18 @@ def test_the_level_that_is_asked_for_is_checked(monkeypatch: pytest.MonkeyPatch)
     assert len(seen) == 6 and set(seen) == {2}
 
 
+@pytest.mark.parametrize("world", [name for name in BUILT_IN if len(env_class(name).seats) > 1])
+def test_play_takes_the_players_that_task_against_takes(world: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for player in ("gold", "random", "gold:0.5", *env_class(world).players):
+        load_task(world, against=player)
+        assert main(["env", "play", world, "--player", player]) == 0, player
+    assert main(["env", "play", world, "--player", "gold:2"]) == 2
+    assert "--player 'gold:2'" in capsys.readouterr().err
+
+
 def test_a_person_can_play(capsys: pytest.CaptureFixture[str]) -> None:
     from gruppo.cli.env import typed
     from gruppo.envs import make_env
-    from gruppo.tasks import load_task
 
     lines = iter(["", "50", "banana"])
 

@@ -10,7 +10,7 @@ from gruppo.envs.base import Player, Seen, actions_of, name_of, offers, seats_of
 from gruppo.envs.check import LAWS
 from gruppo.envs.checking import checked, sample, tasks_for
 from gruppo.envs.guard import Guarded
-from gruppo.envs.players import episode, scripted
+from gruppo.envs.players import episode, opponent, scripted
 from gruppo.envs.registry import BUILT_IN, env_class, make_env
 from gruppo.tasks import load_task
 from gruppo.tasks.base import Task, TaskSet
@@ -131,16 +131,15 @@ def chosen(name: str, args: argparse.Namespace) -> Task:
 
 
 def player_of(world: Any, name: str, care: float) -> Player:
-    """A scripted player by name: `gold`, `random`, or one of the game's own."""
-    own = dict(world.players) if offers(world, "players") else {}
-    known = [*own, *(["gold"] if offers(world, "gold") else []), *(["random"] if "random" not in own else [])]
-    if name not in known:
-        raise ValueError(
-            f"--player {name}: {name_of(world)} has no such player.{nearest(name, known)} Players: {', '.join(known)}."
-        )
+    """A scripted player by a name that task.against takes, too: `gold`, `random`, `gold:0.7`, or one of the game's own."""
     if not 0 <= care <= 1:
         raise ValueError(f"--care {care:g} is no probability. Use 0 to 1.")
-    return own[name] if name in own else scripted(world, care if name == "gold" else 0.0)
+    if name == "random" and not offers(world, "players"):
+        return scripted(world, 0.0)  # also where no actions are named: then it says nothing
+    try:
+        return opponent(world, f"gold:{care!r}" if name == "gold" and care < 1 else name)
+    except ValueError as error:
+        raise ValueError(str(error).replace("player=", "--player ", 1)) from None
 
 
 def typed(world: Any, task: Task, ask: Callable[[str], str] = input) -> int:
