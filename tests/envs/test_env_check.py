@@ -122,7 +122,7 @@ def test_list_and_play_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_level_that_is_asked_for_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr("gruppo.cli.env.checked", lambda name, tasks, seconds: seen.extend(t.level for t in tasks) or ())
+    monkeypatch.setattr("gruppo.cli.env.checked", lambda _, tasks, __: seen.extend(t.level for t in tasks) or ())
     assert main(["env", "check", "household", "--level", "2"]) == 0
     assert len(seen) == 6 and set(seen) == {2}
 

@@ -131,7 +131,7 @@ def chosen(name: str, args: argparse.Namespace) -> Task:
 
 
 def player_of(world: Any, name: str, care: float) -> Player:
-    """A scripted player by a name that task.against takes, too: `gold`, `random`, `gold:0.7`, or one of the game's own."""
+    """By a name that task.against takes, too: `gold`, `random`, `gold:0.7`, or one of the game's own."""
     if not 0 <= care <= 1:
         raise ValueError(f"--care {care:g} is no probability. Use 0 to 1.")
     if name == "random" and not offers(world, "players"):
