@@ -86,6 +86,10 @@ def test_of_a_game_the_return_of_each_seat(capsys: pytest.CaptureFixture[str]) -
     assert "solver +0.250 → -0.500, verifier -0.250 → +0.500" in text and "0.000" not in text
     assert found["returns"] == {"solver": [0.25, -0.5], "verifier": [-0.25, 0.5]}
     assert found["before"] is None and found["after"] is None
+    path.write_text(json.dumps(first) + "\n" + json.dumps({"step": 1, "held_out": -2.0}) + "\n")
+    text, found = said(capsys, "runs")[0], listed(capsys)["game"]
+    assert "solver +0.250 → —, verifier -0.250 → —" in text
+    assert found["returns"] == {"solver": [0.25, None], "verifier": [-0.25, None]}
 
 
 def test_a_change_of_the_same_size_is_found_by_its_checksum(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,9 +116,9 @@ def test_players_of_a_game_that_has_none() -> None:
     [
         ("tictactoe", "randm", r"task.against='randm': tictactoe has no such player. Did you mean 'random'\?"),
         ("tictactoe", "gold:1.7", r"task.against='gold:1.7': '1.7' is no share from 0 to 1"),
-        ("tictactoe", "gold:", "is no share"),
+        ("tictactoe", "gold:", "is no share from 0 to 1, so it is unclear how careful the player is. Write gold:0.7."),
         ("household", "random", "task.against=random: task=household has one seat.*kuhn, negotiation, tictactoe"),
-        ("addition", "gold", "task=addition has one seat"),
+        ("addition", "gold", "task=addition is not a game"),
         ("mix:kuhn+tictactoe", "equilibrium", "tictactoe has no such player"),
     ],
 )

@@ -8,6 +8,8 @@ import pytest
 from gruppo.cli import main
 from gruppo.envs.check import LAWS, holds
 from gruppo.envs.checking import checked, tasks_for
+from gruppo.envs.registry import BUILT_IN, env_class
+from gruppo.tasks import load_task
 
 FILE = Path(bad_worlds.__file__)
 BAD = [  # the world, the law that it breaks first, and a part of the sentence
@@ -95,6 +97,9 @@ def test_a_cause_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
         (["check", "lake", "--seconds", "0"], "positive"),
         (["play", "lake", "--player", "glod"], "Did you mean 'gold'"),
         (["play", "lake", "--level", "9"], "level"),
+        (["check", "household", "--level", "9"], "household has the levels 1 to 4"),
+        (["check", f"{FILE}:Good", "--level", "2"], "has no levels"),
+        (["play", f"{FILE}:Good", "--level", "2"], "has no levels"),
         (["play", "lake", "--number", "-1"], "--number -1"),
         (["play", "lake", "--player", "gold", "--care", "2"], "no probability"),
     ],
@@ -115,10 +120,25 @@ def test_list_and_play_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
     assert "first> " in capsys.readouterr().out
 
 
+def test_the_level_that_is_asked_for_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("gruppo.cli.env.checked", lambda _, tasks, __: seen.extend(t.level for t in tasks) or ())
+    assert main(["env", "check", "household", "--level", "2"]) == 0
+    assert len(seen) == 6 and set(seen) == {2}
+
+
+@pytest.mark.parametrize("world", [name for name in BUILT_IN if len(env_class(name).seats) > 1])
+def test_play_takes_the_players_that_task_against_takes(world: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for player in ("gold", "random", "gold:0.5", *env_class(world).players):
+        load_task(world, against=player)
+        assert main(["env", "play", world, "--player", player]) == 0, player
+    assert main(["env", "play", world, "--player", "gold:2"]) == 2
+    assert "--player 'gold:2'" in capsys.readouterr().err
+
+
 def test_a_person_can_play(capsys: pytest.CaptureFixture[str]) -> None:
     from gruppo.cli.env import typed
     from gruppo.envs import make_env
-    from gruppo.tasks import load_task
 
     lines = iter(["", "50", "banana"])
 

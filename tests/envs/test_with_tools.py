@@ -27,7 +27,7 @@ from gruppo.stages.prompting import plain
 from gruppo.tasks import Task, TaskConfig, load_task
 from gruppo.tasks.judge import judge_of
 from gruppo.tools import Limits, Tool, Toolbox, calculator
-from gruppo.tools.calls import calls_in, line_of
+from gruppo.tools.calls import NO_JSON, calls_in, line_of
 from gruppo.train.episodes import dialogue
 
 MINE = '''
@@ -252,7 +252,7 @@ def test_states_are_equal_where_the_same_was_said_and_do_not_grow() -> None:
     assert states("calculator 1+1", "calculator 3") == states("calculator 2", "calculator 4-1")
     assert len({len(state) for state in states(*["calculator 10**400"] * 300)}) == 1
     e = said("calculator 1+1", "calculator 1+1", "<tool_call>{oh", "2")
-    assert dialogue(e) == "> calculator 1+1\n2\n> calculator 1+1\n2\n> <tool_call>{oh\n> 2"
+    assert dialogue(e) == f"> calculator 1+1\n2\n> calculator 1+1\n2\n> <tool_call>{{oh\n{NO_JSON}\n> 2"
 
 
 def test_turns_run_out_with_no_reward() -> None:
@@ -261,6 +261,15 @@ def test_turns_run_out_with_no_reward() -> None:
     assert [[c.ok for c in t.tools] for t in e.turns] == [[True], [], [False], [True]]
     assert [set(t.flags) for t in e.turns] == [set(), {"void"}, set(), set()]
     assert said("calculator 1+1", turns=1).reward == {"task": 0.0}  # of a method
+
+
+@pytest.mark.parametrize(
+    "actions", [("", "calculator 1+1", ""), ("", "", ""), ("calculator 1+1", "<tool_call>{oh", ""), ("", " ", "   ")]
+)
+def test_what_was_seen_is_shown_however_the_episode_ends(actions: tuple[str, ...]) -> None:
+    answered, out = dialogue(said(*actions, "155")), dialogue(said(*actions, "calculator 2+2"))
+    assert answered.removesuffix("> 155") == out.removesuffix("> calculator 2+2\n4")
+    assert answered.count("nothing happens") == sum(not a.strip() for a in actions)
 
 
 def test_failures_of_the_agent_are_observations(mine: str) -> None:

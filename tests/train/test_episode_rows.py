@@ -16,7 +16,7 @@ from gruppo.tasks import TaskConfig
 from gruppo.tasks.load import load
 from gruppo.train.episodes import Filter, advantages, beside, by_reward, episode_rows, export, in_words, row_of
 from gruppo.train.folder import RunFolder
-from gruppo.train.progress import Display
+from gruppo.train.progress import Display, change_words, returns_of
 from gruppo.train.samples import Samples, sample
 from gruppo.train.summary import seat_words
 
@@ -152,6 +152,11 @@ def test_the_line_of_a_game_has_the_returns_of_its_seats(capsys: pytest.CaptureF
     assert "return/first 0.25  return/second -0.25  left" in said
     Display("run", 2).update(2, {"reward": 0.5})
     assert "reward 0.5 " in capsys.readouterr().out
+    display = Display("run", 2)
+    display.update(2, row | {"held_out": 0.0, "held_out/return/first": 0.25})
+    assert "held_out/return/first 0.25" in capsys.readouterr().out
+    display.update(2, {"reward": -2.0, "held_out": -1.5})  # only one seat acts
+    assert "reward -2  held_out -1.5  left" in capsys.readouterr().out.replace("accuracy 0  ", "")
 
 
 def test_the_last_words_on_a_game_are_of_its_seats(tmp_path: Path) -> None:
@@ -164,6 +169,29 @@ def test_the_last_words_on_a_game_are_of_its_seats(tmp_path: Path) -> None:
     assert seat_words(folder) == "held-out return first 1.000 → 0.500, second -1.000 → -0.500"
     folder["metrics.jsonl"].write_text('{"step": 1, "held_out": 0.5}\n')
     assert seat_words(folder) == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "words"),
+    [
+        ((1.0, -1.0), (0.5, -0.5), "first 1.000 → 0.500, second -1.000 → -0.500"),
+        ((1.0, -1.0), (0.5, None), "first 1.000 → 0.500, second -1.000 → —"),
+        ((1.0, -1.0), (None, None), "first 1.000 → —, second -1.000 → —"),
+        ((None, None), (1.0, -1.0), "first — → 1.000, second — → -1.000"),
+        ((None, None), (None, None), ""),
+        ((1.0, -1.0), None, "first 1.000, second -1.000"),
+    ],
+)
+def test_a_seat_that_does_not_act_after_training_has_no_return_from_before(first: Any, last: Any, words: str) -> None:
+    """An evaluation in which one seat alone acts has no returns of seats."""
+    rows = [
+        {"step": i, "held_out": 0.0}
+        | {f"held_out/return/{seat}": r for seat, r in zip(("first", "second"), of, strict=True) if r is not None}
+        for i, of in enumerate((first, last))
+        if of
+    ]
+    found = returns_of([*rows, {"step": 3, "reward": 1.0}])
+    assert ", ".join(f"{seat} {change_words(of)}" for seat, of in found.items()) == words
 
 
 def test_samples_are_shown_at_the_first_step_and_then_by_the_clock(

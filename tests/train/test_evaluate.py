@@ -271,3 +271,15 @@ def test_a_run_with_a_bad_k_leaves_nothing(here: Any, capsys: pytest.CaptureFixt
 
     assert train("a", "steps=1", "eval.k=4") == 2
     assert "eval.k=4 with eval.samples=1" in capsys.readouterr().err and not list(here.glob("runs/*"))
+
+
+def test_nothing_is_counted_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    """A game is a prompt, unless there are several samples."""
+    game = ("eval", "tiny-agent", "task=mix:kuhn+guess", "task.against=random", "eval.prompts=2")
+    assert main([*game]) == 0
+    words = capsys.readouterr().out
+    assert "games 1, turns" in words and "on 1 prompt, " in words and "games 1 on" not in words
+    assert main([*game, "eval.samples=2"]) == 0
+    assert "games 2 on 1 prompt, " in capsys.readouterr().out
+    assert main(["eval", "tiny", "eval.prompts=1"]) == 0
+    assert "on 1 held-out prompt, T=1" in capsys.readouterr().out

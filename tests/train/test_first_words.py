@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from train_runs import gruppo, train
 
+from gruppo.train.folder import RunFolder
+from gruppo.train.opening import told, what_is_saved
+from gruppo.train.stop import Stop
+
 QUICK = ("steps=1", "eval.prompts=2", "save.episodes_every=0")
 
 
@@ -92,3 +96,19 @@ def test_an_edited_configuration_of_the_wrong_type(capsys: pytest.CaptureFixture
         words = capsys.readouterr().err
         assert says in words and "runs/b/config.toml" in words
         path.write_text(text)
+
+
+@pytest.mark.parametrize("error", [ValueError("other data"), OSError(28, "full"), RuntimeError("tool")])
+def test_after_an_error_what_to_mend_comes_before_the_command(tmp_path: Path, error: Exception) -> None:
+    """The command alone meets the same error; after a signal, and where nothing was started, it does not."""
+    folder = RunFolder(tmp_path / "a")
+    for started in (False, True):
+        if started:
+            folder.path.mkdir()
+            folder["config.toml"].touch()
+        with pytest.raises((ValueError, RuntimeError)) as caught, told(folder, Stop()):
+            raise error
+        words = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())]).splitlines()[-1]
+        assert ("Mend that first" in words) == started == ("--resume" in words)
+        assert words.startswith("Mend that first" if started else "Nothing was started: once that is fixed")
+    assert "Mend" not in what_is_saved(folder) and "--resume" in what_is_saved(folder)

@@ -121,7 +121,7 @@ def _env(command: argparse.ArgumentParser) -> None:
     command.add_argument("what", nargs="?", default="list", help="list | check NAME | play NAME")
     command.add_argument("names", nargs="*", help="a built-in environment, or your own: ./mine.py:World")
     command.add_argument("--tasks", default="", metavar="TASK", help="tasks to play: a name, or a file of levels")
-    command.add_argument("--level", default="", metavar="N", help="play: the level of the task")
+    command.add_argument("--level", default="", metavar="N", help="the level of the tasks")
     command.add_argument("--number", type=int, default=0, metavar="N", help="play: which task (default 0)")
     command.add_argument("--player", default="", metavar="NAME", help="play: gold, random, … (default: you)")
     command.add_argument("--care", type=float, default=1.0, metavar="P", help="play: how often gold is followed (1)")

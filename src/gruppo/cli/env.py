@@ -8,17 +8,18 @@ from typing import Any
 
 from gruppo.envs.base import Player, Seen, actions_of, name_of, offers, seats_of
 from gruppo.envs.check import LAWS
-from gruppo.envs.checking import checked, tasks_for
+from gruppo.envs.checking import checked, sample, tasks_for
 from gruppo.envs.guard import Guarded
-from gruppo.envs.players import episode, scripted
+from gruppo.envs.players import episode, opponent, scripted
 from gruppo.envs.registry import BUILT_IN, env_class, make_env
 from gruppo.tasks import load_task
-from gruppo.tasks.base import Task
+from gruppo.tasks.base import Task, TaskSet
 from gruppo.tasks.imports import nearest
 from gruppo.tasks.numbering import hash64
 
 DO = ("list", "check", "play")
 SHOWN = 12  # actions of a hint
+CHECKED = 6  # tasks of a level
 
 
 def env(args: argparse.Namespace) -> int:
@@ -58,7 +59,7 @@ def check(name: str, args: argparse.Namespace) -> int:
     env_class(name)  # a wrong name is a wrong name, and not a broken law
     if args.seconds is not None and args.seconds <= 0:
         raise ValueError(f"--seconds {args.seconds:g}: no law could be checked. Use a positive number.")
-    tasks = tasks_for(name, args.tasks)
+    tasks = sample(leveled(name, args), CHECKED) if args.level else tasks_for(name, args.tasks, CHECKED)
     says = {law.name: law.says for law in LAWS}
     found: dict[str, list[str] | None] = {}
     told: dict[str, str] = {}
@@ -108,9 +109,19 @@ def play(name: str, args: argparse.Namespace) -> int:
     return 0
 
 
+def leveled(name: str, args: argparse.Namespace) -> TaskSet:
+    """The tasks of an environment, or of --tasks; with --level, those of that level."""
+    if not (args.tasks or name in BUILT_IN or name.startswith("env:")):
+        raise ValueError(
+            f"--level {args.level}: {name} has no levels, so nothing would differ. Leave it out, or give tasks with "
+            "levels: --tasks levels.jsonl."
+        )
+    return load_task(args.tasks or name, **({"level": args.level} if args.level else {}))
+
+
 def chosen(name: str, args: argparse.Namespace) -> Task:
-    if args.tasks or name in BUILT_IN or name.startswith("env:"):
-        tasks = load_task(args.tasks or name, **({"level": args.level} if args.level else {}))
+    if args.level or args.tasks or name in BUILT_IN or name.startswith("env:"):
+        tasks = leveled(name, args)
         if not 0 <= args.number < len(tasks.train):
             raise ValueError(
                 f"--number {args.number}: there are {len(tasks.train)} tasks. Use 0 to {len(tasks.train) - 1}."
@@ -120,16 +131,15 @@ def chosen(name: str, args: argparse.Namespace) -> Task:
 
 
 def player_of(world: Any, name: str, care: float) -> Player:
-    """A scripted player by name: `gold`, `random`, or one of the game's own."""
-    own = dict(world.players) if offers(world, "players") else {}
-    known = [*own, *(["gold"] if offers(world, "gold") else []), *(["random"] if "random" not in own else [])]
-    if name not in known:
-        raise ValueError(
-            f"--player {name}: {name_of(world)} has no such player.{nearest(name, known)} Players: {', '.join(known)}."
-        )
+    """By a name that task.against takes, too: `gold`, `random`, `gold:0.7`, or one of the game's own."""
     if not 0 <= care <= 1:
         raise ValueError(f"--care {care:g} is no probability. Use 0 to 1.")
-    return own[name] if name in own else scripted(world, care if name == "gold" else 0.0)
+    if name == "random" and not offers(world, "players"):
+        return scripted(world, 0.0)  # also where no actions are named: then it says nothing
+    try:
+        return opponent(world, f"gold:{care!r}" if name == "gold" and care < 1 else name)
+    except ValueError as error:
+        raise ValueError(str(error).replace("player=", "--player ", 1)) from None
 
 
 def typed(world: Any, task: Task, ask: Callable[[str], str] = input) -> int:

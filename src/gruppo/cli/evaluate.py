@@ -229,7 +229,7 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
     games = e.against.get("games", 0) == e.prompts * e.samples - e.failed  # not those of a mixture alone
     word = f"return against {e.against['player']}" if games else "accuracy"
     score = f"return {seats}" if seats else f"{word} {_shown(e.avg_at[e.samples])}"
-    out = [f"{title}: {score} on {e.prompts} held-out prompts{many}, T={sampling.temperature:g}"]
+    out = [f"{title}: {score} on {e.prompts} held-out {_prompts(e.prompts)}{many}, T={sampling.temperature:g}"]
     if e.samples > 1 and not seats:
         out += _tries("  ", e.pass_at, e.maj_at)
     kinds = {domain.rpartition("/")[0] for domain in e.by_task}
@@ -253,7 +253,8 @@ def _part(domain: str, of: Mapping[str, Any], samples: int) -> list[str]:
     seats = ", ".join(f"{agent} {r:+.3f}" for agent, r in of["by_agent"].items())
     score = f"success {_shown(Interval(of['accuracy'], of['low'], of['high'], of['prompts']))}"
     score = f"return {seats}" if seats else f"{_results(of['against'])}" if of["against"] else score
-    facts = [f"{score} on {of['prompts']} prompts"]
+    counted = bool(of["against"]) and of["against"]["games"] == of["prompts"]  # as games
+    facts = [score if counted else f"{score} on {of['prompts']} {_prompts(of['prompts'])}"]
     facts += [f"{name.replace('_', ' ')} {of[name]:.3g}" for name in ("turns", "tool_calls") if name in of]
     facts += [f"tokens {of['length']:.1f}"]
     facts += [f"{name} {of[name]:.1%}" for name in ("invalid", "void") if name in of]
@@ -279,6 +280,10 @@ def _games(e: Evaluation) -> list[str]:
 def _results(of: Mapping[str, Any]) -> str:
     shares = ", ".join(f"{name} {of[name]:.1%}" for name in RESULTS)
     return f"{shares}, return {of['return']:+.3f}, games {of['games']}"
+
+
+def _prompts(count: int) -> str:
+    return "prompt" if count == 1 else "prompts"
 
 
 def _shown(i: Interval) -> str:

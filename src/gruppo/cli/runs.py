@@ -2,7 +2,6 @@
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from gruppo.train.ended import ended, run_table
 from gruppo.train.folder import RunFolder
 from gruppo.train.lock import held
 from gruppo.train.manifest import damage
-from gruppo.train.progress import HELD_OUT
+from gruppo.train.progress import change_words, returns_of
 
 State = Literal["running", "finished", "stopped", "damaged"]
 
@@ -22,8 +21,9 @@ State = Literal["running", "finished", "stopped", "damaged"]
 class Run:
     """A line of the list. `touched` is when it last wrote a row, in seconds since 1970.
 
-    Of a game, `returns` has what each seat was paid at first and at last, and there is no score before and after: the
-    mean over seats says nothing, and is 0 in every zero-sum game.
+    Of a game, `returns` has what each seat was paid at first and, if it was measured again, at last (None: it never
+    acted, or no other did), and there is no score before and after: the mean over seats says nothing, and is 0 in every
+    zero-sum game.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Run:
     before: float | None
     after: float | None
     touched: float
-    returns: dict[str, tuple[float, float | None]] = field(default_factory=dict[str, tuple[float, float | None]])
+    returns: dict[str, tuple[float | None, ...]] = field(default_factory=dict[str, tuple[float | None, ...]])
     why: str = ""  # what is damaged
 
 
@@ -87,7 +87,7 @@ def described(path: Path, check: bool = False) -> Run:
     config: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     scores: list[float] = []
-    returns: dict[str, tuple[float, float | None]] = {}
+    returns: dict[str, tuple[float | None, ...]] = {}
     try:
         config = run_table(path)
         rows = run.metrics()
@@ -112,16 +112,6 @@ def described(path: Path, check: bool = False) -> Run:
         returns=returns,
         why=why,
     )
-
-
-def returns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float | None]]:
-    """{seat: its held-out return at first and, if it was measured again, at last}; empty if there is one seat."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name.startswith(HELD_OUT) and value is not None:
-                found.setdefault(name.removeprefix(HELD_OUT), []).append(float(value))
-    return {seat: (of[0], of[-1] if len(of) > 1 else None) for seat, of in found.items()}
 
 
 def left_damaged(run: RunFolder, ended: bool, check: bool) -> str:
@@ -150,12 +140,8 @@ def table(found: list[Run]) -> str:
 
 def _score(r: Run) -> str:
     if r.returns:
-        return ", ".join(f"{seat} {_change(*of, sign='+')}" for seat, of in r.returns.items())
-    return "—" if r.before is None else _change(r.before, r.after)
-
-
-def _change(before: float, after: float | None, sign: str = "") -> str:
-    return f"{before:{sign}.3f}" + (f" → {after:{sign}.3f}" if after is not None else "")
+        return ", ".join(f"{seat} {change_words(of, sign='+')}" for seat, of in r.returns.items())
+    return change_words((r.before,) if r.after is None else (r.before, r.after))
 
 
 def ago(seconds: float) -> str:

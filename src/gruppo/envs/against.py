@@ -28,8 +28,9 @@ def against(made: TaskSet, settings: TaskConfig) -> TaskSet:
     seats = {world: _seats(world, settings) for world in worlds}
     if not any(len(s) > 1 for s in seats.values()):
         games = [world for world in BUILT_IN if len(seats_of(env_class(world))) > 1]
+        what = "has one seat" if worlds else "is not a game"
         raise ValueError(
-            f"task.against={name}: task={settings.name} has one seat, so nobody plays against the policy. Leave it "
+            f"task.against={name}: task={settings.name} {what}, so nobody plays against the policy. Leave it "
             f"out, or use a game ({', '.join(games)})."
         )
     return replace(made, train=_seated(made.train, name, seats), held_out=_seated(made.held_out, name, seats))

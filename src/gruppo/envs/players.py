@@ -70,7 +70,8 @@ def _share(name: str, care: str) -> float:
         share = -1.0
     if not 0 <= share <= 1:
         raise ValueError(
-            f"player={name!r}: {care!r} is no share from 0 to 1, so it is open how careful it is. Write gold:0.7."
+            f"player={name!r}: {care!r} is no share from 0 to 1, so it is unclear how careful the player is. Write"
+            " gold:0.7."
         )
     return share
 

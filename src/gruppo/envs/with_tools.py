@@ -98,7 +98,7 @@ class WithTools:
 
 def after(state: str, text: str) -> str:
     """The state after a result: that result, behind a hash of the state before it. All of them would grow for ever."""
-    return f"{blake2b(state.encode(), digest_size=8).hexdigest()}\n{text}"
+    return f"{READY} {blake2b(state.encode(), digest_size=8).hexdigest()}\n{text}"
 
 
 def _no_call(result: ToolResult) -> bool:

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
-from gruppo.data import Batch, Episode, Status
+from gruppo.data import Batch, Episode, Status, Turn
+from gruppo.envs.with_tools import READY
+from gruppo.envs.world import NOTHING
 from gruppo.stages.dialogue import OVERFLOW
 from gruppo.stages.names import nearest
+from gruppo.tools.calls import NO_JSON
 from gruppo.train.folder import RunFolder, finite
 from gruppo.train.manifest import write_text
 
@@ -62,13 +65,20 @@ def advantages(batch: Batch | None) -> dict[int, float]:
 
 def dialogue(e: Episode) -> str:
     """The text of an episode. Of an answer after calls of tools also those: their results are in the states."""
-    if len(e.turns) < 2 or not any(t.tools for t in e.turns) or e.text not in e.turns[-1].text:
+    tooled = any(t.tools or t.state == READY for t in e.turns)
+    if len(e.turns) < 2 or not tooled or e.text not in e.turns[-1].text:
         return e.text
     lines = [f"> {e.turns[0].text}"]
     for before, t in pairwise(e.turns):
-        result = t.state.partition("\n")[2] if t.state != before.state else ""  # behind a hash of what was before
-        lines += [result.strip("\n"), f"> {t.text}"]
+        lines += [_heard(before, t), f"> {t.text}"]
     return "\n".join(filter(None, lines))
+
+
+def _heard(before: Turn, t: Turn) -> str:
+    """What was seen between two turns with tools. What is neither a call nor an answer leaves the state as it was."""
+    if t.state == before.state and t.state.startswith(READY) and not before.tools:
+        return NO_JSON if before.action_key else NOTHING
+    return t.state.partition("\n")[2].strip("\n") if t.state != before.state else ""
 
 
 def row_of(e: Episode, step: int, prompt: str, reference: str, advantage: float) -> Row:

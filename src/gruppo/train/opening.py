@@ -123,10 +123,10 @@ def told(folder: RunFolder, stop: Stop, begun: bool = True) -> Iterator[None]:
         said = str(error)
         if isinstance(error, OSError) and error.strerror:
             said = f"{error.strerror}: {error.filename or folder.path}"
-        raise ValueError(f"{said}\n{how_to_resume(folder)}") from error
+        raise ValueError(f"{said}\n{how_to_mend(folder)}") from error
     except Exception as error:
         _stopped(stop, error)
-        error.add_note(how_to_resume(folder))
+        error.add_note(how_to_mend(folder))
         raise
 
 
@@ -136,17 +136,24 @@ def _stopped(stop: Stop, error: Exception) -> None:
         raise stop.ended() from error
 
 
-def how_to_resume(folder: RunFolder) -> str:
-    """After an error, or a step."""
-    last = latest_checkpoint(folder["checkpoints"])
-    if last is None and not folder["config.toml"].exists():
+def how_to_mend(folder: RunFolder) -> str:
+    """After an error: the command alone would meet it again."""
+    if _empty(folder):
         return "Nothing was started: once that is fixed, the same command starts it."
+    return f"Mend that first, or the same will happen again. {how_to_resume(folder)}"
+
+
+def how_to_resume(folder: RunFolder) -> str:
+    """After a step."""
+    last = latest_checkpoint(folder["checkpoints"])
     saved = f"Step {step_of(last)} is saved" if last else "No step is saved yet, so it begins again"
     return f"{saved}: go on with  {folder.resume_command}"
 
 
 def what_is_saved(folder: RunFolder) -> str:
     """After a signal."""
-    if latest_checkpoint(folder["checkpoints"]) is None and not folder["config.toml"].exists():
-        return NOTHING
-    return how_to_resume(folder)
+    return NOTHING if _empty(folder) else how_to_resume(folder)
+
+
+def _empty(folder: RunFolder) -> bool:
+    return latest_checkpoint(folder["checkpoints"]) is None and not folder["config.toml"].exists()

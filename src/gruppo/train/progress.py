@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +24,21 @@ SHOWN = (
 )
 RETURN, HELD_OUT = "return/", "held_out/return/"  # of one agent of several
 MEANS = ("reward", "accuracy", "held_out")  # over all agents, which say nothing in a zero-sum game
+MISSING = "—"
+
+
+def returns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
+    """{seat: its held-out return in the first evaluation and, if there was another, in the last}; empty if there is
+    one seat. None: it was not measured there, since fewer than two seats ever acted."""
+    measured = [r for r in rows if r.get("held_out") is not None or any(k.startswith(HELD_OUT) for k in r)]
+    seats = dict.fromkeys(k for r in measured for k, value in r.items() if k.startswith(HELD_OUT) and value is not None)
+    ends = (measured[0], measured[-1]) if len(measured) > 1 else measured
+    return {seat.removeprefix(HELD_OUT): tuple(r.get(seat) for r in ends) for seat in seats}
+
+
+def change_words(values: Sequence[float | None], sign: str = "") -> str:
+    """`0.250 → -0.500`; a value that is missing is a dash."""
+    return " → ".join(MISSING if v is None else f"{v:{sign}.3f}" for v in values)
 
 
 class Display:
@@ -70,6 +85,9 @@ class Display:
         self.row["held_out"], self.measured = accuracy, step
 
     def update(self, step: int, row: Mapping[str, float]) -> None:
+        stale = ((RETURN, "reward"), (HELD_OUT, "held_out"))  # of seats that no longer act
+        gone = tuple(of for of, name in stale if name in row)
+        self.row = {k: v for k, v in self.row.items() if not k.startswith(gone)}
         self.row |= {k: v for k, v in row.items() if k in SHOWN or k.startswith((RETURN, HELD_OUT))}
         self.measured = step if "held_out" in row else self.measured
         self.bar.update(self.task, completed=step)

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 from gruppo.stages.requires import RecurringStates, SeveralSeats
 from gruppo.tasks import BUILT_IN
 from gruppo.train.folder import RunFolder
+from gruppo.train.progress import MISSING, change_words, returns_of
 from gruppo.train.saved import others_in
 from gruppo.train.winrate import win_words
 from gruppo.train.worlds import declaring
 
 if TYPE_CHECKING:
     from gruppo.train.trainer import Trainer
-
-SEAT = "held_out/return/"
 
 
 def summary_of(trainer: "Trainer") -> dict[str, Any]:
@@ -36,12 +35,7 @@ def summary_of(trainer: "Trainer") -> dict[str, Any]:
 
 def seat_words(folder: RunFolder) -> str:
     """In a game, what each seat earned in the first and the last evaluation: in a zero-sum game their mean is 0."""
-    seats: dict[str, list[float]] = {}
-    for row in folder.metrics():
-        for name, r in row.items():
-            if name.startswith(SEAT) and r is not None:
-                seats.setdefault(name.removeprefix(SEAT), []).append(r)
-    shown = [f"{seat} {rs[0]:.3f}" + (f" → {rs[-1]:.3f}" if len(rs) > 1 else "") for seat, rs in seats.items()]
+    shown = [f"{seat} {change_words(of)}" for seat, of in returns_of(folder.metrics()).items()]
     return f"held-out return {', '.join(shown)}" if shown else ""
 
 
@@ -70,7 +64,8 @@ def closing_words(summary: dict[str, Any], folder: RunFolder, env: str = "") -> 
     shares = all(0 <= (summary[k] or 0) <= 1 for k in ("accuracy_before", "accuracy_after"))
     word, steps = "accuracy" if shares else "score", "step" if summary["steps"] == 1 else "steps"
     seats = seat_words(folder)
-    score = seats or (f"held-out {word} {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}")
+    both = f"held-out {word} {change_words((summary['accuracy_before'], summary['accuracy_after']))}"
+    score = f"{seats}, {both}" if MISSING in seats else seats or both  # the score has what the only seat was paid
     early = f", ended early: {summary['ended_early']}" if "ended_early" in summary else ""
     return "\n".join(
         [
