@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pytest
 from warm import MAIN, Process, begin, environment
 
 from gruppo.cli import main
+from gruppo.data.store import load_with_beside, save_episodes
 
 SMALL = ("prompts=4", "samples=4", "eval.prompts=8", "eval.every=4", "save.episodes_every=4")
 SMALL += ("save.tensorboard=no", "threads=1")
@@ -133,9 +134,21 @@ def contents(path: Path) -> dict[str, Any]:
             out[name] = sorted(json.loads(file.read_text())["files"])
         elif file.name == "run.json":  # the configuration, with the name of the run
             out[name] = sorted(json.loads(file.read_text())["depends"].items())
+        elif file.suffix == ".arrow" and path.name == "episodes":
+            out[name] = without_seconds(file)
         else:
             out[name] = file.read_bytes()
     return out
+
+
+def without_seconds(file: Path) -> bytes:
+    """The file as it would be if every turn had taken no time."""
+    episodes, beside = load_with_beside(file)
+    for turn in (t for e in episodes for t in e.turns):
+        turn.seconds = 0.0
+    with TemporaryDirectory() as folder:
+        save_episodes(Path(folder) / "episodes.arrow", episodes, beside)
+        return (Path(folder) / "episodes.arrow").read_bytes()
 
 
 def same_run(a: str, b: str, keep: int = 1) -> None:
