@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -62,14 +63,24 @@ def begin(*argv: str) -> int:
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:
-        import traceback
-
+        _deaf()
         if code not in (130, 143):
             traceback.print_exc()
     finally:
+        _deaf()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _deaf() -> None:
+    """The program is over: a signal that comes now would only stop this script in the middle of its last lines."""
+    while signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        try:
+            for number in reversed(HELD):
+                signal.signal(number, signal.SIG_IGN)
+        except KeyboardInterrupt:
+            continue
 
 
 def stopped(pid: int, seconds: float, how: str, draw: random.Random) -> int | None:
