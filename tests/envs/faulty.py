@@ -24,6 +24,15 @@ def fault(kinds: tuple[str, ...], *key: str) -> str:
     return kinds[drawn // SHARE % len(kinds)] if drawn % SHARE == 0 else ""
 
 
+def broken(what: str) -> None:
+    if what == "raise":
+        raise ConnectionError("no answer")
+    if what == "hang":
+        time.sleep(600)
+    if what == "die":
+        os._exit(3)
+
+
 class Shaky(Lucky):
     kinds = ("raise", "nan", "raise", "nan", "hang")
 
@@ -34,12 +43,7 @@ class Shaky(Lucky):
     def step(self, action: str) -> Seen:
         seen = super().step(action)
         what = fault(self.kinds, self.uid, self.said)
-        if what == "raise":
-            raise ConnectionError("no answer")
-        if what == "hang":
-            time.sleep(600)
-        if what == "die":
-            os._exit(3)
+        broken(what)
         return Seen("on", state=seen.state, rewards={"bonus": float("nan")}) if what == "nan" else seen
 
 
@@ -60,12 +64,7 @@ VERDICTS = ("raise", "die", "raise", "raise", "hang")
 
 def judge(task: Any, text: str) -> float:
     what = fault(VERDICTS, task.uid, text)
-    if what == "raise":
-        raise ConnectionError("no route to the judge")
-    if what == "hang":
-        time.sleep(600)
-    if what == "die":
-        os._exit(3)
+    broken(what)
     return float(hash64(text) % 2)
 
 

@@ -2,17 +2,22 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import clocks
 import lucky
 import pytest
 from drawing import finished
+from tool_plays import context, played, starts_of
 
 from gruppo.cli import overrides
 from gruppo.envs.registry import BUILT_IN
+from gruppo.tasks import load_task
 from gruppo.train.config import RunConfig
 from gruppo.train.loop import train_step
 from gruppo.train.run import Run
+from gruppo.train.worlds import unstable
 
 SMALL = ("prompts=2", "samples=2", "threads=1", "sampling.max_tokens=3", "save.tensorboard=no")
 SMALL += ("accept=dead_groups,mask",)
@@ -54,3 +59,28 @@ def test_nothing_is_said_of_a_steady_world(how: tuple[str, ...], tmp_path: Path,
 @pytest.mark.parametrize("world", BUILT_IN)
 def test_nothing_is_said_of_built_in_worlds(world: str, one_thread: None) -> None:
     assert warnings(f"task={world}", "model=tiny-agent", "samples=2") == []
+
+
+CLOCK = """
+from pathlib import Path
+
+
+def clock() -> str:
+    \'\'\'Says something else each time.\'\'\'
+    with Path("calls").open("a") as file:
+        file.write(".")
+    return Path("calls").read_text()
+"""
+
+
+def test_tools_are_not_called_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool may cost, act on things, or say something else each time."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(CLOCK)
+    ctx, play = context([["clock", "2"]], tools="./mine.py:clock")
+    drawn = played(ctx, play, starts_of(ctx, play, [load_task("addition", tools="./mine.py:clock").train[0]]))
+    assert len(drawn[0].turns) == 2 and drawn[0].turns[0].tools
+    drawn[0].reward = {"task": 0.0}
+    run = SimpleNamespace(walk=SimpleNamespace(play=play))
+    assert unstable(cast(Run, run), drawn) == ""
+    assert Path("calls").read_text() == "."

@@ -217,8 +217,8 @@ def told(outcome: float) -> str:
 class Against(Wrapper):
     """A game for one agent: the other seats are scripted players, and the outcome of its own seat is the reward.
 
-    The player is a function or a name (`players.opponent`). Its luck depends on the task and on how many moves it has
-    made, so that the game is still a pure function of task and actions.
+    The player is a function or a name (`players.opponent`). Its random key depends on the task and on how many moves it
+    has made, so that the game is still a pure function of task and actions.
     """
 
     def __init__(self, env: Any, player: str | Player, seat: str = "", key: int = 0) -> None:

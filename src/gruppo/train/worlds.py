@@ -13,6 +13,7 @@ import torch
 from gruppo.data import Batch, Episode, Source, Status, Turn, Use
 from gruppo.envs.base import Seen, seats_of
 from gruppo.envs.registry import BUILT_IN, env_class, made, make_env
+from gruppo.envs.with_tools import PREFIX, reading
 from gruppo.methods import all_methods
 from gruppo.policies import CharTokenizer
 from gruppo.policies.words import WordTokenizer
@@ -87,6 +88,7 @@ def _unreadable(turns: Sequence[Turn], run: "Run") -> str:
     if not len(bad) > MOST * len(turns):
         return ""
     format, read = run.config.task.format, run.walk.play.format  # type: ignore[attr-defined]
+    read = reading(read) if run.config.task.tools else read
     help = "Ask for that form in task.system, or use task.format=line, which takes the last line as it is."
     if format == "line":
         help = "The model ends its turns at once: look at its chat template, or use another model."
@@ -244,7 +246,9 @@ def unstable(run: "Run", drawn: Sequence[Episode]) -> str:
     of_world: dict[str, Episode] = {}
     for e in drawn:
         if e.status.judged and e.turns and e.ask is not None and "env" in e.ask.task.meta:
-            of_world.setdefault(str(e.ask.task.meta["env"]), e)
+            world = str(e.ask.task.meta["env"])
+            if not world.startswith(PREFIX):  # a tool may cost, act on things, or say something else each time
+                of_world.setdefault(world, e)
     for world, e in of_world.items():
         if what := _otherwise(play, e):
             return (
