@@ -101,6 +101,16 @@ def test_the_same_completions(model: TinyTransformer, paged: Callable[..., Nativ
     assert engine.prefilled <= sum(len(r.prefix) for r in requests)
 
 
+def test_the_kernels_of_few_rows_give_the_same(
+    model: TinyTransformer, paged: Callable[..., NativeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = asyncio.run(complete(NativeEngine({"policy": model}, eos=EOS), mixed(6)))
+    monkeypatch.setattr("gruppo.engines.graphs.fits", lambda _: True)
+    monkeypatch.setattr("gruppo.engines.graphs.swiglu", None)  # what only many rows need
+    engine = paged()
+    same(asyncio.run(complete(engine, mixed(6))), wanted)
+
+
 def test_requests_join_a_running_batch(model: TinyTransformer, paged: Callable[..., NativeEngine]) -> None:
     requests = mixed(8)
     wanted = asyncio.run(complete(NativeEngine({"policy": model}, eos=EOS), requests))

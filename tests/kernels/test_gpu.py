@@ -11,6 +11,15 @@ from gruppo.kernels.logprob import logprob, logprob_plain
 from gruppo.kernels.norm import add_norm, add_norm_plain
 from gruppo.kernels.rope import turn, turn_plain
 from gruppo.kernels.swiglu import silu_times, swiglu, swiglu_plain
+from gruppo.kernels.thin import (
+    add_linear,
+    add_linear_plain,
+    fits,
+    norm_linear,
+    norm_linear_plain,
+    norm_swiglu,
+    norm_swiglu_plain,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -70,6 +79,25 @@ def test_norm_and_swiglu(rows: int, dim: int, dtype: torch.dtype) -> None:
         close(a, b, LIMIT[dtype])
     both = torch.cat([x, y], -1)
     close(swiglu(both), swiglu_plain(both), LIMIT[dtype])
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "wide"), [(1, 64, 40), (2, 896, 4864), (1, 1536, 8960), (2, 576, 1536), (1, 2048, 1000)]
+)
+def test_layers_of_few_rows(rows: int, dim: int, wide: int) -> None:
+    """Several times: whoever comes last must find all parts, and leave the counters as they were."""
+    kind = torch.bfloat16
+    x, h, norm, bias = randn(rows, dim, dtype=kind), randn(rows, wide, dtype=kind), randn(dim, dtype=kind), randn(wide)
+    into, back = (randn(n, dim) / dim**0.5 for n in (wide, 2 * wide)), randn(dim, wide) / wide**0.5
+    (up, both), down, bias = (w.to(kind) for w in into), back.to(kind), bias.to(kind)
+    assert fits(x)
+    for _ in range(5):
+        close(norm_linear(x, norm, 1e-6, up, bias), norm_linear_plain(x, norm, 1e-6, up, bias), LIMIT[kind])
+        close(norm_swiglu(x, norm, 1e-6, both), norm_swiglu_plain(x, norm, 1e-6, both), LIMIT[kind])
+        for b in (None, norm):
+            close(add_linear(x.clone(), h, down, b), add_linear_plain(x.clone(), h, down, b), LIMIT[kind])
+    one, two = (add_linear(x.clone(), h, down, None) for _ in range(2))
+    assert torch.equal(one, two)  # parts are added in their order, whoever comes last
 
 
 @pytest.mark.parametrize("dtype", LIMIT)

@@ -13,6 +13,7 @@ from gruppo.kernels.logprob import logprob
 from gruppo.kernels.norm import add_norm
 from gruppo.kernels.rope import turn
 from gruppo.kernels.swiglu import silu_times, swiglu
+from gruppo.kernels.thin import add_linear, norm_linear, norm_swiglu
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -79,6 +80,17 @@ def test_norms_and_products() -> None:
     close(add_norm(x.clone(), None, w, 1e-6)[0], x, 0.0)
     close(swiglu(torch.cat([x, y], -1)), x * torch.sigmoid(x) * y, 1e-12)
     close(silu_times(x, y), x * torch.sigmoid(x) * y, 1e-12)
+
+
+def test_layers_of_few_rows() -> None:
+    x, norm, w, b = (torch.randn(s, dtype=torch.float64) for s in ((2, 6), (6,), (4, 6), (4,)))
+    h = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm
+    close(norm_linear(x, norm, 1e-6, w, b), h @ w.T + b, 1e-12)
+    gate, up = h @ w[:2].T, h @ w[2:].T
+    close(norm_swiglu(x, norm, 1e-6, w), gate * torch.sigmoid(gate) * up, 1e-12)
+    y, before = b.expand(2, 4).clone(), x.clone()
+    close(add_linear(y, x, w, b), b + before @ w.T + b, 1e-12)
+    close(y, b + before @ w.T + b, 1e-12)  # in place
 
 
 def test_log_probabilities_and_entropies() -> None:

@@ -14,6 +14,7 @@ from gruppo.kernels.draw import advance, draw_token
 from gruppo.kernels.norm import add_norm
 from gruppo.kernels.scores import scores
 from gruppo.kernels.swiglu import swiglu
+from gruppo.kernels.thin import add_linear, fits, norm_linear, norm_swiglu
 from gruppo.policies.lora import merged_weight
 
 
@@ -135,14 +136,28 @@ class Decoder:
     def forward(self, n: int) -> Tensor:
         """The last hidden states after the next token of the first n rows."""
         x_BD, y_BD = F.embedding(self.state[0, :n], self.embed), None
+        if fits(x_BD) and all(layer.gate_up.bias is None for layer in self.layers):
+            return self._few(x_BD)
         for i, layer in enumerate(self.layers):
             x_BD, h_BD = add_norm(x_BD, y_BD, layer.norm_1, self.eps)
-            qkv_BX, (keys, values) = layer.qkv(h_BD), self.pool.kv[i]
-            place = (self.state[1, :n], self.table[:n], keys, values)
-            y_BD = layer.o(attend(qkv_BX, self.heads, self.rope, layer.qk_norms, *place))
+            y_BD = layer.o(self._attend(i, layer.qkv(h_BD)))
             x_BD, h_BD = add_norm(x_BD, y_BD, layer.norm_2, self.eps)
             y_BD = layer.down(swiglu(layer.gate_up(h_BD)))
         return add_norm(x_BD, y_BD, self.norm, self.eps)[1]
+
+    def _few(self, x_BD: Tensor) -> Tensor:
+        """The same for few rows: the start of kernels takes most of the time, so there are five in a block."""
+        for i, layer in enumerate(self.layers):
+            qkv_BX = norm_linear(x_BD, layer.norm_1, self.eps, layer.qkv.weight, layer.qkv.bias)
+            add_linear(x_BD, self._attend(i, qkv_BX), layer.o.weight, layer.o.bias)
+            act_BF = norm_swiglu(x_BD, layer.norm_2, self.eps, layer.gate_up.weight)
+            add_linear(x_BD, act_BF, layer.down.weight, layer.down.bias)
+        return add_norm(x_BD, None, self.norm, self.eps)[1]
+
+    def _attend(self, i: int, qkv_BX: Tensor) -> Tensor:
+        n, (keys, values) = len(qkv_BX), self.pool.kv[i]
+        place = (self.state[1, :n], self.table[:n], keys, values)
+        return attend(qkv_BX, self.heads, self.rope, self.layers[i].qk_norms, *place)
 
     def drawn(self, n: int) -> None:
         """A step with its draw; the token drawn goes in next."""

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gruppo.kernels.language import jit, jit_once, power_of_two, runs_on, tl
+from gruppo.kernels.language import (
+    arrivals,
+    can_chain,
+    gdc_launch_dependents,
+    gdc_wait,
+    jit,
+    jit_once,
+    launched,
+    power_of_two,
+    runs_on,
+    tl,
+)
 
 PAGE = 64
 SPAN = 128  # positions that a program reads at once, of one page or of several
@@ -78,17 +89,13 @@ def attend(
     q_size, d_size = max(power_of_two(group), 16), max(power_of_two(h.dim), 16)  # the least that tensor cores take
     splits = min(max(SPLITS_FOR // max(rows * h.kv_heads, 1), 1), MOST_SPLITS)
     part = torch.empty(rows * h.kv_heads * splits * q_size * (d_size + 2), dtype=torch.float32, device=out_BX.device)
-    weights = norms or (out_BX, out_BX)
+    weights, chain = norms or (out_BX, out_BX), can_chain(qkv_BX)
     _attend[(rows, h.kv_heads, splits)](
         qkv_BX, rope.cos, rope.sin, *weights, pos_B, table_BP, keys, values, out_BX, part,
-        h.eps, h.dim**-0.5, table_BP.stride(0), splits,
-        h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, SPAN, norms is not None,
-        "ieee" if qkv_BX.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+        arrivals(out_BX.device, rows * h.kv_heads if splits > 1 else 0), h.eps, h.dim**-0.5, table_BP.stride(0), splits,
+        h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, SPAN, MOST_SPLITS, norms is not None,
+        "ieee" if qkv_BX.dtype == torch.float32 else "tf32", chain, num_warps=4, num_stages=3, **launched(chain),
     )  # fmt: skip
-    if splits > 1:
-        _join[(rows, h.kv_heads)](
-            part, out_BX, splits, h.heads, h.kv_heads, group, q_size, h.dim, d_size, MOST_SPLITS, num_warps=4
-        )
     return out_BX
 
 
@@ -107,9 +114,10 @@ def _turned(base, norm, cos, sin, eps, d, inside, live, D: tl.constexpr, NORM: t
 
 @jit_once("splits")
 def _attend(
-    qkv, cos, sin, q_norm, k_norm, pos, table, keys, values, out, part, eps, scale, stride, splits,
+    qkv, cos, sin, q_norm, k_norm, pos, table, keys, values, out, part, came, eps, scale, stride, splits,
     HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    PAGE: tl.constexpr, SPAN: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE: tl.constexpr, SPAN: tl.constexpr, MOST: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):  # fmt: skip
     row, h, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     at = tl.load(pos + row)
@@ -119,6 +127,9 @@ def _attend(
     s = tl.load(sin + at * D + d, mask=inside, other=0.0)
     base = qkv + row * (HEADS + 2 * KV) * D
     kind = keys.dtype.element_ty
+    if CHAIN:
+        gdc_wait()
+        gdc_launch_dependents()
     q = _turned(base + (h * GROUP + g) * D, q_norm, c, s, eps, d, inside, live, D, NORM).to(kind)
     one = tl.zeros((1,), tl.int32)
     k = _turned(base + (HEADS + h) * D + one, k_norm, c, s, eps, d, inside, inside[None, :], D, NORM).to(kind)
@@ -158,31 +169,33 @@ def _attend(
             out + row * HEADS * D + (h * GROUP + g)[:, None] * D + d[None, :], y.to(out.dtype.element_ty), mask=live
         )
     else:
-        here = part + ((row * KV + h) * splits + split) * Q * (DP + 2)
+        size = Q * (DP + 2)
+        first = part + (row * KV + h) * splits * size
+        here = first + split * size
         tl.store(here + g, m)
         tl.store(here + Q + g, total)
         tl.store(here + 2 * Q + g[:, None] * DP + d[None, :], acc)
+        tl.debug_barrier()  # all of this program has written before it counts
+        if tl.atomic_add(came + row * KV + h, 1, sem="acq_rel") == splits - 1:
+            tl.store(came + row * KV + h, 0)
+            y = _joined(first, splits, size, g, d, Q, DP, MOST)
+            where = out + row * HEADS * D + (h * GROUP + g)[:, None] * D + d[None, :]
+            tl.store(where, y.to(out.dtype.element_ty), mask=live)
 
 
-@jit_once("splits")
-def _join(
-    part, out, splits, HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, Q: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, MOST: tl.constexpr,
-):  # fmt: skip
-    row, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    d, g, s = tl.arange(0, DP), tl.arange(0, Q), tl.arange(0, MOST)
-    size = Q * (DP + 2)
-    here = part + (row * KV + h) * splits * size
-    m = tl.load(here + s[:, None] * size + g[None, :], mask=(s < splits)[:, None], other=float("-inf"))
+@jit
+def _joined(first, splits, size, g, d, Q: tl.constexpr, DP: tl.constexpr, MOST: tl.constexpr):
+    """The parts of all splits, added in their order."""
+    s = tl.arange(0, MOST)
+    used = (s < splits)[:, None]
+    m = tl.load(first + s[:, None] * size + g[None, :], mask=used, other=float("-inf"), cache_modifier=".cg")
     top = tl.max(m, 0)
-    total = tl.load(here + s[:, None] * size + Q + g[None, :], mask=(s < splits)[:, None], other=0.0)
+    total = tl.load(first + s[:, None] * size + Q + g[None, :], mask=used, other=0.0, cache_modifier=".cg")
     total = tl.sum(total * tl.exp(m - top[None, :]), 0)
     acc = tl.zeros((Q, DP), tl.float32)
     for i in tl.static_range(MOST):  # unrolled, so that all loads are under way at once
-        used = (g < GROUP) & (i < splits)
-        weight = tl.exp(tl.load(here + i * size + g, mask=used, other=float("-inf")) - top)
-        part_ = tl.load(here + i * size + 2 * Q + g[:, None] * DP + d[None, :], mask=used[:, None], other=0.0)
-        acc += weight[:, None] * part_
-    live = (g < GROUP)[:, None] & (d < D)[None, :]
-    y = (acc / total[:, None]).to(out.dtype.element_ty)
-    tl.store(out + row * HEADS * D + (h * GROUP + g)[:, None] * D + d[None, :], y, mask=live)
+        here, mine = first + i * size, i < splits
+        weight = tl.exp(tl.load(here + g, mask=mine, other=float("-inf"), cache_modifier=".cg") - top)
+        cells = here + 2 * Q + g[:, None] * DP + d[None, :]
+        acc += weight[:, None] * tl.load(cells, mask=mine, other=0.0, cache_modifier=".cg")
+    return acc / total[:, None]

@@ -12,6 +12,11 @@ try:
 except ImportError:
     triton: Any = None
     tl: Any = None
+try:  # programmatic dependent launch: newer than Triton itself
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # type: ignore[import-not-found]
+except ImportError:
+    gdc_launch_dependents: Any = None
+    gdc_wait: Any = None
 
 # Triton's interpreter runs kernels on a CPU, slowly: for tests.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -34,3 +39,24 @@ def runs_on(x: Tensor) -> bool:
 def power_of_two(n: int) -> int:
     """The smallest power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def can_chain(x: Tensor) -> bool:
+    """Whether a kernel may begin before the one in front of it has ended (and then waits for it by `gdc_wait`)."""
+    return gdc_wait is not None and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
+
+
+def launched(chain: bool) -> dict[str, Any]:
+    return {"launch_pdl": True} if chain else {}
+
+
+_ARRIVALS: dict[torch.device, Tensor] = {}
+MOST_ARRIVALS = 4096
+
+
+def arrivals(device: torch.device, count: int) -> Tensor:
+    """Counters of programs that have written their part of a sum. The last one sets its counter to 0 again."""
+    assert count <= MOST_ARRIVALS
+    if device not in _ARRIVALS:
+        _ARRIVALS[device] = torch.zeros(MOST_ARRIVALS, dtype=torch.int32, device=device)
+    return _ARRIVALS[device]
