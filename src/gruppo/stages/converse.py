@@ -8,7 +8,6 @@ new. In lockstep the same bits come out however long an environment takes.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -22,6 +21,7 @@ from gruppo.envs.guard import Guarded
 from gruppo.envs.hosted import Hosted
 from gruppo.envs.memory import Memory
 from gruppo.envs.registry import BUILT_IN, make_env
+from gruppo.envs.threads import Threads
 from gruppo.envs.with_tools import reading, toolbox
 from gruppo.envs.wrappers import Retry, TurnLimit, Window
 from gruppo.stages.context import Ask, Context
@@ -62,7 +62,7 @@ class Converse:
     hosted: bool = False
     tools: Showing = field(default_factory=Showing)
     free: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
-    waiting: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(WAITING, "world"))
+    waiting: Threads = field(default_factory=lambda: Threads(WAITING, "world"))
     hung: set[str] = field(default_factory=set[str])
     anew: bool = False  # a dialogue was rendered again
 
@@ -109,8 +109,8 @@ class Converse:
                 if isinstance(env, Hosted):
                     env.close()
         self.free.clear()
-        self.waiting.shutdown(wait=False)  # the next play begins with new ones
-        self.waiting = ThreadPoolExecutor(WAITING, "world")
+        self.waiting.shutdown()  # the next play begins with new ones
+        self.waiting = Threads(WAITING, "world")
 
     def format_in(self, env: Any) -> Format:
         """How an action is read there: where tools may be called, a text is a call or an answer."""
