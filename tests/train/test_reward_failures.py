@@ -99,9 +99,8 @@ def score(task, text):
     )
     words = capsys.readouterr().out
     assert "episodes failed and were left out. First error:" in words and "no luck today" in words
-    assert (
-        words.count('raise RuntimeError(f"no luck today') == 1
-        and re.search(r"First error: RuntimeError: no luck today with .*= \(as above\)", words)
+    assert words.count('raise RuntimeError(f"no luck today') == 1 and re.search(
+        r"First error: RuntimeError: no luck today with .*= \(as above\)", words
     ), "another answer is no other error: its lines are shown once"
     assert "worker.py" not in words and "scorer(*given)" not in words  # the author's own lines only
     rows = metrics("b")[1:]

@@ -76,8 +76,8 @@ class Run:
         refuse_other_worlds(self.method, self.tasks, config.task.against)
         m = config.model
         self.tokenizer = load_tokenizer(m.name)
-        world = bool(self.tasks.env) and not config.task.agent and not config.task.tools
-        self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, world)]))
+        worlds = "" if config.task.agent or config.task.tools else self.tasks.env
+        self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, worlds)]))
         policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
         if policy.fallback:
             self.say(policy.fallback)
@@ -263,9 +263,8 @@ class Run:
         if errors:
             first = next(e for e in drawn if e.error)
             what = "hung" if first.status == Status.TIMEOUT else "failed"
-            self.warn(
-                f"{len(errors)} of {len(drawn)} episodes {what} and were left out. First error: {self.told_once(errors[0])}"
-            )
+            why = self.told_once(errors[0])
+            self.warn(f"{len(errors)} of {len(drawn)} episodes {what} and were left out. First error: {why}")
 
     def told_once(self, error: str) -> str:
         """An error, the first time; later only its last line, which may name another answer."""

@@ -329,4 +329,4 @@ class Trainer:
         self.folder.draw_curves(f"{c.method.name} on {c.task.name}, seed {c.seed}")
         self.summary = summary_of(self)
         self.folder.write_summary(self.summary)
-        self.display.say(closing_words(self.summary, self.folder, self.run.tasks.env))
+        self.display.say(closing_words(self.summary, self.folder, c, self.run.tasks.env))
