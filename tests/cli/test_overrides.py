@@ -161,6 +161,29 @@ def test_a_world_is_played_by_the_policy_that_speaks_its_words() -> None:
     assert from_toml({"task": {"name": "lake"}}, DEFAULT).model.name == "tiny-agent"
 
 
+@pytest.mark.parametrize(
+    ("task", "row", "model"),
+    [
+        ("mix:lake+household@1-2", None, "tiny-agent"),
+        ("mix:lake+addition", None, "tiny"),
+        ("./levels.jsonl", '\n{"env": "guess", "secret": 5}\n', "tiny-agent"),
+        ("./levels.jsonl", '{"env": "./mine.py:World", "prompt": "go"}', "tiny"),
+        ("./levels.jsonl", '{"question": "1+1=", "answer": 2}', "tiny"),
+        ("./levels.jsonl", "[" * 100_000, "tiny"),
+        ("./levels.jsonl", "", "tiny"),
+        ("./absent.jsonl", None, "tiny"),
+    ],
+)
+def test_so_are_mixtures_and_levels_of_worlds(
+    task: str, row: str | None, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong with a file is said when it is read."""
+    monkeypatch.chdir(tmp_path)
+    if row is not None:
+        Path("levels.jsonl").write_text(row)
+    assert apply(DEFAULT, [f"task={task}"]).model.name == model
+
+
 def test_chains() -> None:
     plain = DEFAULT.method.penalties
     assert apply(DEFAULT, ["method.penalties+=entropy_bonus"]).method.penalties == (*plain, EntropyBonus())

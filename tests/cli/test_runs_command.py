@@ -102,6 +102,17 @@ def test_a_change_of_the_same_size_is_found_by_its_checksum(capsys: pytest.Captu
     assert listed(capsys, "--check")["a"]["why"] == "policy/model.safetensors is not as it was written"
 
 
+@pytest.mark.parametrize("file", ["config.toml", "metrics.jsonl", "summary.json"])
+def test_a_run_that_has_lost_a_file_is_there_and_damaged_until_it_is_resumed(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained("a")
+    Path("runs/a", file).unlink()
+    assert f"a is damaged: {file}" in said(capsys, "runs")[0]
+    assert "going on with runs/a" in said(capsys, "train", "--resume")[0]
+    assert listed(capsys, "--check")["a"]["state"] == "finished"
+
+
 def test_a_run_that_was_made_longer_is_not_finished(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

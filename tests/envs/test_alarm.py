@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from gruppo.cli import main
 from gruppo.envs.alarm import SECONDS, Late, limit_of, within
 from gruppo.envs.base import Seen
-from gruppo.envs.guard import Guarded
+from gruppo.envs.guard import Guarded, Life
 from gruppo.tasks import Task, TaskConfig
+from gruppo.tasks.hangs import LEAST, TASKS
 
 TASK = Task("t/1", "", "", 1, "t")
 
@@ -82,8 +84,40 @@ def test_a_guard_says_the_world_the_task_the_action_and_the_remedy() -> None:
     assert "task.seconds=0.6" in said[0]
 
 
+class Wakes(Sleeps):
+    asleep, tried = True, 0
+
+    def step(self, action: str) -> Seen:
+        Wakes.tried += 1
+        return super().step(action) if Wakes.asleep else Seen("up", state="1")
+
+
+def test_a_world_that_always_hangs_is_not_tried_to_the_end() -> None:
+    """In this process its episodes wait for each other. What follows is tried again: it may live."""
+    life = Life()
+
+    def draw(tasks: int, episodes: int = 20) -> list[str]:
+        life.another_try()
+        Wakes.tried = 0
+        envs = [Guarded(Wakes(), 0.02, lambda _: None, life) for _ in range(episodes)]
+        for i, env in enumerate(envs):
+            env.reset(replace(TASK, uid=f"t/{i % tasks}"))
+        return [env.step("go").error for env in envs]
+
+    errors = draw(5)
+    assert Wakes.tried == LEAST and "no answer to step" in errors[LEAST - 1] and "counts as dead" in errors[LEAST]
+    draw(5)
+    assert Wakes.tried == 1
+    Wakes.asleep = False
+    assert not any(draw(5))
+    Wakes.asleep = True
+    draw(TASKS - 1, LEAST + 2)
+    assert Wakes.tried == LEAST + 2, "tasks that hang with all their episodes are no dead world"
+
+
 WORLD = """
 import time
+from dataclasses import replace
 from gruppo.envs import Seen
 
 class Sleeps:

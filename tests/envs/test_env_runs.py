@@ -16,6 +16,7 @@ from gruppo.policies import load_tokenizer
 from gruppo.train.config import RunConfig
 from gruppo.train.doctor import _says
 from gruppo.train.run import Run
+from gruppo.train.worlds import unread_words
 
 SMALL = ("model=tiny-random", "prompts=2", "samples=2", "steps=4", "eval.prompts=2", "eval.every=2", "threads=1")
 SMALL += ("save.tensorboard=no", "save.checkpoint_every=2", "save.episodes_every=1", "sampling.max_tokens=4")
@@ -173,11 +174,19 @@ def test_a_world_that_exits_costs_its_episodes_and_not_the_run(capsys: pytest.Ca
 
 
 def test_a_model_of_characters_in_a_world_of_words_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """A built-in world is played by tiny-agent unless another model is named; a mixture and an own world are not."""
+    """A built-in world is played by tiny-agent unless another model is named."""
     assert main(["train", *SMALL, "model=tiny", "task=household", "steps=1", "save.name=a"]) == 0
     assert "model=tiny reads single characters" in capsys.readouterr().out
     assert main(["train", *SMALL, "model=tiny-agent", "task=household", "steps=1", "save.name=b"]) == 0
     assert "single characters" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-agent"])
+def test_in_the_world_of_programs_no_built_in_policy_is_advised(model: str) -> None:
+    """Neither an easier level nor more turns would help."""
+    said = unread_words(load_tokenizer(model), model, "python", "python")
+    assert "was never shown the world python" in said and "Use a language model" in said and "Use model=" not in said
+    assert not unread_words(load_tokenizer("tiny-agent"), "tiny-agent", "mix:lake+guess", "lake+guess")
 
 
 def test_settings_of_the_model_do_not_name_another_one(capsys: pytest.CaptureFixture[str]) -> None:

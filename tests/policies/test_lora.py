@@ -138,6 +138,15 @@ def test_targets(hf_folder):
             adapted(folder, targets=(wrong,))
 
 
+def test_a_rank_beyond_the_full_one_is_refused_before_memory_is(hf_folder):
+    folder = hf_folder("qwen2")
+    full = max(min(m.weight.shape) for m in load_policy(folder).trunk.modules() if isinstance(m, torch.nn.Linear))
+    load_policy(folder, lora=Lora(rank=full))
+    for rank in (full + 1, 10**9):
+        with pytest.raises(ValueError, match=f"model.lora.rank={rank}: no layer .* above {full}.*Use a smaller one"):
+            load_policy(folder, lora=Lora(rank=rank))
+
+
 def test_alpha_scales(hf_folder):
     folder = hf_folder("qwen2")
     one, two = (trained(adapted(folder, alpha=a)) for a in (8.0, 16.0))

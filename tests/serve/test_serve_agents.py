@@ -105,6 +105,7 @@ def test_what_goes_wrong_is_a_status_and_no_reward(tmp_path: Path) -> None:
     for bad, (body, (status, said)) in zip(found[::2], WRONG.items(), strict=True):
         assert (bad.status, bad.reward) == (status, {}) and said in bad.error and "scorer" not in bad.error, body
         assert len(bad.turns) == 1  # what was said is kept, and not judged
+        assert "zygote.py" not in bad.error  # the author's own lines only
     assert all(good.reward == {"task": 1.0} for good in found[1::2])
 
 

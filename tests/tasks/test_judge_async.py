@@ -126,6 +126,7 @@ def test_failures_hit_their_own_answer(file: str) -> None:
         assert "longer than 1.5 s" in verdicts[1].error and "Raise task.seconds" in verdicts[1].error
         said = ("RuntimeError: no such unit", "SystemExit: 3", "the user's own", "ValueError")
         assert all(s in v.error for s, v in zip(said, (verdicts[2], *verdicts[4:7]), strict=True))
+        assert not any("together.py" in v.error for v in verdicts), "the author's own lines only"
         assert judge.restarts == 0, "a call that is too late is ended, and its worker lives"
 
 

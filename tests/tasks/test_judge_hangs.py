@@ -25,6 +25,10 @@ async def silent(task, text):
     note(1)
     await asyncio.sleep(600)
 
+async def blocks(task, text):
+    note(1)
+    time.sleep(600)
+
 def some(task, text):
     if task.uid == "bad" or text == "hang": time.sleep(600)
     return 1.0
@@ -77,6 +81,20 @@ def test_a_dead_scorer_ends_a_call_within_seconds(file: str, name: str, workers:
         again = len(noted(file))
         print(f"and {again} of the next call")
         assert again <= 16, "the next call tries those that are taken at once, and no more"
+
+
+def test_a_coroutine_that_blocks_its_loop_is_found_dead_by_those_that_hung_alone(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are judged one at a time, so not twice as many as `concurrency` must hang before the user hears of it."""
+    said: list[str] = []
+    monkeypatch.setattr("gruppo.tasks.flight.GRACE", 0.2)
+    with Judge(f"{file}:blocks", seconds=0.2, concurrency=64, say=said.append) as judge:
+        noted(file)
+        verdicts = score(judge, *ANSWERS[:48])
+        assert len(noted(file)) <= 48 + LEAST + 1 and judge._pool.hangs.row == LEAST
+    assert {v.status for v in verdicts} == {"timeout"} and f"has hung {LEAST // 4} times" in said[0]
+    assert "it blocks its event loop" in verdicts[0].error and "counts as dead" in verdicts[-1].error
 
 
 def test_a_scorer_that_lives_again_is_used_again(file: str) -> None:

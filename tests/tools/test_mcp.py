@@ -146,3 +146,13 @@ def test_a_server_gives_its_tools_to_a_task(
     last = one.step("die {}")
     assert last.done and last.error and not last.rewards and last.tools[0].name == "die"
     assert two.step('add {"a": 4}').text == "5"  # it was started again
+
+
+def test_a_server_is_connected_anew_in_another_loop(command: list[str]) -> None:
+    """The loop of tools is left when one of them blocks it."""
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        server = Server(command)
+        box = Toolbox(first.run(server.tools()))
+        assert second.run(box.call("add", {"a": 1})).text == "2" and server.starts == 2
+        second.run(server.close())
+        first.run(asyncio.sleep(0.1))  # the one before is told to end

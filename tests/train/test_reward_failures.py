@@ -1,6 +1,7 @@
 """A reward function of the user's that fails: a status and a sentence, never a reward of 0 (pitfalls 21 and 26)."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ from hashlib import sha256
 
 def score(task, text):
     if sha256((task.uid + text).encode()).digest()[0] % 10 == 0:
-        raise RuntimeError("no luck today")
+        raise RuntimeError(f"no luck today with {task.prompt}")
     return float(text.strip() == task.answer)
 """
     Path("reward.py").write_text(unlucky)
@@ -98,10 +99,9 @@ def score(task, text):
     )
     words = capsys.readouterr().out
     assert "episodes failed and were left out. First error:" in words and "no luck today" in words
-    assert (
-        words.count('raise RuntimeError("no luck today")') == 1
-        and "First error: RuntimeError: no luck today (as above)" in words
-    )
+    assert words.count('raise RuntimeError(f"no luck today') == 1 and re.search(
+        r"First error: RuntimeError: no luck today with .*= \(as above\)", words
+    ), "another answer is no other error: its lines are shown once"
     assert "worker.py" not in words and "scorer(*given)" not in words  # the author's own lines only
     rows = metrics("b")[1:]
     assert all(0 < row["failed"] < 0.5 for row in rows)
@@ -125,6 +125,19 @@ def score(task, text):
         raise KeyError(task.uid)
     return 1.0
 """
+
+
+def test_held_out_answers_that_fail_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of training are judged, so nothing else would say it."""
+    Path("reward.py").write_text(HELD_OUT_FAILS)
+    Path("broken").touch()
+    assert train("b", *SETTINGS, *OWN, "task.seconds=5", "eval.prompts=4", "steps=1") == 0
+    words = capsys.readouterr().out
+    assert "2 answers to held-out prompts could not be judged, and do not count. First error: The scorer" in words
+    assert words.count("raise KeyError(task.uid)") == 1 and "First error: KeyError: 'addition" in words
+    assert gruppo("eval", "runs/b", "eval.prompts=4") == 0
+    words = capsys.readouterr().out
+    assert "failed 2" in words and "first error: The scorer raised" in words and "KeyError: 'addition" in words
 
 
 def test_evaluation_that_fails_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,10 @@
 """What a run leaves behind, and that it is enough to repeat it."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,11 @@ from train_runs import contents, gruppo, metrics, same_run, train
 
 from gruppo.data.store import load_episodes
 from gruppo.policies import load_policy, load_tokenizer
+from gruppo.tasks import TaskConfig
 from gruppo.train import metrics as glossary
+from gruppo.train.config import ModelConfig, RunConfig, SaveConfig
+from gruppo.train.folder import RunFolder
+from gruppo.train.summary import train_words
 
 OWN = """
 from gruppo.methods.grpo import GRPO
@@ -67,6 +73,38 @@ def test_everything_is_there(picture: None, capsys: pytest.CaptureFixture[str]) 
     assert load_policy(run / "policy").vocab == load_tokenizer(run / "policy").vocab
     assert gruppo("eval", "runs/a/policy", "eval.prompts=8", "task.level=2", "--json") == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] == summary["accuracy_after"]
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        ({}, "train method=dapo"),
+        ({"task": TaskConfig("chain")}, "train task=chain method=dapo"),
+        ({"task": TaskConfig("./my data.jsonl")}, "train task='./my data.jsonl' method=dapo"),
+        ({"task": TaskConfig("kuhn"), "model": ModelConfig("tiny-agent")}, "train task=kuhn method=dapo"),
+        ({"task": TaskConfig("kuhn")}, "train --config runs/a/config.toml method=dapo"),
+        (
+            {"task": TaskConfig("kuhn", against="random"), "model": ModelConfig("tiny-agent")},
+            "train --config runs/a/config.toml method=dapo",
+        ),
+        (
+            {"model": ModelConfig("smollm2"), "save": SaveConfig(name="a")},
+            "train --config runs/a/config.toml method=dapo save.name=a-dapo",
+        ),
+    ],
+)
+def test_the_next_method_is_tried_on_the_same_task_with_the_same_model(given: dict[str, Any], command: str) -> None:
+    assert train_words(RunConfig(**given), RunFolder(Path("runs/a")), "dapo") == command
+
+
+def test_another_method_is_tried_with_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    """`task.against` and all others, in a folder of its own."""
+    against = ("task=kuhn", "model=tiny-agent", "task.against=random")
+    assert train("a", *against, "steps=1", "prompts=2", "samples=2", "eval.prompts=2") == 0
+    [command] = [c for c in re.split(r"   ·   |\n", capsys.readouterr().out) if c.startswith("gruppo train --config")]
+    assert gruppo(*command.split()[1:]) == 0
+    config = RunFolder(Path("runs") / command.split("save.name=")[1]).read_config()
+    assert config.task.against == "random" and config.prompts == 2 and config.method.name != "grpo"
 
 
 def test_the_command_to_try_next_works(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from gruppo.train.depends import depends
 from gruppo.train.depends import differences as changed
 from gruppo.train.ended import run_table
 from gruppo.train.estimates import Interval
-from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
+from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import REMEDY, RunFolder, flat, read_json
 from gruppo.train.parts import RESULTS
 from gruppo.train.run import place_of, tasks_of
@@ -242,6 +242,7 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
             out += _tries("    ", of["pass_at"], of["maj_at"])
     out.append(f"  length {e.length:.1f} tokens, truncated {e.truncated:.1%}, entropy {e.entropy:.3f} nats per token, "
                f"failed {e.failed}")  # fmt: skip
+    out += [f"  first error: {first_error(e.episodes)}"] if e.failed else []
     out += _games(e)
     if e.turns:
         out.append("  " + ", ".join(f"{name} {value:.3g}" for name, value in e.turns.items()))

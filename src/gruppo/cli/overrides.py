@@ -12,7 +12,6 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from gruppo.cli.values import coerce, plain_value
-from gruppo.envs.registry import BUILT_IN
 from gruppo.fields import hints_of, outside
 from gruppo.methods import all_methods, method
 from gruppo.stages import CHAINS, ROOMS, ByUpdate, Ema, Every, Method, Never, Occupant, Role, Schedule, kind
@@ -21,7 +20,7 @@ from gruppo.stages.method import added
 from gruppo.stages.names import nearest
 from gruppo.stages.record import from_table
 from gruppo.tasks.imports import load_object
-from gruppo.train.config import ModelConfig, RunConfig
+from gruppo.train.config import ModelConfig, RunConfig, usual_model
 
 REFRESH = {kind(c): c for c in (Never, Every, Ema, ByUpdate)}
 PLAIN = {f.name: f.default for f in dataclasses.fields(Method) if f.name in ROOMS}
@@ -84,14 +83,10 @@ def apply_settings(config: RunConfig, settings: Sequence[Setting]) -> RunConfig:
     for s in sorted(settings, key=lambda s: s.path.count(".")):
         config = _put(config, s.path.split("."), s)
     named = {s.path.removesuffix(".name") for s in settings}
-    # The worlds speak words; to the default model, which reads characters, an observation is too long.
-    if (
-        "task" in named
-        and "model" not in named
-        and config.model.name == ModelConfig.name
-        and config.task.name in BUILT_IN
-    ):
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, name="tiny-agent"))
+    if "task" in named and "model" not in named and config.model.name == ModelConfig.name:
+        config = dataclasses.replace(
+            config, model=dataclasses.replace(config.model, name=usual_model(config.task.name))
+        )
     return config
 
 

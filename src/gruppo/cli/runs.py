@@ -2,18 +2,20 @@
 
 import argparse
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from gruppo.cli.commands import print_json
-from gruppo.train.checkpoint import checkpoints, latest_checkpoint
+from gruppo.train.checkpoint import checkpoints, latest_checkpoint, step_of
 from gruppo.train.ended import ended, run_table
 from gruppo.train.folder import RunFolder
 from gruppo.train.lock import held
 from gruppo.train.manifest import damage
 from gruppo.train.progress import change_words, returns_of
 
+PUT_BACK = "gruppo train --resume RUN puts it back from the newest checkpoint."
 State = Literal["running", "finished", "stopped", "damaged"]
 
 
@@ -60,7 +62,9 @@ def list_runs(folder: Path, check: bool = False) -> list[Run]:
     """All runs right inside a folder, the newest first."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, so it holds no runs. Name a folder.")
-    found = [described(p.parent, check) for p in folder.glob("*/config.toml")]
+    paths = {p.parent for p in folder.glob("*/config.toml")}
+    paths |= {p.parent for p in folder.glob("*/checkpoints") if checkpoints(p)}  # a run that has lost its config.toml
+    found = [described(path, check) for path in paths]
     return sorted(found, key=lambda r: (-r.touched, r.name))
 
 
@@ -89,12 +93,14 @@ def described(path: Path, check: bool = False) -> Run:
     scores: list[float] = []
     returns: dict[str, tuple[float | None, ...]] = {}
     try:
+        if not run["config.toml"].is_file():
+            raise ValueError(f"config.toml is missing. {PUT_BACK}")
         config = run_table(path)
         rows = run.metrics()
         scores = [float(r["held_out"]) for r in rows if r.get("held_out") is not None]
         returns = returns_of(rows)
         over = ended(path)
-        why = left_damaged(run, over, check)
+        why = left_damaged(run, rows, check)
     except (ValueError, OSError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         why = str(error)
     files = [p for p in (run["metrics.jsonl"], run["config.toml"]) if p.is_file()] or [path]
@@ -114,13 +120,17 @@ def described(path: Path, check: bool = False) -> Run:
     )
 
 
-def left_damaged(run: RunFolder, ended: bool, check: bool) -> str:
+def left_damaged(run: RunFolder, rows: Sequence[Mapping[str, Any]], check: bool) -> str:
     """What is wrong with what the run left and with its newest checkpoint: by sizes or, slower, by checksums."""
     last = latest_checkpoint(run["checkpoints"])
-    for folder in [*([run.path] if ended else []), *([last] if last else [])]:
+    left = run["summary.json"].is_file() or run["manifest.json"].is_file()  # a run that goes on has removed both
+    for folder in [*([run.path] if left else []), *([last] if last else [])]:
         said = damage(folder, sizes_only=not check)
         if said:
             return said if folder == run.path else f"{folder.name}: {said}"
+    done = int(rows[-1]["step"]) if rows else -1
+    if last and done < step_of(last):  # a row is written before its checkpoint
+        return f"metrics.jsonl has no row of {last.name}. {PUT_BACK}"
     return ""
 
 

@@ -2,15 +2,22 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gruppo.envs.alarm import HOSTED, Late, within
 from gruppo.envs.base import POLICY, Called, Seen
 from gruppo.envs.wrappers import Wrapper
 from gruppo.tasks.base import Task
+from gruppo.tasks.hangs import LEAST, TASKS
 
 WAITED = f"It cannot be interrupted in this thread, so it is waited for; {HOSTED}"
 TIMEOUT, ENDED, RAISED, BROKEN = "timeout", "ended", "raised", "broken"  # how an error begins
+
+DEAD = (
+    "{} has hung {} times in a row (task.seconds={:g}), so it counts as dead, and the other episodes are not played. "
+    "Look for an endless loop; gruppo env check finds it, too."
+)
 
 
 def failed(kind: str, why: str, agent: str = POLICY) -> Seen:
@@ -39,16 +46,46 @@ def sane(seen: Any) -> Seen:
     return seen
 
 
+@dataclass
+class Life:
+    """Whether a world is dead: it has hung `LEAST` times in a row, on several tasks. As a scorer, it is then not tried
+    to the end: in one process, each episode would cost its seconds. One answer in between is a sign of life."""
+
+    row: int = 0
+    tasks: set[str] = field(default_factory=set[str])
+
+    @property
+    def over(self) -> bool:
+        return self.row >= LEAST and len(self.tasks) >= TASKS
+
+    def hung(self, task: str) -> None:
+        self.row += 1
+        self.tasks.add(task)
+
+    def answered(self, call: str) -> None:
+        """A world that only resets is none that lives."""
+        if self.row and call == "step":
+            self.row = 0
+            self.tasks.clear()
+
+    def another_try(self) -> None:
+        """The next draw begins: another hang is enough."""
+        self.row = min(self.row, LEAST - 1)
+
+
 class Guarded(Wrapper):
     """An environment that never raises: what goes wrong inside is the error of its episode.
 
     seconds  of a call, after which it is given up; 0: no limit
     say      is told at once, since other episodes may hang, too
+    life     of all episodes in this world
     """
 
-    def __init__(self, env: Any, seconds: float = 0.0, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, env: Any, seconds: float = 0.0, say: Callable[[str], None] = print, life: Life | None = None
+    ) -> None:
         super().__init__(env)
-        self.seconds, self.say, self.late = seconds, say, False
+        self.seconds, self.say, self.late, self.life = seconds, say, False, life or Life()
 
     def reset(self, task: Task) -> Seen:
         self.task = task
@@ -59,12 +96,19 @@ class Guarded(Wrapper):
         return self._tried(lambda: self.env.step(action), "step", action)
 
     def _tried(self, call: Callable[[], Any], what: str, action: Any) -> Seen:
+        if self.life.over:
+            self.late = True
+            return failed(TIMEOUT, DEAD.format(self.name, self.life.row, self.seconds))
         try:
-            return sane(within(self.seconds, call, lambda: self._hangs(what, action, WAITED), self._call(what, action)))
+            seen = within(self.seconds, call, lambda: self._hangs(what, action, WAITED), self._call(what, action))
+            self.life.answered(what)
+            return sane(seen)
         except Late:
             self.late = True  # in the middle of something: it is not to be played again
+            self.life.hung(self.task.uid)
             return failed(TIMEOUT, f"no answer to {self._hangs(what, action, 'Its episode is left out')}")
         except (Exception, SystemExit) as error:  # a world that exits does not end the run
+            self.life.answered(what)
             return failed(RAISED, f"{type(error).__name__}: {error}")
 
     def _hangs(self, call: str, action: Any, then: str) -> str:

@@ -20,13 +20,17 @@ from gruppo.tasks.imports import is_path, split_path
 from gruppo.tasks.settings import TaskConfig
 from gruppo.tools import Toolbox, ToolResult, load_tools
 from gruppo.tools.calls import NO_JSON, OPENED, calls_in, objects_in
-from gruppo.tools.waiting import waited
+from gruppo.tools.waiting import Blocked, waited
 
 PREFIX = "tools:"  # of the name of such an environment
 TURNS = 6
 LIMIT = "tool_turns"  # in the meta of a task
 TOKENS = 64  # of an action, letter by letter: a call in JSON has about sixty
 READY = "ready"  # the state before any call
+BLOCKS = (
+    "{}: no answer within {:g} s, and the event loop of the tools does not run: a tool that is `async def` blocks it. "
+    "Let it await, or write it without async: then it runs in a thread."
+)
 _boxes: dict[str, Toolbox] = {}
 
 
@@ -70,7 +74,12 @@ class WithTools:
             return Seen(NO_JSON, state=state, valid=False)
         if not calls:
             return Seen("", state=state, done=True, answer=action)
-        results = waited(self.box.calls(calls))
+        names = [name for name, _ in calls]
+        limit = self.box.seconds(names)
+        try:
+            results = waited(self.box.calls(calls), limit)
+        except Blocked:
+            results = [ToolResult(BLOCKS.format(", ".join(names), limit), "timeout", limit)] * len(calls)
         told = tuple(
             Called(name, given if isinstance(given, str) else json.dumps(given, ensure_ascii=False), r.seconds, r.ok)
             for (name, given), r in zip(calls, results, strict=True)

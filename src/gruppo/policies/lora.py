@@ -4,7 +4,7 @@ B starts at 0, so the adapted policy starts as the model itself.
 """
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,7 @@ def add_lora(policy: Any, lora: Lora, seed: int = 0) -> None:
 
     linear = [n for n, m in policy.trunk.named_modules() if isinstance(m, nn.Linear | Conv1D)]
     _refuse_unknown(lora.targets, linear)
+    _refuse_needless(lora.rank, [dict(policy.trunk.named_modules())[n].weight for n in linear])
     turned = any(isinstance(m, Conv1D) for m in policy.trunk.modules())  # GPT-2 stores its matrices transposed
     config = peft.LoraConfig(
         r=lora.rank,
@@ -63,6 +64,16 @@ def _refuse_unknown(targets: tuple[str, ...], linear: list[str]) -> None:
                 + (f" (nearest: {', '.join(near)})" if near else "")
                 + f", so nothing would be adapted. It has: {', '.join(known)}. The head cannot have an adapter."
             )
+
+
+def _refuse_needless(rank: int, weights: Sequence[Tensor]) -> None:
+    """An adapter of more than the full rank has more weights than the layer, and no more freedom."""
+    full = max((min(w.shape) for w in weights), default=rank)
+    if rank > full:
+        raise ValueError(
+            f"model.lora.rank={rank}: no layer of the model has a rank above {full}, so the adapter would only be "
+            "larger than what it adapts. Use a smaller one, or model.lora.rank=0, which trains all weights."
+        )
 
 
 def _adapters(module: nn.Module) -> list[tuple[str, Any]]:

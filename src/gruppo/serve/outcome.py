@@ -18,8 +18,9 @@ def paid(value: Any) -> Row:
     return found, status, _of_agent(error)
 
 
-def raised(error: BaseException) -> Row:
-    found, status, said = failed(error)
+def raised(error: BaseException, by: str) -> Row:
+    """`by` is the file that called the agent."""
+    found, status, said = failed(error, by)
     return found, status, _of_agent(said)
 
 

@@ -135,7 +135,7 @@ def acted(agent: Any, given: bytes) -> Row:
         value = agent(task, client)
         return paid(asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value)
     except BaseException as error:  # sys.exit in an agent is its failure too
-        return raised(error)
+        return raised(error, __file__)
     finally:
         with suppress(Exception):
             sys.stdout.flush()

@@ -8,7 +8,6 @@ new. In lockstep the same bits come out however long an environment takes.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -18,10 +17,11 @@ from gruppo.data import Episode
 from gruppo.envs.against import placed
 from gruppo.envs.alarm import SECONDS, limit_of
 from gruppo.envs.format import Format, Line, format_of
-from gruppo.envs.guard import Guarded
+from gruppo.envs.guard import Guarded, Life
 from gruppo.envs.hosted import Hosted
 from gruppo.envs.memory import Memory
 from gruppo.envs.registry import BUILT_IN, make_env
+from gruppo.envs.threads import Threads
 from gruppo.envs.with_tools import reading, toolbox
 from gruppo.envs.wrappers import Retry, TurnLimit, Window
 from gruppo.stages.context import Ask, Context
@@ -62,8 +62,9 @@ class Converse:
     hosted: bool = False
     tools: Showing = field(default_factory=Showing)
     free: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
-    waiting: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(WAITING, "world"))
+    waiting: Threads = field(default_factory=lambda: Threads(WAITING, "world"))
     hung: set[str] = field(default_factory=set[str])
+    lives: dict[str, Life] = field(default_factory=dict[str, Life])
     anew: bool = False  # a dialogue was rendered again
 
     async def __call__(
@@ -79,6 +80,8 @@ class Converse:
             async for n, episode in one_answer(ctx, [starts[i] for i in alone]):
                 yield alone[n], episode
         ended: asyncio.Queue[tuple[int, Episode]] = asyncio.Queue()
+        for life in self.lives.values():
+            life.another_try()
 
         async def play(i: int, start: Start | Fork) -> None:
             with self.borrowed(start) as env:
@@ -109,8 +112,8 @@ class Converse:
                 if isinstance(env, Hosted):
                     env.close()
         self.free.clear()
-        self.waiting.shutdown(wait=False)  # the next play begins with new ones
-        self.waiting = ThreadPoolExecutor(WAITING, "world")
+        self.waiting.shutdown()  # the next play begins with new ones
+        self.waiting = Threads(WAITING, "world")
 
     def format_in(self, env: Any) -> Format:
         """How an action is read there: where tools may be called, a text is a call or an answer."""
@@ -179,7 +182,8 @@ class Borrowed:
         limit, own = self.player.seconds, self.name not in BUILT_IN and not self.waits
         if isinstance(self.env, Hosted):
             self.env.seconds, own = limit, False  # it looks at the time itself
-        self.guard = Guarded(placed(self.env, self.ask.task), limit if own else 0.0, self._told)
+        life = self.player.lives.setdefault(self.name, Life())
+        self.guard = Guarded(placed(self.env, self.ask.task), limit if own else 0.0, self._told, life)
         wrapped: Any = self.guard
         if memory := self.ask.how.get("memory"):  # {"words": …, "edits": …}
             if self.player.window >= 0:

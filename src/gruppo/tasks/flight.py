@@ -16,6 +16,7 @@ from gruppo.tasks.jobs import SLOW, Part
 if TYPE_CHECKING:
     from gruppo.tasks.pool import Lane
 
+BLOCKS = "It could not be ended: it blocks its event loop. Use await, or asyncio.to_thread for calls that block."
 GRACE = 1.0  # seconds, at least, that a worker has to end a call that is too late
 
 
@@ -44,12 +45,8 @@ class Flight:
         except (Hung, Died) as error:
             self._fall(error)
 
-    @property
-    def _most(self) -> int:
-        return 1 if self.lane.suspects else self.pool.limits.concurrency
-
     def _launch(self) -> None:
-        while len(self.flying) < self._most and (part := self.pool.take(self.lane)):
+        while len(self.flying) < self.lane.at_once and (part := self.pool.take(self.lane)):
             self.count += 1
             try:
                 request = pickle.dumps((self.count, part.request()))
@@ -61,18 +58,18 @@ class Flight:
 
     def _land(self, number: int, replies: Sequence[Any]) -> None:
         part, _ = self.flying.pop(number)
-        self.lane.suspects = max(0, self.lane.suspects - 1)
         self.pool.finish(self.lane, part, replies)
+        self.lane.suspects = max(0, self.lane.suspects - 1)
 
     def _fall(self, error: Exception) -> None:
         self.lane.lose()
         parts = [part for part, _ in self.flying.values()]
         if len(parts) == 1 and not self.lane.ended:
-            self.lane.suspects = max(0, self.lane.suspects - 1)
-            status, said = "timeout", SLOW.format(self.seconds, "scorer was killed", "task.seconds")
+            status, said = "timeout", f"{SLOW.format(self.seconds, 'scorer was killed', 'task.seconds')} {BLOCKS}"
             if isinstance(error, Died):
                 status, said = "env_error", died(error)
             self.pool.finish(self.lane, parts[0], parts[0].failed(said, status))
+            self.lane.suspects = max(0, self.lane.suspects - 1)
         else:
             self.lane.suspects = len(parts)
             for part in reversed(parts):  # each goes to the front of the queue

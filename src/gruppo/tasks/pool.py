@@ -112,9 +112,7 @@ class Pool:
             self.done += len(replies)
             if job.kind == "score":
                 calls = 1 if self.batched else len(replies)
-                self.hangs.count(
-                    part, replies[:calls], len(self._lanes) * (self.limits.concurrency if self.together else 1)
-                )
+                self.hangs.count(part, replies[:calls], sum(one.at_once for one in self._lanes))
             job.reply(part.indices, replies)
             if rest and lane.ended:
                 job.fail(closed())
@@ -187,6 +185,11 @@ class Lane(threading.Thread):
                 Flight(self, channel).run()
             elif part := pool.take(self):
                 pool.finish(self, part, self._serve(channel, part))
+
+    @property
+    def at_once(self) -> int:
+        """Answers that its worker may have in hand."""
+        return self.pool.limits.concurrency if self.pool.together and not self.suspects else 1
 
     def wake(self) -> None:
         """There are new items; a lane whose worker can take more of them is told."""

@@ -26,7 +26,7 @@ def serve(scorer: Callable[..., Any], seconds: float, parent: Parent) -> None:
                 value = await scorer(*item)
             row = components(value)
         except BaseException as error:  # sys.exit in a scorer is the scorer's failure too
-            row = failed(error)
+            row = failed(error, __file__)
         late = SLOW.format(seconds, "call was ended", "task.seconds")
         return ({}, "timeout", late) if limit.expired() else row
 

@@ -171,8 +171,9 @@ def unreadable(error: Exception) -> str:
     return f"The scorer's process cannot read the tasks: {error!r}. Use plain values in Task.meta."
 
 
-def failed(error: BaseException) -> Row:
-    return {}, "env_error", _last_lines(error)
+def failed(error: BaseException, by: str = __file__) -> Row:
+    """`by` is the file that called the scorer: its lines are no news to the scorer's author."""
+    return {}, "env_error", _last_lines(error, by)
 
 
 def _batch_rows(scorer: Callable[..., Any], items: list[tuple[Any, str]]) -> list[Row]:
@@ -236,12 +237,12 @@ def _short(value: Any) -> str:
     return (text if len(text) <= 80 else text[:77] + "...") + kind
 
 
-def _last_lines(error: BaseException) -> str:
+def _last_lines(error: BaseException, by: str = __file__) -> str:
     if isinstance(error, CannotJudge):
         return shown(str(error))
     frames = error.__traceback__
-    while frames and frames.tb_next and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next  # what called it is no news to its author
+    while frames and frames.tb_next and frames.tb_frame.f_code.co_filename == by:
+        frames = frames.tb_next
     lines = shown("".join(traceback.format_exception(type(error), error, frames))).rstrip().splitlines()
     lines = [line for line in lines if not line.startswith("Traceback (most recent call last)")]
     return "The scorer raised, so the answer has no reward:\n" + "\n".join(lines[-6:])

@@ -44,6 +44,7 @@ class Server:
         self._live: _Connection | None = None
         self._old: set[asyncio.Task[None]] = set()  # connections that are ending
         self._starting = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def tools(self) -> list[Tool]:
         """The tools that it offers; a ValueError says why there are none."""
@@ -67,6 +68,7 @@ class Server:
 
     async def connected(self) -> "_Connection":
         """The connection; a new one if there is none, or if the last call failed and the server no longer answers."""
+        self._begin_in(asyncio.get_running_loop())
         async with self._starting:
             live = self._live
             if live is not None and live.suspect and not await live.answers():
@@ -83,6 +85,14 @@ class Server:
                     raise
                 self._live = live
             return live
+
+    def _begin_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A connection belongs to its loop. One that was left, because a tool blocks it, ends it when it goes on."""
+        if self._loop is not None and self._loop is not loop:
+            if self._live is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._live.stop.set)
+            self._live, self._starting = None, asyncio.Lock()
+        self._loop = loop
 
     def _drop(self) -> None:
         live, self._live = self._live, None

@@ -50,6 +50,10 @@ class Toolbox:
         """Several calls at once; the results in their order."""
         return list(await asyncio.gather(*(self.call(name, arguments) for name, arguments in calls)))
 
+    def seconds(self, names: Iterable[str]) -> float:
+        """The longest limit of one try among these tools."""
+        return max((self._tools[name].limits.seconds for name in names if name in self._tools), default=1.0)
+
     def __getitem__(self, name: str) -> Tool:
         if name not in self._tools:
             raise ValueError(f"there is no tool {name!r}.{nearest(name, self._tools)} Tools: {', '.join(self._tools)}.")

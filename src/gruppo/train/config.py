@@ -4,12 +4,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gruppo.engines.config import EngineConfig
+from gruppo.envs.named import built_in_worlds
 from gruppo.fields import Checked, setting
 from gruppo.methods import method
 from gruppo.policies import Lora
 from gruppo.stages import Method, Sampling
 from gruppo.tasks import TaskConfig
 from gruppo.train.learner import OptimConfig
+
+
+def usual_model(task: str) -> str:
+    """The name of the model for a task if none is named: built-in worlds, alone, mixed or as levels of a file, speak
+    words; to a model that reads characters, what is seen there is too long."""
+    return "tiny-agent" if built_in_worlds(task) else "tiny"
 
 
 @dataclass(frozen=True)

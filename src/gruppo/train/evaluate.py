@@ -108,12 +108,18 @@ async def evaluate(
     episodes = await answers(engine, tokenizer, chosen, sampling, samples, play)
     score_PS = np.array(await _scored(judge, _repeated(chosen, samples), episodes)).reshape(len(chosen), samples)
     if np.isnan(score_PS).all():
-        error = next((e.error for e in episodes if e.error), NO_TASK.format(", ".join(episodes[0].reward)))
-        raise ValueError(f"none of {len(episodes)} held-out answers could be judged. First error: {error}")
+        raise ValueError(
+            f"none of {len(episodes)} held-out answers could be judged. First error: {first_error(episodes)}"
+        )
     if max(ks) > 2:  # a vote of one or two is the mean
         await _read_answers(judge, chosen, episodes, samples)
     exact = exploited(engine, tokenizer, chosen, play, sampling.temperature)
     return _summed_up(chosen, episodes, score_PS, ks, exact)
+
+
+def first_error(episodes: Sequence[Episode]) -> str:
+    """Why the first answer that could not be judged could not."""
+    return next((e.error or NO_TASK.format(", ".join(e.reward)) for e in episodes if e.error or not e.scores), "none")
 
 
 async def _scored(judge: Any, tasks: Sequence[Any], episodes: Sequence[Episode]) -> list[float]:

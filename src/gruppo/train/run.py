@@ -76,8 +76,8 @@ class Run:
         refuse_other_worlds(self.method, self.tasks, config.task.against)
         m = config.model
         self.tokenizer = load_tokenizer(m.name)
-        world = bool(self.tasks.env) and not config.task.agent and not config.task.tools
-        self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, world)]))
+        worlds = "" if config.task.agent or config.task.tools else self.tasks.env
+        self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, worlds)]))
         policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
         if policy.fallback:
             self.say(policy.fallback)
@@ -256,22 +256,23 @@ class Run:
             raise ValueError(
                 f"{failed:.0%} of the episodes of this step could not be judged, more than max_failures="
                 f"{self.config.max_failures:.0%}: the step was not learned from. First error: "
-                f"{self._told(errors[0]) if errors else 'none'}\n"
+                f"{self.told_once(errors[0]) if errors else 'none'}\n"
                 "Fix the reward function or environment, or raise max_failures; to resume with such a change, add "
                 "--allow-changes."
             )
         if errors:
             first = next(e for e in drawn if e.error)
             what = "hung" if first.status == Status.TIMEOUT else "failed"
-            self.warn(
-                f"{len(errors)} of {len(drawn)} episodes {what} and were left out. First error: {self._told(errors[0])}"
-            )
+            why = self.told_once(errors[0])
+            self.warn(f"{len(errors)} of {len(drawn)} episodes {what} and were left out. First error: {why}")
 
-    def _told(self, error: str) -> str:
-        """An error, the first time; later only its last line."""
-        known = error in self.told_errors
-        self.told_errors.add(error)
-        return f"{error.rstrip().splitlines()[-1]} (as above)" if known else error
+    def told_once(self, error: str) -> str:
+        """An error, the first time; later only its last line, which may name another answer."""
+        *lines, last = error.rstrip().splitlines() or [""]
+        place = "\n".join(lines) or last
+        known = place in self.told_errors
+        self.told_errors.add(place)
+        return f"{last} (as above)" if known else error
 
     # checkpoints
 

@@ -4,7 +4,8 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gruppo.stages.requires import RecurringStates, SeveralSeats
-from gruppo.tasks import BUILT_IN
+from gruppo.tasks import BUILT_IN, TaskConfig
+from gruppo.train.config import ModelConfig, RunConfig, usual_model
 from gruppo.train.folder import RunFolder
 from gruppo.train.progress import MISSING, change_words, returns_of
 from gruppo.train.saved import others_in
@@ -39,20 +40,31 @@ def seat_words(folder: RunFolder) -> str:
     return f"held-out return {', '.join(shown)}" if shown else ""
 
 
-def next_words(summary: dict[str, Any], env: str = "", game: bool = False) -> str:
+def train_words(config: RunConfig, folder: RunFolder, other: str) -> str:
+    """The command that trains another method on the same task with the same model: all its settings, if need be."""
+    c, task = config, TaskConfig(name=config.task.name)
+    if c.task == task and c.model == ModelConfig(name=usual_model(task.name)):
+        where = "" if task == TaskConfig() else f" task={shlex.quote(task.name)}"
+        return f"train{where} method={other}"
+    name = f" save.name={shlex.quote(f'{c.save.name}-{other}')}" if c.save.name else ""
+    return f"train --config {shlex.quote(str(folder['config.toml']))} method={other}{name}"
+
+
+def next_words(config: RunConfig, folder: RunFolder, env: str = "", game: bool = False) -> str:
     """What to try after this run: another method and, in a world, a look at it."""
-    mine, task = summary["method"], summary["task"]
+    mine = config.method.name
     if not env or env == "agent" or env.startswith("tools:"):
         other = "grpo" if mine == "dapo" else "dapo"
-        return f"try next:  gruppo methods   ·   gruppo train method={other}   ·   gruppo methods diff grpo dapo"
-    world = env.split("+")[0]
-    made_for = declaring(SeveralSeats() if game else RecurringStates())
-    other = next(name for name in made_for if name != mine)
-    commands = (f"env play {shlex.quote(world)}", f"train task={shlex.quote(task)} method={other}")
-    return f"try next:  gruppo {'   ·   gruppo '.join(commands)}   ·   gruppo methods diff {mine} {other}"
+        commands = ("methods", train_words(config, folder, other), "methods diff grpo dapo")
+    else:
+        made_for = declaring(SeveralSeats() if game else RecurringStates())
+        other = next(name for name in made_for if name != mine)
+        play = f"env play {shlex.quote(env.split('+')[0])}"
+        commands = (play, train_words(config, folder, other), f"methods diff {mine} {other}")
+    return f"try next:  gruppo {'   ·   gruppo '.join(commands)}"
 
 
-def closing_words(summary: dict[str, Any], folder: RunFolder, env: str = "") -> str:
+def closing_words(summary: dict[str, Any], folder: RunFolder, config: RunConfig, env: str = "") -> str:
     """`env` is that of the tasks."""
     again = " task.level=3" if summary["task"] in BUILT_IN else ""
     name = shlex.quote(str(folder.path))
@@ -78,7 +90,7 @@ def closing_words(summary: dict[str, Any], folder: RunFolder, env: str = "") -> 
             *(f"  {role:<9} {folder}" for role, folder in others_in(folder.path).items()),
             *([f"  best      {folder['best'] / 'policy'}   ({best})"] if best else []),
             f"  summary   {folder['summary.json']}",
-            next_words(summary, env, game=bool(seats)),
+            next_words(config, folder, env, game=bool(seats)),
             f"           gruppo episodes {name}   ·   gruppo runs",
             f"           gruppo eval {name}{again}",
         ]

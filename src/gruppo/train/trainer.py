@@ -20,7 +20,7 @@ from gruppo.train.checkpoint import (
 from gruppo.train.config import RunConfig
 from gruppo.train.doctor import refuse, step_zero
 from gruppo.train.episodes import beside
-from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
+from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock
 from gruppo.train.loop import train_step
@@ -300,7 +300,8 @@ class Trainer:
         given = (r.engine, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k, r.walk.play)
         self.evaluation = await evaluate(*given)
         if lost := self.evaluation.failed:
-            self.run.warn(f"{lost} answers to held-out prompts could not be judged, and do not count (held_out/failed)")
+            why = r.told_once(first_error(self.evaluation.episodes))
+            r.warn(f"{lost} answers to held-out prompts could not be judged, and do not count. First error: {why}")
         return self.evaluation
 
     def _log(self, row: dict[str, Any]) -> None:
@@ -328,4 +329,4 @@ class Trainer:
         self.folder.draw_curves(f"{c.method.name} on {c.task.name}, seed {c.seed}")
         self.summary = summary_of(self)
         self.folder.write_summary(self.summary)
-        self.display.say(closing_words(self.summary, self.folder, self.run.tasks.env))
+        self.display.say(closing_words(self.summary, self.folder, c, self.run.tasks.env))

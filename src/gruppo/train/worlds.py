@@ -45,14 +45,20 @@ def why_equal(run: "Run", drawn: Sequence[Episode]) -> str:
 # ---- turns
 
 
-def unread_words(tokenizer: object, model: str, task: str, world: bool) -> str:
+def unread_words(tokenizer: object, model: str, task: str, worlds: str) -> str:
     """A model of characters in a world of words, or one of the words of the worlds elsewhere."""
-    if world and isinstance(tokenizer, CharTokenizer):
+    wordless = [name for name in worlds.split("+") if name in BUILT_IN and not env_class(name).words]
+    if wordless and isinstance(tokenizer, CharTokenizer | WordTokenizer):
+        return (
+            f"model={model} was never shown the world {wordless[0]}, whose actions are no words of a list, so that it "
+            "will hardly act, whatever the level. Use a language model: model=FOLDER, or model=NAME of one on the hub."
+        )
+    if worlds and isinstance(tokenizer, CharTokenizer):
         return (
             f"model={model} reads single characters, and task={task} is a world of words, so that it will hardly act. "
             "Use model=tiny-agent, or a language model."
         )
-    if not world and isinstance(tokenizer, WordTokenizer):
+    if not worlds and isinstance(tokenizer, WordTokenizer):
         return (
             f"model={model} knows the words of the built-in worlds alone, and was never shown a task such as {task}, "
             "so that it will hardly answer. Use model=tiny, or a language model."
