@@ -2,6 +2,9 @@
 
 Rooms form rings, containers can be closed again and things put back, so states recur. At higher levels a container is
 locked, and its key is somewhere else.
+
+With free hands you look for something: then a room is shown without what is open and empty, and an empty container is
+followed by the room as it is now. So the last text always names what can still be opened there.
 """
 
 from collections import deque
@@ -114,7 +117,9 @@ class Household(World[State]):
         if place not in state.opened:
             state = state._replace(opened=tuple(sorted((*state.opened, place))))
         inside = [thing for thing, at in zip(self.house.things, state.where, strict=True) if at == place]
-        return Moved(state, f"{place} has {' '.join(inside)}" if inside else f"{place} is empty")
+        if inside:
+            return Moved(state, f"{place} has {' '.join(inside)}")
+        return Moved(state, f"{place} is empty" if state.held else f"{place} is empty {self.view(state)}")
 
     def _close(self, state: State, place: str) -> Moved[State]:
         if place not in state.opened or self.house.places[place] != state.room:
@@ -144,7 +149,10 @@ class Household(World[State]):
     def view(self, state: State) -> str:
         parts = ["in", state.room, *(["with", state.held] if state.held else [])]
         for place in self.house.here[state.room]:
-            parts += [place, "open"] if place in state.opened else [place]
+            if place not in state.opened:
+                parts.append(place)
+            elif state.held or place in state.where:
+                parts += [place, "open"]
         exits = self.house.exits[state.room]
         return " ".join([*parts, *(["to", *exits] if exits else [])])
 
