@@ -25,7 +25,7 @@ from gruppo.kernels.language import (
 )
 
 PAGE = 64
-# Positions that a program reads at once, of one page or of several: of heads with 128 numbers one page. With two of them
+# Positions that a program reads at once, of one page or of several; of heads with 128 numbers one page. With two pages
 # attention took 1,183 us of a step of 1.5 B at 256 rows, with one 948; of heads with 64 both take as long.
 SPAN = 128
 SPLITS_FOR = 512  # programs that fill a GPU; fewer rows are split along their positions
@@ -95,8 +95,9 @@ def attend(
     _attend[(rows, h.kv_heads, splits)](
         qkv_BX, rope.cos, rope.sin, *weights, pos_B, table_BP, keys, values, out_BX, part,
         arrivals(out_BX.device, rows * h.kv_heads if splits > 1 else 0), h.eps, h.dim**-0.5, table_BP.stride(0), splits,
-        h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, SPAN if d_size <= 64 else PAGE, MOST_SPLITS, norms is not None,
-        "ieee" if qkv_BX.dtype == torch.float32 else "tf32", chain, num_warps=4, num_stages=3, **launched(chain),
+        h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, SPAN if d_size <= 64 else PAGE, MOST_SPLITS,
+        norms is not None, "ieee" if qkv_BX.dtype == torch.float32 else "tf32", chain,
+        num_warps=4, num_stages=3, **launched(chain),
     )  # fmt: skip
     return out_BX
 
