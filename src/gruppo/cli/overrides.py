@@ -20,7 +20,7 @@ from gruppo.stages.method import added
 from gruppo.stages.names import nearest
 from gruppo.stages.record import from_table
 from gruppo.tasks.imports import load_object
-from gruppo.train.config import ModelConfig, RunConfig, usual_model
+from gruppo.train.config import ModelConfig, RunConfig, usual
 
 REFRESH = {kind(c): c for c in (Never, Every, Ema, ByUpdate)}
 PLAIN = {f.name: f.default for f in dataclasses.fields(Method) if f.name in ROOMS}
@@ -84,9 +84,9 @@ def apply_settings(config: RunConfig, settings: Sequence[Setting]) -> RunConfig:
         config = _put(config, s.path.split("."), s)
     named = {s.path.removesuffix(".name") for s in settings}
     if "task" in named and "model" not in named and config.model.name == ModelConfig.name:
-        config = dataclasses.replace(
-            config, model=dataclasses.replace(config.model, name=usual_model(config.task.name))
-        )
+        for path, value in usual(config.task.name).items():
+            if path not in named:
+                config = _put(config, path.split("."), Setting(path, "=", value))
     return config
 
 

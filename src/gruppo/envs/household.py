@@ -64,6 +64,7 @@ class House:
 class Household(World[State]):
     name = "household"
     about = "rooms, containers, things and goals; locked containers from level 3 on"
+    usual = {"optim.lr": "5e-4"}
     rules = (
         "You are in a house. Find things in containers and put them where they belong. You carry one thing; a key goes "
         "into your pocket and opens what is locked. Actions: go ROOM, open CONTAINER, close CONTAINER, take THING, put "

@@ -5,6 +5,7 @@ from typing import Literal
 
 from gruppo.engines.config import EngineConfig
 from gruppo.envs.named import built_in_worlds
+from gruppo.envs.registry import env_class
 from gruppo.fields import Checked, setting
 from gruppo.methods import method
 from gruppo.policies import Lora
@@ -13,10 +14,15 @@ from gruppo.tasks import TaskConfig
 from gruppo.train.learner import OptimConfig
 
 
-def usual_model(task: str) -> str:
-    """The name of the model for a task if none is named: built-in worlds, alone, mixed or as levels of a file, speak
-    words; to a model that reads characters, what is seen there is too long."""
-    return "tiny-agent" if built_in_worlds(task) else "tiny"
+def usual(task: str) -> dict[str, str]:
+    """Settings of a run where nothing else is said.
+
+    Built-in worlds, alone, mixed or as levels of a file, speak words; to a model that reads characters, what is seen
+    there is too long. A world alone has its own settings besides.
+    """
+    worlds = built_in_worlds(task)
+    own = env_class(worlds[0]).usual if len(worlds) == 1 else {}
+    return {"model.name": "tiny-agent", **own} if worlds else {}
 
 
 @dataclass(frozen=True)

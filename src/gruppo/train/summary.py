@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from gruppo.stages.requires import RecurringStates, SeveralSeats
 from gruppo.tasks import BUILT_IN, TaskConfig
-from gruppo.train.config import ModelConfig, RunConfig, usual_model
+from gruppo.train.config import ModelConfig, RunConfig, usual
 from gruppo.train.folder import RunFolder
 from gruppo.train.progress import MISSING, change_words, returns_of
 from gruppo.train.saved import others_in
@@ -43,7 +43,7 @@ def seat_words(folder: RunFolder) -> str:
 def train_words(config: RunConfig, folder: RunFolder, other: str) -> str:
     """The command that trains another method on the same task with the same model: all its settings, if need be."""
     c, task = config, TaskConfig(name=config.task.name)
-    if c.task == task and c.model == ModelConfig(name=usual_model(task.name)):
+    if c.task == task and c.model == ModelConfig(name=usual(task.name).get("model.name", ModelConfig.name)):
         where = "" if task == TaskConfig() else f" task={shlex.quote(task.name)}"
         return f"train{where} method={other}"
     name = f" save.name={shlex.quote(f'{c.save.name}-{other}')}" if c.save.name else ""
