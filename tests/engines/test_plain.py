@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from gruppo.engines import NativeEngine, Request, complete
 from gruppo.engines.plain import plain_of
-from gruppo.kernels.rms import norm_beside, rms_norm
+from gruppo.kernels.rms import rms_norm
 from gruppo.policies import Lora, TinyConfig, TinyTransformer, clone
 from gruppo.policies.layout import packed
 from gruppo.policies.lora import Unadapted, add_lora
@@ -89,16 +89,7 @@ def test_what_wraps_a_module_or_listens_is_called() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 24), (7, 192), (150, 33), (5, 4, 48), (0, 8)])
-def test_the_norm_and_its_gradient_are_pytorchs_bit_for_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_the_norm_is_pytorchs_bit_for_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    x, weight, grad, around = (torch.randn(s, generator=generator).to(dtype) for s in (shape, shape[-1:], shape, shape))
+    x, weight = (torch.randn(s, generator=generator).to(dtype) for s in (shape, shape[-1:]))
     assert torch.equal(rms_norm(x, weight, 1e-5), F.rms_norm(x, weight.shape, weight, 1e-5))
-    for frozen in (False, True):  # weights that are frozen, as under an adapter
-        found = []
-        for norm in (norm_beside, lambda x, w, eps: (x, F.rms_norm(x, w.shape, w, eps))):
-            start, w = x.clone().requires_grad_(), weight.clone().requires_grad_(not frozen)
-            beside, y = norm(start * 1, w, 1e-5)
-            out = beside + y * grad  # as in a block: the sum is made after the norm
-            out.backward(around)
-            found += [(y, start.grad, *(() if frozen else (w.grad,)))]
-        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from gruppo.data import Inputs
-from gruppo.kernels.rms import norm_beside, rms_norm
+from gruppo.kernels.rms import rms_norm
 from gruppo.kernels.rope import turn
 from gruppo.kernels.scores import scores
 from gruppo.kernels.swiglu import silu_times
@@ -106,10 +106,6 @@ class RMSNorm(nn.Module):
     def forward(self, x_XD: Tensor) -> Tensor:
         return rms_norm(x_XD, self.weight, self.eps)
 
-    def beside(self, x_XD: Tensor) -> tuple[Tensor, Tensor]:
-        """x, and its norm."""
-        return norm_beside(x_XD, self.weight, self.eps)
-
 
 class Attention(nn.Module):
     def __init__(self, config: TinyConfig) -> None:
@@ -159,10 +155,8 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x_XD: Tensor, rotary: Rotary, past: Packed | Varlen | Cached, layer: int) -> Tensor:
-        x_XD, n_XD = self.input_layernorm.beside(x_XD)
-        x_XD = x_XD + self.self_attn(n_XD, rotary, past, layer)
-        x_XD, n_XD = self.post_attention_layernorm.beside(x_XD)
-        return x_XD + self.mlp(n_XD)
+        x_XD = x_XD + self.self_attn(self.input_layernorm(x_XD), rotary, past, layer)
+        return x_XD + self.mlp(self.post_attention_layernorm(x_XD))
 
 
 class Trunk(nn.Module):
