@@ -150,7 +150,7 @@ class Learner:
         """Clip and step. A gradient that is not finite is skipped and counted; three in a row end the run."""
         with self.clock("optimiser"):
             optimiser = self.optimisers[role]
-            norm = self._clipped(role)
+            norm = float(torch.nn.utils.clip_grad_norm_(self._params(role), self.config.clip_norm))
             self.tally.add(f"grad_norm_{role}" if role != "policy" else "grad_norm", norm)
             self._count_bad(role, norm)
             if math.isfinite(norm):
@@ -351,14 +351,6 @@ class Learner:
             f"out of memory: micro-batches of {self.micro_tokens} tokens instead of {now} from here on. The gradient "
             f"is the same; optim.micro_tokens={self.micro_tokens} starts with it."
         )
-
-    def _clipped(self, role: str) -> float:
-        """The norm of the gradient, which is then scaled down where it is larger than `clip_norm`."""
-        grads, most = [p.grad for p in self._params(role) if p.grad is not None], self.config.clip_norm
-        norm = float(total := torch.nn.utils.get_total_norm(grads))
-        if not norm + 1e-6 <= most:  # else PyTorch would multiply by 1
-            torch.nn.utils.clip_grads_with_norm_(self._params(role), most, total)
-        return norm
 
     def _count_bad(self, role: str, norm: float) -> None:
         if math.isfinite(norm):
