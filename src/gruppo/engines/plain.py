@@ -58,7 +58,11 @@ class Plain:
         c = model.config
         self.context, self.dim, self.eps, self.shared = c.context, c.head_dim, c.norm_eps, c.heads != c.kv_heads
         self.layers = [Layer.of(b) for b in model.model.layers]
-        self.embed, self.norm, self.output = model.model.embed_tokens.weight, model.model.norm.weight, model.output.weight
+        self.embed, self.norm, self.output = (
+            model.model.embed_tokens.weight,
+            model.model.norm.weight,
+            model.output.weight,
+        )
         self.cos, self.sin = cast(Tensor, model.rope_cos), cast(Tensor, model.rope_sin)
 
     def head(self, hidden_XD: Tensor) -> Tensor:
@@ -67,7 +71,7 @@ class Plain:
     def decode(self, ids_B: Tensor, pos_B: Tensor, cache: Cache, span: int | None = None) -> Tensor:
         step = Step.of(ids_B, pos_B, cache, span)
         mask, rows = step.mask(self.embed.dtype), len(ids_B)
-        # Views for all layers at once: the cells of the cache, and what attention sees of them, keys and values in turn.
+        # Views for all layers at once, keys and values in turn: the cells of the cache, and what attention sees of them.
         cells = cache.kv.flatten(2, 3).flatten(0, 1).unbind(0)
         seen = cache.kv[:, :, :rows, : step.span].unflatten(-1, (-1, self.dim)).transpose(3, 4).flatten(0, 1).unbind(0)
         x_BD, rotary = F.embedding(ids_B, self.embed), self._rotary(pos_B)
@@ -103,9 +107,7 @@ class Plain:
         return turn_plain(q_XHd, cos, sin), turn_plain(k_XHd, cos, sin), F.linear(n_XD, *layer.v)
 
     def _sdpa(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.shared
-        )
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.shared)
 
     def _rest(self, layer: Layer, x_XD: Tensor, y_XD: Tensor) -> Tensor:
         x_XD = x_XD + F.linear(y_XD, *layer.o)
