@@ -71,7 +71,7 @@ class Plain:
     def decode(self, ids_B: Tensor, pos_B: Tensor, cache: Cache, span: int | None = None) -> Tensor:
         step = Step.of(ids_B, pos_B, cache, span)
         mask, rows = step.mask(self.embed.dtype), len(ids_B)
-        # Views for all layers at once, keys and values in turn: the cells of the cache, and what attention sees of them.
+        # Views for all layers at once, keys and values in turn: the cells of the cache, and what attention sees.
         cells = cache.kv.flatten(2, 3).flatten(0, 1).unbind(0)
         seen = cache.kv[:, :, :rows, : step.span].unflatten(-1, (-1, self.dim)).transpose(3, 4).flatten(0, 1).unbind(0)
         x_BD, rotary = F.embedding(ids_B, self.embed), self._rotary(pos_B)
