@@ -108,13 +108,17 @@ def outside(said: str, value: Any, f: Field[Any], hint: Any) -> str:
 
 
 def _outside(said: str, x: float, bounds: Mapping[str, Any], hint: Any) -> str:
-    wanted = f"use {allowed(bounds, hint)}."
+    why = _why(x, bounds, hint)
+    return f"{said} {why}: use {allowed(bounds, hint)}." if why else ""
+
+
+def _why(x: float, bounds: Mapping[str, Any], hint: Any) -> str:
     if x != x:
-        return f"{said} is not a number: {wanted}"
+        return "is not a number"
     if hint is int and isinstance(x, float) and not x.is_integer():
-        return f"{said} is not a whole number: {wanted}"
+        return "is not a whole number"
     if hint is int and not -LARGEST_WHOLE - 1 <= x <= LARGEST_WHOLE:
-        return f"{said} is out of range, because it has more than 64 bits: {wanted}"
+        return "is out of range, because it has more than 64 bits"
     low, above, high, below = (bounds.get(k) for k in BOUNDS)
     inside = (
         (low is None or x >= low)
@@ -123,11 +127,9 @@ def _outside(said: str, x: float, bounds: Mapping[str, Any], hint: Any) -> str:
         and (below is None or x < below)
     )
     if not inside and x != bounds.get("also", math.nan):
-        why = f", because {bounds['why']}" if "why" in bounds else ""
-        return f"{said} is out of range{why}: {wanted}"
+        return f"is out of range, because {bounds['why']}" if "why" in bounds else "is out of range"
     if abs(x) > LARGEST_REAL and not bounds.get("infinite"):
-        why = "is not finite" if abs(x) == math.inf else "is out of range, because float32 ends at 3e38"
-        return f"{said} {why}: {wanted}"
+        return "is not finite" if abs(x) == math.inf else "is out of range, because float32 ends at 3e38"
     return ""
 
 

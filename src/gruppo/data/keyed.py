@@ -12,14 +12,18 @@ from functools import lru_cache
 from hashlib import blake2b
 from operator import index
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Part = int | str | Tensor
+Words = NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_WORD = {n: np.uint64(n) for n in (_GOLDEN, _M1, _M2, 11, 27, 30, 31)}
 
 
 def _signed(x: int) -> int:
@@ -44,6 +48,15 @@ def _shift(z: Tensor, n: int) -> Tensor:
     return (z >> n) & ((1 << (64 - n)) - 1)
 
 
+@np.errstate(over="ignore")  # of which numpy warns where there is one number only
+def _finish_words(z: Words) -> Words:
+    """Sums and products of arrays wrap around at 64 bits."""
+    z = z + _WORD[_GOLDEN]
+    z = (z ^ (z >> _WORD[30])) * _WORD[_M1]
+    z = (z ^ (z >> _WORD[27])) * _WORD[_M2]
+    return z ^ (z >> _WORD[31])
+
+
 def _finish_tensor(z: Tensor) -> Tensor:
     z = z + _signed(_GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(_M1)
@@ -51,7 +64,7 @@ def _finish_tensor(z: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-def _number(part: Part) -> int | Tensor:
+def _number(part: Part) -> int | Words | Tensor:
     if isinstance(part, str):
         return name_hash(part)
     if not isinstance(part, Tensor):
@@ -61,29 +74,46 @@ def _number(part: Part) -> int | Tensor:
             f"a part of the key is a {part.dtype} tensor: rounding could make different keys equal, or equal keys "
             "different. Use whole numbers: a uid, a step, a position."
         )
-    return part.to(torch.int64)
+    part = part.to(torch.int64)
+    # numpy takes a third of the time that torch takes for the few rows of a decoding step, and for many as well.
+    return np.asarray(part.numpy()).view(np.uint64) if part.device.type == "cpu" else part
+
+
+def _hash(parts: tuple[Part, ...]) -> int | Words | Tensor:
+    """The hash of a key, without a sign where it is not a tensor of another device."""
+    h: int | Words | Tensor = _GOLDEN
+    for part in parts:
+        p = _number(part)
+        if isinstance(h, int) and isinstance(p, int):
+            h = _finish_int(h ^ (p & _MASK))
+        elif isinstance(h, Tensor) or isinstance(p, Tensor):
+            h = _finish_tensor(torch.bitwise_xor(*(_tensor(x) for x in (h, p))))
+        else:
+            left, right = (np.uint64(x & _MASK) if isinstance(x, int) else x for x in (h, p))
+            h = _finish_words(np.bitwise_xor(left, right))
+    return h
+
+
+def _tensor(x: int | Words | Tensor) -> Tensor:
+    if isinstance(x, int):
+        return torch.as_tensor(_signed(x & _MASK))
+    return x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x).view(np.int64))
 
 
 def key_hash(*parts: Part) -> int | Tensor:
     """The signed 64-bit hash of a key; a tensor if any part is a tensor (parts broadcast)."""
-    h: int | Tensor = _GOLDEN
-    for part in parts:
-        p = _number(part)
-        if isinstance(h, Tensor) or isinstance(p, Tensor):
-            left = h if isinstance(h, Tensor) else _signed(h)
-            right = p if isinstance(p, Tensor) else _signed(p & _MASK)
-            h = _finish_tensor(torch.bitwise_xor(torch.as_tensor(left), right))
-        else:
-            h = _finish_int(h ^ (p & _MASK))
-    return h if isinstance(h, Tensor) else _signed(h)
+    h = _hash(parts)
+    return _signed(h) if isinstance(h, int) else _tensor(h)
 
 
 def uniform(*parts: Part) -> float | Tensor:
     """A uniform number in [0, 1) for the key: a float, or a float64 tensor of the shape of the tensor parts."""
-    h = key_hash(*parts)
+    h = _hash(parts)
+    if isinstance(h, int):
+        return (h >> 11) * 2.0**-53
     if isinstance(h, Tensor):
         return _shift(h, 11).to(torch.float64) * 2.0**-53
-    return ((h & _MASK) >> 11) * 2.0**-53
+    return torch.from_numpy(np.asarray((h >> _WORD[11]) * 2.0**-53))
 
 
 def permutation(n: int, *parts: Part) -> Tensor:

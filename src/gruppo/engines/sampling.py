@@ -66,6 +66,7 @@ def stops_of(requests: Seq[Request], eos: tuple[int, ...]) -> np.ndarray:
 class Settings:
     """Sampling settings of the rows, one column each, and flags to skip what no row needs."""
 
+    columns: np.ndarray  # on the host
     key_B: Tensor
     temperature_B: Tensor  # 1 where greedy
     greedy_B: Tensor
@@ -88,6 +89,7 @@ def settings_from(columns: np.ndarray, stops: np.ndarray, device: torch.device) 
         return torch.from_numpy(columns[name].copy()).to(device)
 
     return Settings(
+        columns=columns,
         key_B=column("key"),
         temperature_B=column("temperature"),
         greedy_B=column("greedy"),
@@ -115,8 +117,15 @@ class Draw:
     lost_B: Tensor  # rows whose logits give no distribution: the token means nothing
 
 
-def draw(logits_BV: Tensor, settings: Settings, pos_B: Tensor) -> Draw:
-    """Sample the token at absolute position `pos_B` of each row."""
+def noise(settings: Settings, pos_XB: Tensor) -> Tensor:
+    """The uniform numbers that draw the tokens at absolute positions of each row."""
+    u_XB = uniform(settings.key_B, pos_XB)
+    assert isinstance(u_XB, Tensor)
+    return u_XB
+
+
+def draw(logits_BV: Tensor, settings: Settings, u_B: Tensor) -> Draw:
+    """Sample a token of each row, given its uniform number."""
     if settings.warm:
         logits_BV = logits_BV / settings.temperature_B.to(logits_BV.dtype)[:, None]
     logp_BV = torch.log_softmax(logits_BV, -1)
@@ -126,10 +135,8 @@ def draw(logits_BV: Tensor, settings: Settings, pos_B: Tensor) -> Draw:
         drawn_BV = torch.log_softmax(logp_BV.masked_fill(~keep_BV, float("-inf")), -1)
         # Normalised again, a row without truncation differs in its last bits: those of other callers stay as they are.
         drawn_BV = torch.where(settings.narrow_B[:, None], drawn_BV, logp_BV)
-    u_B = uniform(settings.key_B, pos_B)
-    assert isinstance(u_B, Tensor)
     # Sums in float64: u has 53 bits, and float32 sums over a large vocabulary would move the thresholds.
-    cdf_BV = drawn_BV.exp().to(torch.float64).cumsum(-1)
+    cdf_BV = drawn_BV.exp().cumsum(-1, dtype=torch.float64)
     mass_B = cdf_BV[:, -1]
     # u · mass may round up to mass; the next number below still selects an id with positive probability.
     at_B = torch.minimum(u_B * mass_B, torch.nextafter(mass_B, torch.zeros_like(mass_B)))

@@ -12,9 +12,10 @@ from gruppo.data import key_hash
 from gruppo.engines.base import Completion, Ints, NotFinite
 from gruppo.engines.calls import Call, Item
 from gruppo.engines.parked import Entry, Parked, Shelf
+from gruppo.engines.plain import Plain, plain_of
 from gruppo.engines.prefixes import FORKED, Prefill, Prefixes, Wanted, computed, extended, joined
 from gruppo.engines.record import Record
-from gruppo.engines.sampling import Draw, Settings, draw
+from gruppo.engines.sampling import Draw, Settings, draw, noise
 from gruppo.engines.steer import Move, checked, forced, steered
 from gruppo.engines.texts import ends_in
 from gruppo.policies.base import Incremental
@@ -24,6 +25,7 @@ from gruppo.policies.cache import Cache
 # 20) in 128 rows, one thread: 1.22 s; at every free row 1.21 s; only when all rows are free 1.48 s. A quarter keeps
 # prefills few. Requests that have just come are admitted at the next token if there is room.
 ADMIT = 0.25
+NOISE = 8  # tokens of a row for which random numbers are made at once
 AHEAD = 32  # columns that a new cache has in reserve; it grows when needed
 
 
@@ -68,6 +70,7 @@ class Stream:
         self.weights = (0, 0)  # version and number of changes
         self.faults: list[tuple[Call, Exception]] = []  # calls whose own steer failed
         self.prefilled = self.decoded = 0
+        self.plain: Plain | None = None  # the model in fewer operations, if it can be had
         self.clear()
 
     @property
@@ -77,7 +80,12 @@ class Stream:
 
     @property
     def prefill(self) -> Prefill:
-        return self.model.prefill
+        return self.faster.prefill
+
+    @property
+    def faster(self) -> Incremental | Plain:
+        """What computes: the model, or the same in fewer operations."""
+        return self.plain or self.model
 
     def clear(self) -> list[Item]:
         """Drop all rows and the queue; returns the requests that were in flight."""
@@ -86,6 +94,8 @@ class Stream:
         dtype = torch.promote_types(next(iter(self.model.parameters())).dtype, torch.float32)
         self.record = Record(self.eos, dtype, self.tables_on)
         self._settings: Settings | None = None
+        self.noise_NB = torch.zeros(0)  # of the next tokens of the live rows
+        self.noise_from = np.zeros(0, np.int64)  # the position of its first number in each row; empty: there are none
         self.queue: list[int] = []
         self.fresh = False  # requests have come since the last admission
         self.waiting: Prefixes | None = None  # a prefix of the last admission that the queue begins with
@@ -119,6 +129,7 @@ class Stream:
             # not those of a fused optimiser, as the trainer's is: see `without_memory`.
             changes = sum(0 if p.is_inference() else p._version for p in self.model.parameters())
             self.weights = (version, changes)
+            self.plain = plain_of(self.model)
         self.queue += self.record.add(items)
         self.fresh = True
 
@@ -150,34 +161,44 @@ class Stream:
         moves = self._moves(logits_BV) if self.record.traces else {}
         drawn = self._draw(steered(logits_BV, moves))
         drawn = forced(drawn, logits_BV, self.settings, moves)
-        length, limit = (self.record.columns[name][self.row_slot] for name in ("length", "limit"))
-        self.record.write(self.row_slot, self.row_pos - length, drawn, self.hidden_BD)
-        self.token_B, self.row_pos = drawn.token_B, self.row_pos + 1
-        count = self.row_pos - length
+        count = self.row_pos - self.settings.columns["length"]
+        self.record.write(self.row_slot, count, drawn, self.hidden_BD)
+        self.token_B, self.row_pos, count = drawn.token_B, self.row_pos + 1, count + 1
         stopped_B = (drawn.token_B[:, None] == self.settings.stop_BS).any(1)
         stopped, lost = torch.stack([stopped_B, drawn.lost_B]).cpu().numpy()  # both at once: a GPU is waited for here
-        dropped = np.isin(np.arange(len(count)), [row for row, m in moves.items() if m.drop])
+        dropped = np.zeros(len(count), np.bool_)
+        dropped[[row for row, m in moves.items() if m.drop]] = True
         lost &= ~dropped
         refuse_lost(lost)
         self._end_texts(stopped, count)
-        reason_B = np.where(dropped, "drop", np.where(stopped, "stop", np.where(count >= limit, "length", "")))
-        return self._end(reason_B, count - dropped) if (reason_B != "").any() else []
+        full = count >= self.settings.columns["limit"]
+        if not (stopped | dropped | full).any():
+            return []
+        reason_B = np.where(dropped, "drop", np.where(stopped, "stop", np.where(full, "length", "")))
+        return self._end(reason_B, count - dropped)
 
     @property
     def settings(self) -> Settings:
         """Of the live rows; made when they are needed."""
         if self._settings is None:
-            self._settings = self.record.settings(self.row_slot, self.device)
+            self._settings, self.noise_from = self.record.settings(self.row_slot, self.device), np.zeros(0, np.int64)
         return self._settings
 
     def _draw(self, logits_BV: Tensor) -> Draw:
-        return draw(logits_BV, self.settings, self._tensor(self.row_pos))
+        """Random numbers are made for some tokens at once, which takes about as long as for one."""
+        settings = self.settings  # first: where they are new, so are the rows
+        at = int(self.row_pos[0] - self.noise_from[0]) if len(self.noise_from) else NOISE
+        if at >= NOISE or (self.row_pos != self.noise_from + at).any():
+            at, self.noise_from = 0, self.row_pos
+            self.noise_NB = noise(settings, self._tensor(self.row_pos + np.arange(NOISE)[:, None]))
+        return draw(logits_BV, settings, self.noise_NB[at])
 
     def _end_texts(self, stopped: np.ndarray, count: np.ndarray) -> None:
         """Mark the rows in which a text that ends them has just ended."""
-        rows = np.flatnonzero(self.record.columns["texts"][self.row_slot])
-        if len(rows) == 0 or self.decode is None:
+        texts = self.settings.columns["texts"]
+        if self.decode is None or not texts.any():
             return
+        rows = np.flatnonzero(texts)
         ids = self.record.ids[torch.from_numpy(self.row_slot[rows]).to(self.record.device)].cpu().numpy()
         for row, mine in zip(rows.tolist(), ids, strict=True):
             item = self.record.item(int(self.row_slot[row]))
@@ -272,9 +293,8 @@ class Stream:
         assert self.cache is not None
         self.decoded += len(self.row_slot)
         span = int(self.row_pos.max())
-        hidden_BD = self.model.decode(self.token_B, self._tensor(self.row_pos - 1), self.cache, span)
-        self.hidden_BD = hidden_BD
-        return self.model.head(hidden_BD)
+        self.hidden_BD = self.faster.decode(self.token_B, self._tensor(self.row_pos - 1), self.cache, span)
+        return self.faster.head(self.hidden_BD)
 
     def _retire(self, done: np.ndarray) -> None:
         live = int((~done).sum())

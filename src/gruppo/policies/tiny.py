@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from gruppo.data import Inputs
+from gruppo.kernels.rms import rms_norm
 from gruppo.kernels.rope import turn
 from gruppo.kernels.scores import scores
 from gruppo.kernels.swiglu import silu_times
@@ -103,7 +104,7 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
 
     def forward(self, x_XD: Tensor) -> Tensor:
-        return F.rms_norm(x_XD, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x_XD, self.weight, self.eps)
 
 
 class Attention(nn.Module):

@@ -173,8 +173,8 @@ def starts_of(ctx: Context, given: Sequence[Prompt | Start | Fork]) -> list[Star
     number = 0
     for s in given:
         if isinstance(s, Prompt):
-            uids = [episode_uid(ctx, s, number, sample) for sample in range(s.samples)]
-            out += [Start(s, uid, sampling_for(ctx, s.ask)) for uid in uids]
+            sampling = sampling_for(ctx, s.ask)
+            out += [Start(s, episode_uid(ctx, s, number, sample), sampling) for sample in range(s.samples)]
             number += 1
         else:
             out.append(s)
