@@ -188,7 +188,7 @@ class Stream:
         """Random numbers are made for some tokens at once, which takes about as long as for one."""
         settings = self.settings  # first: where they are new, so are the rows
         at = int(self.row_pos[0] - self.noise_from[0]) if len(self.noise_from) else NOISE
-        if at >= NOISE or (self.row_pos != self.noise_from + at).any():
+        if not 0 <= at < NOISE or (self.row_pos != self.noise_from + at).any():
             at, self.noise_from = 0, self.row_pos
             self.noise_NB = noise(settings, self._tensor(self.row_pos + np.arange(NOISE)[:, None]))
         return draw(logits_BV, settings, self.noise_NB[at])
