@@ -99,6 +99,22 @@ def test_another_number_of_threads(stopped: Any, capsys: pytest.CaptureFixture[s
     assert rows(run)[-1]["step"] == 2
 
 
+def test_another_number_of_threads_is_a_change_that_can_be_allowed(
+    stopped: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also by the words of the refusal, and for the next resume of the run."""
+    run = stopped("a", "steps=3")
+    torch.set_num_threads(2)
+    said = refused(capsys, "train", "--resume", "runs/a")
+    assert "go on with 2, which differs in the last bits: threads=2 --allow-changes" in said
+    assert main(["train", "--resume", "runs/a", "threads=2", "--allow-changes"]) == 0
+    assert "threads: 1 → 2" in capsys.readouterr().out and rows(run)[-1]["step"] == 3
+    assert "threads = 2" in (run / "config.toml").read_text()
+    torch.set_num_threads(1)
+    shutil.rmtree(run / "policy")
+    assert main(["train", "--resume", "runs/a"]) == 0  # with two, as it was saved
+
+
 def test_a_finished_run(capsys: pytest.CaptureFixture[str]) -> None:
     run = trained("a")
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}

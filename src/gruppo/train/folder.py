@@ -145,7 +145,7 @@ class RunFolder:
         """What differs between this run and a configuration, and in what it depends on; one line each.
 
         If config.toml is not as gruppo wrote it, the configuration in `record`, of the newest checkpoint, counts. The
-        number of threads is not compared: `Run.restore` requires that it is the same. Code is compared, not run.
+        number of threads is not compared: `Run.restore` looks at what the process has. Code is compared, not run.
         """
         facts, text = self._environment(), self._config_text()
         edited = facts.get("config", _hash(text)) != _hash(text)

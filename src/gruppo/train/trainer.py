@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gruppo.methods import refurnished
 from gruppo.stages import StepRecord
 from gruppo.tasks.channel import refuse_inside
@@ -243,6 +245,8 @@ class Trainer:
         self.seconds, self.tokens = facts["seconds"], facts["tokens"]
         self.wins.facts = facts.get("wins", {})
         self.early = facts.get("ended_early", "") if not self.changes else ""
+        if facts["threads"] != torch.get_num_threads():
+            self.changes = [*self.changes, f"threads: {facts['threads']} → {torch.get_num_threads()}"]
         if self.changes:
             self.folder.write_config(self.config)
             self.display.say("going on with changes:\n" + "\n".join(f"  {c}" for c in self.changes))
