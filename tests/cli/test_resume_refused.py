@@ -115,6 +115,17 @@ def test_another_number_of_threads_is_a_change_that_can_be_allowed(
     assert main(["train", "--resume", "runs/a"]) == 0  # with two, as it was saved
 
 
+def test_a_damaged_checkpoint_is_set_aside_once_nothing_else_is_refused(
+    stopped: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = stopped("a")
+    damaged = run / "checkpoints" / "step-000001"
+    (damaged / "policy.safetensors").write_bytes(b"")
+    assert "steps: 2 → 3" in refused(capsys, "train", "--resume", "runs/a", "--skip-damaged", "steps=3")
+    said = refused(capsys, "train", "--resume", "runs/a", "--skip-damaged", "samples=1", "--allow-changes")
+    assert "samples=1" in said and damaged.is_dir()
+
+
 def test_a_finished_run(capsys: pytest.CaptureFixture[str]) -> None:
     run = trained("a")
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}

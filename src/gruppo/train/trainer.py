@@ -2,9 +2,10 @@
 
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock
 from gruppo.train.loop import train_step
-from gruppo.train.opening import NOTHING, finished, how_to_resume, new_folder, newest, told, what_is_saved
+from gruppo.train.opening import NOTHING, finished, how_to_resume, new_folder, newest, put_aside, told, what_is_saved
 from gruppo.train.progress import Display
 from gruppo.train.run import Run
 from gruppo.train.samples import Samples
@@ -103,7 +104,8 @@ def resume_steps(
     with Stop(lambda: what_is_saved(folder)) as stop, Lock(folder.path):
         say = Display("", 0, quiet=quiet).say
         with told(folder, stop, begun=False):
-            state = _newest_state(folder, skip_damaged, say)
+            last, skipped = newest(folder, skip_damaged)
+            state = load_checkpoint(last) if last else None
             record = state.beside.get("run.json") if state else None
             if fixed := folder.fix(record):
                 say(fixed)
@@ -114,14 +116,11 @@ def resume_steps(
                 say(done)
                 return {**read_json(folder["summary.json"]), "folder": str(folder.path)}
         with told(folder, stop):
-            trainer = Trainer(config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow)
+            trainer = Trainer(
+                config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow, skipped=skipped
+            )
             yield from trainer.steps(state)
             return trainer.summary
-
-
-def _newest_state(folder: RunFolder, skip_damaged: bool, say: Callable[[str], None]) -> State | None:
-    last = newest(folder, skip_damaged, say)
-    return load_checkpoint(last) if last else None
 
 
 def _refuse_to_go_on(folder: RunFolder, config: RunConfig, state: State | None, changes: Sequence[str]) -> None:
@@ -152,8 +151,10 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         stop: Stop | None = None,
         allow: bool = False,
+        skipped: Mapping[Path, str] = MappingProxyType({}),
     ) -> None:
         self.config, self.folder, self.changes, self.allow = config, folder, changes, allow
+        self.skipped = skipped  # damaged checkpoints, and what is wrong with them
         wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)  # refused before anything is loaded
         self.callbacks = [*standing(config), Samples(config.show), *callbacks]
         self.begun: list[Callback] = []
@@ -222,6 +223,7 @@ class Trainer:
 
     async def _begin(self) -> int:
         refuse(await step_zero(self.run))
+        put_aside(self.skipped, self.display.say)
         self.folder.write_config(self.config)
         self.folder.set_metrics(b"")  # left by a run that was stopped before its first checkpoint
         self.display.say(f"run folder  {self.folder.path}")
@@ -240,6 +242,7 @@ class Trainer:
 
     def _restore(self, state: State) -> int:
         self.run.restore(state, self.allow)
+        put_aside(self.skipped, self.display.say)
         facts = state.facts
         self.before, self.after = facts["accuracy_before"], facts["held_out"]
         self.seconds, self.tokens = facts["seconds"], facts["tokens"]
