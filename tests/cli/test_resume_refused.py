@@ -126,6 +126,37 @@ def test_a_damaged_checkpoint_is_set_aside_once_nothing_else_is_refused(
     assert "samples=1" in said and damaged.is_dir()
 
 
+def test_another_reward_is_measured_anew(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was measured with the old one is neither the figure before training nor the best one."""
+    Path("own_reward.py").write_text("def score(task, text):\n    return 1.0\n")
+    run = stopped("a", "task.reward=./own_reward.py:score", "eval.every=1", "save.best=true")
+    Path("own_reward.py").write_text("def score(task, text):\n    return 0.5\n")
+    assert main(["train", "--resume", "runs/a", "--allow-changes"]) == 0
+    said = capsys.readouterr().out
+    assert "held-out score 0.500 → 0.500 since step 1 (measured anew) in 2 steps" in said
+    assert [(r["step"], r["held_out"]) for r in rows(run)] == [(0, 1.0), (1, 1.0), (1, 0.5), (2, 0.5)]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["accuracy_before"], summary["measured_since"], summary["measure"]) == (0.5, 1, "score")
+    assert json.loads((run / "best/best.json").read_text()) == {"step": 1, "held_out": 0.5}
+    assert main(["runs"]) == 0 and "0.500 → 0.500 since step 1" in capsys.readouterr().out
+    assert main(["train", "--resume", "runs/a", "--allow-changes", "steps=3", "task.workers=1"]) == 0
+    assert [r["step"] for r in rows(run)] == [0, 1, 1, 2, 3]  # how answers are judged changes no score
+
+
+def test_a_run_that_was_killed_after_it_measured_anew_does_so_again(
+    stopped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own_reward.py").write_text("def score(task, text):\n    return 1.0\n")
+    run = stopped("a", "task.reward=./own_reward.py:score")
+    Path("own_reward.py").write_text("def score(task, text):\n    return 0.5\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train_step", lambda *_: exit(1))
+        with pytest.raises(SystemExit):
+            main(["train", "--resume", "runs/a", "--allow-changes"])
+    assert main(["train", "--resume", "runs/a"]) == 0
+    assert [(r["step"], r.get("held_out")) for r in rows(run)] == [(0, 1.0), (1, None), (1, 0.5), (2, 0.5)]
+
+
 def test_a_finished_run(capsys: pytest.CaptureFixture[str]) -> None:
     run = trained("a")
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}

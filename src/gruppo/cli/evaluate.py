@@ -241,7 +241,7 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
     many = f" × {e.samples} answers" if e.samples > 1 else ""
     seats = ", ".join(f"{agent} {r:+.3f}" for agent, r in e.by_agent.items())  # their mean is 0 in a zero-sum game
     games = e.against.get("games", 0) == e.prompts * e.samples - e.failed  # not those of a mixture alone
-    word = f"return against {e.against['player']}" if games else "accuracy"
+    word = f"return against {e.against['player']}" if games else "score" if e.graded else "accuracy"
     score = f"return {seats}" if seats else f"{word} {_shown(e.avg_at[e.samples])}"
     out = [f"{title}: {score} on {e.prompts} held-out {_prompts(e.prompts)}{many}, T={sampling.temperature:g}"]
     if e.samples > 1 and not seats:
@@ -265,7 +265,8 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
 def _part(domain: str, of: Mapping[str, Any], samples: int) -> list[str]:
     """One task at one level, in a set of several."""
     seats = ", ".join(f"{agent} {r:+.3f}" for agent, r in of["by_agent"].items())
-    score = f"success {_shown(Interval(of['accuracy'], of['low'], of['high'], of['prompts']))}"
+    word = "score" if of["graded"] else "success"
+    score = f"{word} {_shown(Interval(of['accuracy'], of['low'], of['high'], of['prompts']))}"
     score = f"return {seats}" if seats else f"{_results(of['against'])}" if of["against"] else score
     counted = bool(of["against"]) and of["against"]["games"] == of["prompts"]  # as games
     facts = [score if counted else f"{score} on {of['prompts']} {_prompts(of['prompts'])}"]

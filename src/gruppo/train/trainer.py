@@ -27,8 +27,9 @@ from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock
 from gruppo.train.loop import train_step
+from gruppo.train.measured import comparable, measured_otherwise
 from gruppo.train.opening import NOTHING, finished, how_to_resume, new_folder, newest, put_aside, told, what_is_saved
-from gruppo.train.progress import Display
+from gruppo.train.progress import ANEW, Display
 from gruppo.train.run import Run
 from gruppo.train.samples import Samples
 from gruppo.train.saved import save_writers
@@ -186,7 +187,7 @@ class Trainer:
         loop = Loop()
         try:
             with self.display:
-                self.done = loop(self._begin()) if state is None else self._restore(state)
+                self.done = loop(self._begin() if state is None else self._restore(state))
                 self.display.start()
                 self.stop.begin()
                 while self.done < self.config.steps and not self.early and not self.stop.asked:
@@ -234,13 +235,15 @@ class Trainer:
         self.run.warn_if_slow()
         self._begin_callbacks(())
         asked = min(self.config.eval.prompts, len(self.run.tasks.held_out))
-        self.display.say(f"measuring the held-out accuracy before training (eval.prompts: {asked})")
+        self.display.say(f"measuring held-out answers before training (eval.prompts: {asked})")
         start = await self._evaluate()
-        self.before = self.display.row["held_out"] = start.accuracy
-        self._log({"step": 0, **start.logged(), **await self.wins.row(start)})
+        self.before = start.accuracy
+        row = {"step": 0, **start.logged(), **await self.wins.row(start)}
+        self.display.begin([row])
+        self._log(row)
         return 0
 
-    def _restore(self, state: State) -> int:
+    async def _restore(self, state: State) -> int:
         self.run.restore(state, self.allow)
         put_aside(self.skipped, self.display.say)
         facts = state.facts
@@ -256,12 +259,23 @@ class Trainer:
         self.folder.reopen(state.step)
         self.folder.set_metrics(state.beside["metrics.jsonl"])
         self.display.first = state.step
-        for row in self.folder.metrics():
-            if "held_out" in row:
-                self.display.update_accuracy(row["step"], row["held_out"])
+        self.display.begin(comparable(self.folder.metrics()))
         self.display.say(f"resumed {self.folder.path} after step {state.step}")
         self._begin_callbacks(self.folder.metrics())
+        others = measured_otherwise(state.beside.get("run.json"), self.folder.record())
+        if others or facts.get("data", "") != self.run.tasks.digest:
+            await self._measure_anew(state.step)
         return state.step
+
+    async def _measure_anew(self, step: int) -> None:
+        """What is measured has changed: figures from before do not compare with those to come."""
+        self.display.say(f"the task has changed: measuring held-out answers anew, from step {step} on")
+        found = await self._evaluate()
+        self.before = self.after = found.accuracy
+        self.wins.facts = {}
+        row = {"step": step, ANEW: 1.0, **found.logged(), **await self.wins.row(found)}
+        self.display.begin([row])
+        self._log(row)
 
     async def _step(self, step: int) -> Step:
         try:
