@@ -50,8 +50,8 @@ def writers_in(checkpoint: Path, table: Mapping[str, Any], dtype: Any, device: A
         start = role
         while start in cast and start != "policy":  # a copy of another role
             start = cast[start]["start"]
-        first = (model.name, dtype, device, table["seed"], model.lora) if start == "policy" else (start, dtype, device)
-        out[role] = load_policy(*first)
+        name, lora = (model.name, model.lora) if start == "policy" else (start, None)
+        out[role] = load_policy(name, dtype, device, table["seed"], lora)
         load_learned(out[role], weights[role])
     return out
 
