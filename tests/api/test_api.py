@@ -137,6 +137,9 @@ def test_settings_in_every_form() -> None:
     assert [type(o).__name__ for o in more.method.select] == ["TopEntropy"] and more.method.credit.eps == 1e-4
     by_task = gruppo.configured(task=TaskConfig("sorting", level="1"))
     assert by_task == gruppo.configured(task={"name": "sorting", "level": "1"})
+    rows = [{"q": "1+1=", "answer": 2}]
+    by_rows = gruppo.configured(task={"name": rows, "prompt": "q"})
+    assert by_rows == gruppo.configured(task=rows, **{"task.prompt": "q"}) and by_rows.task.prompt == "q"
     assert gruppo.configured() == RunConfig()
 
 
@@ -158,6 +161,18 @@ def test_mistakes_are_told_before_anything_starts(settings: dict[str, Any], said
             start(**settings)
         assert said in str(told.value)
     assert not Path("runs").exists()
+
+
+def test_a_long_value_does_not_hide_what_is_wrong_with_it() -> None:
+    with pytest.raises(ValueError, match="is not text, so nothing was started") as told:
+        gruppo.configured(model={"name": [{"q": "1+1="}] * 1000})
+    assert len(str(told.value)) < 200
+
+
+def test_nothing_started_is_said_without_the_command_line() -> None:
+    with pytest.raises(ValueError) as told:
+        gruppo.train("grpo", samples=1)
+    assert str(told.value).endswith("Nothing was started: once that is fixed, start it again.")
 
 
 # objects

@@ -139,6 +139,7 @@ class Callable_:
     (lambda: defined("f = lambda task, text: 1.0")["f"], "Write a def"),
     (lambda: defined("def f(task, text):\n    return model(text)", model=object())["f"], "f uses model, a object"),
     (lambda: defined("def f(task, text):\n    return later(text)")["f"], "f uses later, which is not defined"),
+    (lambda: defined("def f(task, text):\n    return model(text)", model=object())["f"], "of f, or put f in a file"),
     (lambda: Callable_(), "is an object, and the processes that judge cannot have it"),
     (lambda: 3, "is an object, and the processes that judge cannot have it"),
     (lambda: partial(counted, 3), "Name them"),

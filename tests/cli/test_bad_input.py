@@ -98,7 +98,7 @@ REFUSED = {
     "method.cast.ref=gone": ("model 'gone'",),
     "method.cast=ppo": ("one model for each role", "method.cast.ROLE=FOLDER", "ref"),
     "method.credit=./own.py:IMITATE": ("a whole method", "Write method.credit=./own.py:IMITATE.credit"),
-    "method.objective.mean=tokn": ("mean='tokn'", "token, turn, sequence", "the same command starts it"),
+    "method.objective.mean=tokn": ("mean='tokn'", "token, turn, sequence", "start it again"),
     "sampling=hot": ("sampling=hot", "sampling.max_tokens"),
     "accept=everything": ("accept=everything", "step zero has no such check", "judged"),
     "task.reward=score": ("'score' is no import path",),
@@ -210,5 +210,5 @@ def test_no_space_for_the_first_file(capsys: pytest.CaptureFixture[str], monkeyp
 
     monkeypatch.setattr(RunFolder, "write_config", full)
     said = refused(capsys, "train", *SMALL, "save.name=a")
-    assert "No space left on device" in said and "the same command starts it" in said
+    assert "No space left on device" in said and "start it again" in said
     assert not list(Path("runs").iterdir())

@@ -99,6 +99,64 @@ def test_another_number_of_threads(stopped: Any, capsys: pytest.CaptureFixture[s
     assert rows(run)[-1]["step"] == 2
 
 
+def test_another_number_of_threads_is_a_change_that_can_be_allowed(
+    stopped: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also by the words of the refusal, and for the next resume of the run."""
+    run = stopped("a", "steps=3")
+    torch.set_num_threads(2)
+    said = refused(capsys, "train", "--resume", "runs/a")
+    assert "go on with 2, which differs in the last bits: threads=2 --allow-changes" in said
+    assert main(["train", "--resume", "runs/a", "threads=2", "--allow-changes"]) == 0
+    assert "threads: 1 → 2" in capsys.readouterr().out and rows(run)[-1]["step"] == 3
+    assert "threads = 2" in (run / "config.toml").read_text()
+    torch.set_num_threads(1)
+    shutil.rmtree(run / "policy")
+    assert main(["train", "--resume", "runs/a"]) == 0  # with two, as it was saved
+
+
+def test_a_damaged_checkpoint_is_set_aside_once_nothing_else_is_refused(
+    stopped: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = stopped("a")
+    damaged = run / "checkpoints" / "step-000001"
+    (damaged / "policy.safetensors").write_bytes(b"")
+    assert "steps: 2 → 3" in refused(capsys, "train", "--resume", "runs/a", "--skip-damaged", "steps=3")
+    said = refused(capsys, "train", "--resume", "runs/a", "--skip-damaged", "samples=1", "--allow-changes")
+    assert "samples=1" in said and damaged.is_dir()
+
+
+def test_another_reward_is_measured_anew(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was measured with the old one is neither the figure before training nor the best one."""
+    Path("own_reward.py").write_text("def score(task, text):\n    return 1.0\n")
+    run = stopped("a", "task.reward=./own_reward.py:score", "eval.every=1", "save.best=true")
+    Path("own_reward.py").write_text("def score(task, text):\n    return 0.5\n")
+    assert main(["train", "--resume", "runs/a", "--allow-changes"]) == 0
+    said = capsys.readouterr().out
+    assert "held-out score 0.500 → 0.500 since step 1 (measured anew) in 2 steps" in said
+    assert [(r["step"], r["held_out"]) for r in rows(run)] == [(0, 1.0), (1, 1.0), (1, 0.5), (2, 0.5)]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["accuracy_before"], summary["measured_since"], summary["measure"]) == (0.5, 1, "score")
+    assert json.loads((run / "best/best.json").read_text()) == {"step": 1, "held_out": 0.5}
+    assert main(["runs"]) == 0 and "0.500 → 0.500 since step 1" in capsys.readouterr().out
+    assert main(["train", "--resume", "runs/a", "--allow-changes", "steps=3", "task.workers=1"]) == 0
+    assert [r["step"] for r in rows(run)] == [0, 1, 1, 2, 3]  # how answers are judged changes no score
+
+
+def test_a_run_that_was_killed_after_it_measured_anew_does_so_again(
+    stopped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own_reward.py").write_text("def score(task, text):\n    return 1.0\n")
+    run = stopped("a", "task.reward=./own_reward.py:score")
+    Path("own_reward.py").write_text("def score(task, text):\n    return 0.5\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train_step", lambda *_: exit(1))
+        with pytest.raises(SystemExit):
+            main(["train", "--resume", "runs/a", "--allow-changes"])
+    assert main(["train", "--resume", "runs/a"]) == 0
+    assert [(r["step"], r.get("held_out")) for r in rows(run)] == [(0, 1.0), (1, None), (1, 0.5), (2, 0.5)]
+
+
 def test_a_finished_run(capsys: pytest.CaptureFixture[str]) -> None:
     run = trained("a")
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}

@@ -28,7 +28,7 @@ def listed(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, dict[str
     return {r["name"]: r for r in strict_json(said(capsys, "runs", *argv, "--json")[0])}
 
 
-def stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of three steps that was stopped after its first."""
 
     def stop(self: Callback, trainer: Any, step: Any) -> None:
@@ -36,7 +36,7 @@ def stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as once:
         once.setattr("gruppo.train.samples.Samples.step", stop)
-        trained(name, "steps=3")
+        return trained(name, "steps=3")
 
 
 def older(name: str, seconds: float) -> None:
@@ -208,8 +208,30 @@ def test_what_cannot_be_evaluated(capsys: pytest.CaptureFixture[str], monkeypatc
     trained("b")
     assert "runs/a was trained on sorting and runs/b on addition" in refused(capsys, "eval", "runs/a", "runs/b")
     assert strict_json(said(capsys, "eval", "runs/a", "runs/b", "task=sorting", "--json")[0])["differences"]
-    stopped("c", monkeypatch)
+    shutil.rmtree(stopped("c", monkeypatch) / "checkpoints")
     assert "runs/c has no policy yet" in refused(capsys, "eval", "runs/c")
+
+
+def test_of_a_run_that_has_not_ended_the_newest_checkpoint_is_evaluated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped("c", monkeypatch)
+    out, err = said(capsys, "eval", "runs/c")
+    assert "runs/c has not ended, so this is its newest checkpoint, of step 1" in err and "accuracy" in out
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_checkpoint_is_evaluated_like_the_policy_of_its_step(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(
+        "a", "model=tiny", "eval.prompts=8", "save.checkpoint_every=1", "optim.lr=0.01", f"model.lora.rank={rank}"
+    )
+    whole = strict_json(said(capsys, "eval", "runs/a", "--json")[0])
+    (run / "summary.json").unlink()  # as if it had been made longer: its policy is of the earlier end
+    again, err = said(capsys, "eval", "runs/a", "--json")
+    assert "of step 2" in err and strict_json(again)["entropy"] == pytest.approx(whole["entropy"], rel=1e-4)
+    (run / "checkpoints" / "step-000002" / "policy.safetensors").write_bytes(b"")
+    again, err = said(capsys, "eval", "runs/a", "--json")
+    assert "of step 1" in err and strict_json(again)["entropy"] != pytest.approx(whole["entropy"], rel=1e-4)
 
 
 # ---- episodes

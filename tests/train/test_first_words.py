@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from train_runs import gruppo, train
 
+from gruppo.api.runs import SavedRun
 from gruppo.train.folder import RunFolder
 from gruppo.train.opening import told, what_is_saved
 from gruppo.train.stop import Stop
@@ -40,6 +41,15 @@ def test_a_score_is_not_called_an_accuracy(capsys: pytest.CaptureFixture[str]) -
     Path("reward.py").write_text("def score(task, text):\n    return 3.0 + len(text)")
     assert train("b", *QUICK, "task.reward=./reward.py:score") == 0
     assert "held-out score " in (words := capsys.readouterr().out) and "in 1 step, " in words
+
+
+def test_a_score_between_0_and_1_is_not_called_an_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("reward.py").write_text("def score(task, text):\n    return 0.1 * len(text)")
+    assert train("b", *QUICK, "task.reward=./reward.py:score", "save.best=true") == 0
+    assert gruppo("eval", "runs/b") == 0
+    words = capsys.readouterr().out + repr(SavedRun("runs/b"))
+    assert words.count("held-out score ") == 3 and "  score " in words and "runs/b on addition: score " in words
+    assert "accuracy" not in words
 
 
 @pytest.mark.parametrize(

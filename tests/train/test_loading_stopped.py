@@ -21,7 +21,7 @@ from gruppo.train.stop import Stop, Stopped
 
 QUICK = ("steps=2", "eval.prompts=2", "save.episodes_every=2")
 INT, TERM = signal.SIGINT, signal.SIGTERM
-NOTHING = "gruppo: stopped at once. Nothing was trained yet: the same command starts it again."
+NOTHING = "gruppo: stopped at once. Nothing was trained yet: start it again."
 BLOCKS = "open('gate').read()\n"  # until somebody has opened the pipe for writing, and closed it again
 REWARD = "def score(task, text):\n    return 0.0\n"
 

@@ -35,7 +35,7 @@ def test_from_the_start(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train("b", *SETTINGS, *OWN) == 2
     words = capsys.readouterr().err
     assert says in words and "0% of the answers got a reward" in words
-    assert "the same command starts it" in words and not Path("runs/b").exists()
+    assert "start it again" in words and not Path("runs/b").exists()
     Path("reward.py").write_text(GOOD)
     assert train("b", *SETTINGS, *OWN, "task.seconds=5", "steps=1") == 0
 

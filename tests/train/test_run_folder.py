@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,24 @@ def test_config_of_an_own_method_repeats_the_run(capsys: pytest.CaptureFixture[s
     assert "--trust-code" in capsys.readouterr().err and not Path("runs/c").exists()
     assert gruppo("train", "--config", "runs/a/config.toml", "save.name=c", "--trust-code") == 0
     same_run("a", "c")
+
+
+@pytest.mark.parametrize("called, on_path, says", [
+    (".venv/bin/gruppo", False, ".venv/bin/gruppo"),
+    ("a b/gruppo", False, "'a b/gruppo'"),
+    (".venv/bin/gruppo", True, "gruppo"),
+    ("script.py", False, "gruppo"),
+])  # fmt: skip
+def test_the_command_to_go_on_with_can_be_typed(
+    called: str, on_path: bool, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make train` calls a gruppo that is not on the path."""
+    Path("bin").mkdir()
+    if on_path:
+        Path("bin/gruppo").touch(mode=0o755)
+    monkeypatch.setenv("PATH", "bin")
+    monkeypatch.setattr(sys, "argv", [called])
+    assert RunFolder(Path("runs/a")).resume_command == f"{says} train --resume runs/a"
 
 
 def test_two_files_of_one_name_are_both_kept() -> None:

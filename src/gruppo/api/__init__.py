@@ -42,7 +42,8 @@ def train(
     """Trains from the start, and returns the run.
 
     method     a name, an import path, a `Method`, or a whole configuration
-    task       a name, `TaskConfig`, `TaskSet`, or rows: [{"prompt": …, "answer": …}, …]
+    task       a name, `TaskConfig`, `TaskSet`, or rows: [{"prompt": …, "answer": …}, …]; with settings of the task,
+               a table: {"name": rows, "prompt": "question"}
     reward     a name, an import path, or a function (task, text) -> number, or a class of such
     callbacks  objects that watch the run; they are not recorded with it
     settings   as on the command line: steps=20, eval={"every": 5}, **{"optim.lr": 1e-4}; **{"method.select+": NAME}
@@ -252,7 +253,9 @@ def _task_settings(task: Any, folder: Path) -> list[Setting]:
     if isinstance(task, str | Path):
         return [Setting("task", "=", str(task))]
     if isinstance(task, Mapping):
-        return list(_settings({"task": task}))
+        rest = {key: value for key, value in task.items() if key != "name"}
+        named = _task_settings(task["name"], folder) if "name" in task else []
+        return [*named, *_settings({"task": rest})]
     if isinstance(task, TaskSet):
         return [Setting("task", "=", tasks_path(task, folder))]
     rows = list(task) if hasattr(task, "__iter__") else [task]

@@ -10,6 +10,7 @@ from gruppo.train.curves import figure, shown
 from gruppo.train.ended import ended
 from gruppo.train.episodes import episode_rows, flat
 from gruppo.train.folder import RunFolder, read_json
+from gruppo.train.measured import result_words
 from gruppo.train.saved import others_in
 
 if TYPE_CHECKING:
@@ -101,8 +102,7 @@ class SavedRun:
         s = self.summary
         if "stopped" in s:
             return f"<run {self.folder}: {s['steps']} steps done, not finished>"
-        accuracy = f"held-out accuracy {s['accuracy_before']:.3f} → {s['accuracy_after']:.3f}"
-        return f"<run {self.folder}: {s['method']} on {s['task']}, {s['steps']} steps, {accuracy}>"
+        return f"<run {self.folder}: {s['method']} on {s['task']}, {s['steps']} steps, {result_words(s)}>"
 
 
 def _pandas() -> Any:

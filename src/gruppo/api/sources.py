@@ -19,7 +19,8 @@ from typing import Any
 from gruppo.api.remade import missing, run
 
 LONGEST = 100_000  # characters of a value
-REMEDY = "Put it in a file and name it: './file.py:NAME'."
+FILE = "in a file and name it: './file.py:NAME'."
+REMEDY = f"Put it {FILE}"
 
 
 def nowhere(found: Any) -> bool:
@@ -89,7 +90,7 @@ class Text:
         else:
             raise ValueError(
                 f"{user} uses {name}, a {type(value).__name__}, which cannot be written to a file, and other processes "
-                f"could not have it. Make it inside of {user}. {REMEDY}"
+                f"could not have it. Make it inside of {user}, or put {user} {FILE}"
             )
 
     def _add_source(self, name: str, value: Any) -> None:
@@ -144,7 +145,7 @@ def _source(value: Any) -> tuple[str, list[FunctionType]]:
     if not functions:
         raise ValueError(
             f"{name} is a class without functions of its own, and Python keeps the source of functions only, so it "
-            f"cannot be written to a file. Give it a function. {REMEDY}"
+            f"cannot be written to a file. Give it a function, or put it {FILE}"
         )
     _refuse_closures(name, functions)
     for f in functions:
@@ -155,7 +156,7 @@ def _source(value: Any) -> tuple[str, list[FunctionType]]:
             return text, functions
     raise ValueError(
         f"the source of {name} cannot be found, or has changed since it was run, so other processes could not have it. "
-        f"Run its definition again. {REMEDY}"
+        f"Run its definition again, or put it {FILE}"
     )
 
 

@@ -1,6 +1,7 @@
 """`gruppo eval`: held-out scores of one or more policies, and their differences.
 
 A policy that lies in a run is evaluated as the run did it: on its task, with its settings, unless others are given.
+Of a run that has not ended, the newest checkpoint is evaluated.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from gruppo.stages.play import close_play
 from gruppo.stages.record import from_table, to_table
 from gruppo.tasks.fit import most_tokens
 from gruppo.tasks.judge import judge_of
+from gruppo.train.checkpoint import step_of
 from gruppo.train.config import RunConfig
 from gruppo.train.depends import depends
 from gruppo.train.depends import differences as changed
@@ -29,9 +31,10 @@ from gruppo.train.ended import run_table
 from gruppo.train.estimates import Interval
 from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import REMEDY, RunFolder, flat, read_json
+from gruppo.train.opening import newest
 from gruppo.train.parts import RESULTS
 from gruppo.train.run import place_of, tasks_of
-from gruppo.train.saved import writers_beside
+from gruppo.train.saved import agents_of, writers_beside, writers_in
 from gruppo.train.waiting import waited
 
 UNIT = "prompt"  # of the intervals
@@ -102,9 +105,18 @@ def policy_folder(policy: str) -> str:
     return str(folder["policy"])
 
 
+def checkpoint_of(policy: str) -> Path | None:
+    """Of a run that has not ended, its newest whole checkpoint. It may have a policy, of an earlier end."""
+    folder = RunFolder(Path(policy))
+    if run_of(policy) != folder.path or (folder["policy"].is_dir() and folder["summary.json"].is_file()):
+        return None
+    return newest(folder, skip_damaged=True)[0]
+
+
 def as_trained(policies: Iterable[str], args: argparse.Namespace) -> RunConfig | None:
     """The configuration to begin with: task and settings of the run that the policies lie in; says which."""
-    runs = list(dict.fromkeys(run for p in policies if policy_folder(p) and (run := run_of(p)) is not None))
+    there = [p for p in policies if checkpoint_of(p) or policy_folder(p)]
+    runs = list(dict.fromkeys(run for p in there if (run := run_of(p)) is not None))
     for run in runs:
         if said := RunFolder(run).damage():
             _to_stderr(
@@ -184,20 +196,16 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
         raise ValueError(f"{twice} is there twice: it would be compared with itself. Leave one out.")
     device, dtype = place_of(config)
     # All are loaded before the first is evaluated, so that one that cannot be loaded costs no time.
-    folders = {name: policy_folder(name) for name in policies}
-    loaded = {n: (load_policy(p, dtype, device, config.seed), load_tokenizer(p)) for n, p in folders.items()}
-    beside = {n: _beside(n, p) for n, p in folders.items()}
-    for policy, _ in loaded.values():
-        if policy.fallback:
-            _to_stderr(policy.fallback)
+    loaded = {name: _loaded(name, config.seed, dtype, device) for name in policies}
+    for models, *_ in loaded.values():
+        if models["policy"].fallback:
+            _to_stderr(models["policy"].fallback)
     judge = judge_of(tasks, config.task, _to_stderr).start()
     out: dict[str, Evaluation] = {}
     try:
-        for name, (policy, tokenizer) in loaded.items():
-            writers, places = beside[name]
-            others = {role: load_policy(str(p), dtype, device, config.seed) for role, p in places.items()}
-            engine = engine_of(config.engine, {"policy": policy, **others}, tokenizer, _to_stderr)
-            longest = sampling.max_tokens or most_tokens(tasks, tokenizer, policy.context)
+        for name, (models, tokenizer, writers) in loaded.items():
+            engine = engine_of(config.engine, models, tokenizer, _to_stderr)
+            longest = sampling.max_tokens or most_tokens(tasks, tokenizer, models["policy"].context)
             how, e = replace(sampling, max_tokens=longest), config.eval
             play = play_of(tasks, config.task, tokenizer, _to_stderr, writers)
             try:
@@ -209,13 +217,19 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
     return out
 
 
-def _beside(name: str, folder: str) -> tuple[dict[str, str], dict[str, Path]]:
-    """Who writes for agents beside the policy, as in the run that it lies in."""
-    run = run_of(name)
-    writers, places = writers_beside(Path(folder), run_table(run)) if run is not None else ({}, {})
+def _loaded(name: str, seed: int, dtype: Any, device: Any) -> tuple[dict[str, Any], Any, dict[str, str]]:
+    """{role: model} of the roles that write, their tokenizer, and {agent: role} beside the policy, as in its run."""
+    run, last = run_of(name), checkpoint_of(name)
+    table = run_table(run) if run is not None else {}
+    if last is not None:
+        _to_stderr(f"{name} has not ended, so this is its newest checkpoint, of step {step_of(last)}")
+        return writers_in(last, table, dtype, device), load_tokenizer(table["model"]["name"]), agents_of(table)
+    folder = policy_folder(name)
+    writers, places = writers_beside(Path(folder), table)
     if writers:
         _to_stderr(f"{', '.join(f'{a} is written by {places[r]}' for a, r in writers.items())}, all others by {folder}")
-    return writers, places
+    paths = {"policy": folder, **{role: str(path) for role, path in places.items()}}
+    return {r: load_policy(p, dtype, device, seed) for r, p in paths.items()}, load_tokenizer(folder), writers
 
 
 def _to_stderr(sentence: str) -> None:
@@ -227,7 +241,7 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
     many = f" × {e.samples} answers" if e.samples > 1 else ""
     seats = ", ".join(f"{agent} {r:+.3f}" for agent, r in e.by_agent.items())  # their mean is 0 in a zero-sum game
     games = e.against.get("games", 0) == e.prompts * e.samples - e.failed  # not those of a mixture alone
-    word = f"return against {e.against['player']}" if games else "accuracy"
+    word = f"return against {e.against['player']}" if games else "score" if e.graded else "accuracy"
     score = f"return {seats}" if seats else f"{word} {_shown(e.avg_at[e.samples])}"
     out = [f"{title}: {score} on {e.prompts} held-out {_prompts(e.prompts)}{many}, T={sampling.temperature:g}"]
     if e.samples > 1 and not seats:
@@ -252,7 +266,8 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
 def _part(domain: str, of: Mapping[str, Any], samples: int) -> list[str]:
     """One task at one level, in a set of several."""
     seats = ", ".join(f"{agent} {r:+.3f}" for agent, r in of["by_agent"].items())
-    score = f"success {_shown(Interval(of['accuracy'], of['low'], of['high'], of['prompts']))}"
+    word = "score" if of["graded"] else "success"
+    score = f"{word} {_shown(Interval(of['accuracy'], of['low'], of['high'], of['prompts']))}"
     score = f"return {seats}" if seats else f"{_results(of['against'])}" if of["against"] else score
     counted = bool(of["against"]) and of["against"]["games"] == of["prompts"]  # as games
     facts = [score if counted else f"{score} on {of['prompts']} {_prompts(of['prompts'])}"]

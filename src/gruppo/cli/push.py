@@ -163,11 +163,12 @@ def _results(summary: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]
         return []
     method, task = config["method"], config["task"]
     level = f", level {task['level']}" if task.get("level") not in (None, "") else ""
+    measure, since = summary.get("measure", "accuracy"), summary.get("measured_since", 0)
     facts = {
         "method": method["name"] + (f" ({method['paper']})" if method.get("paper") else ""),
         "task": PurePath(task["name"]).name + level,
-        "held-out accuracy before": _shown(summary.get("accuracy_before")),
-        "held-out accuracy after": _shown(summary.get("accuracy_after")),
+        f"held-out {measure} {f'after step {since}' if since else 'before'}": _shown(summary.get("accuracy_before")),
+        f"held-out {measure} after": _shown(summary.get("accuracy_after")),
         **{key: config[key] for key in ("steps", "prompts", "samples", "seed") if key in config},
     }
     settings = {f"{t}.{k}": v for t in TABLES for k, v in _flat(config.get(t, {}))}

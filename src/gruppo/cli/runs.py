@@ -13,6 +13,7 @@ from gruppo.train.ended import ended, run_table
 from gruppo.train.folder import RunFolder
 from gruppo.train.lock import held
 from gruppo.train.manifest import damage
+from gruppo.train.measured import comparable, since
 from gruppo.train.progress import change_words, returns_of
 
 PUT_BACK = "gruppo train --resume RUN puts it back from the newest checkpoint."
@@ -40,6 +41,7 @@ class Run:
     touched: float
     returns: dict[str, tuple[float | None, ...]] = field(default_factory=dict[str, tuple[float | None, ...]])
     why: str = ""  # what is damaged
+    since: int = 0  # the step at which it measured anew, because its task had changed; before and after are from there
 
 
 def runs(args: argparse.Namespace) -> int:
@@ -97,8 +99,9 @@ def described(path: Path, check: bool = False) -> Run:
             raise ValueError(f"config.toml is missing. {PUT_BACK}")
         config = run_table(path)
         rows = run.metrics()
-        scores = [float(r["held_out"]) for r in rows if r.get("held_out") is not None]
-        returns = returns_of(rows)
+        known = comparable(rows)
+        scores = [float(r["held_out"]) for r in known if r.get("held_out") is not None]
+        returns = returns_of(known)
         over = ended(path)
         why = left_damaged(run, rows, check)
     except (ValueError, OSError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
@@ -117,6 +120,7 @@ def described(path: Path, check: bool = False) -> Run:
         touched=max(p.stat().st_mtime for p in files),
         returns=returns,
         why=why,
+        since=since(rows),
     )
 
 
@@ -149,9 +153,10 @@ def table(found: list[Run]) -> str:
 
 
 def _score(r: Run) -> str:
+    shown = change_words((r.before,) if r.after is None else (r.before, r.after))
     if r.returns:
-        return ", ".join(f"{seat} {change_words(of, sign='+')}" for seat, of in r.returns.items())
-    return change_words((r.before,) if r.after is None else (r.before, r.after))
+        shown = ", ".join(f"{seat} {change_words(of, sign='+')}" for seat, of in r.returns.items())
+    return f"{shown} since step {r.since}" if r.since else shown
 
 
 def ago(seconds: float) -> str:

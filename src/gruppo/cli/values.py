@@ -1,6 +1,7 @@
 """Text and TOML values converted to the types of fields: by pydantic, but the sentences are ours."""
 
 import re
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -37,7 +38,8 @@ def coerce(value: Any, hint: Any, path: str, bounds: Mapping[str, Any] = NO_BOUN
         wrong, right = _wanted(float if schedules else hint, bounds)
         near = nearest(str(given), map(str, get_args(hint))) if get_origin(hint) is Literal else ""
         extra = ", or a schedule such as linear(0.1, 0.0, steps=100)" if schedules else ""
-        raise ValueError(f"{path}={given} is not {wrong}{near}, so nothing was started. Use {right}{extra}.") from None
+        said = textwrap.shorten(str(given), 80, placeholder=" …")
+        raise ValueError(f"{path}={said} is not {wrong}{near}, so nothing was started. Use {right}{extra}.") from None
 
 
 def _parts(text: str) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ from gruppo.train.callbacks import Callback, Row, Step
 from gruppo.train.checkpoint import checkpoints, step_of
 from gruppo.train.config import RunConfig
 from gruppo.train.manifest import NAME, damage, write_manifest
+from gruppo.train.measured import comparable
+from gruppo.train.progress import ANEW, word
 from gruppo.train.saved import save_writers
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ Scores = Mapping[int, float]  # held-out accuracy by step
 
 
 def scores_of(rows: Sequence[Row]) -> dict[int, float]:
-    return {int(r["step"]): r["held_out"] for r in rows if r.get("held_out") is not None}
+    return {int(r["step"]): r["held_out"] for r in comparable(rows) if r.get("held_out") is not None}
 
 
 def best_step(scores: Scores, until: int | None = None) -> int | None:
@@ -82,6 +84,7 @@ class Best(Callback):
 
     def row(self, trainer: "Trainer", row: Row) -> None:
         score = row.get("held_out")
+        self.best = None if row.get(ANEW) else self.best
         if score is not None and self._better(score):
             self._keep(trainer, int(row["step"]), score)
             _prune(trainer)
@@ -161,6 +164,7 @@ class Patience(Callback):
         self.scores = scores_of(rows)
 
     def row(self, trainer: "Trainer", row: Row) -> None:
+        self.scores = {} if row.get(ANEW) else self.scores
         if row.get("held_out") is not None:
             self.scores[int(row["step"])] = row["held_out"]
 
@@ -169,8 +173,9 @@ class Patience(Callback):
         if best is None or step.done not in self.scores or step.done == trainer.config.steps:
             return
         if sum(s > best for s in self.scores) >= self.patience:
+            called = word(comparable(trainer.folder.metrics()))
             trainer.end_early(
-                f"{self.patience} evaluations without a better held-out accuracy than {self.scores[best]:.3f} of step "
+                f"{self.patience} evaluations without a better held-out {called} than {self.scores[best]:.3f} of step "
                 f"{best}"
             )
 

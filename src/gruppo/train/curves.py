@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gruppo.train.progress import word
+
 PANELS = (
     ("accuracy", "held_out"),
     ("reward",),
@@ -21,13 +23,16 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     """A matplotlib figure of rows of metrics."""
     from matplotlib.figure import Figure
 
+    called = {"accuracy": word(rows)}
     drawn = Figure(figsize=(12, 6))  # a layout that is computed would draw everything twice
     drawn.subplots_adjust(left=0.06, right=0.98, top=0.92, bottom=0.08, wspace=0.2, hspace=0.25)
     for axis, names in zip(drawn.subplots(2, 3).flat, PANELS, strict=True):
         for name in names:
             points = [(r["step"], r[name]) for r in rows if r.get(name) is not None]
             if points:
-                axis.plot(*np.array(points, float).T, marker="o" if name == "held_out" else None, label=name)
+                axis.plot(
+                    *np.array(points, float).T, marker="o" if name == "held_out" else None, label=called.get(name, name)
+                )
         axis.set_xlabel("step")
         if axis.lines:
             axis.legend(frameon=False)

@@ -18,7 +18,7 @@ from gruppo.stages.prompting import plain
 from gruppo.stages.walk import NO_TASK
 from gruppo.train.estimates import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
 from gruppo.train.kuhn import exploited
-from gruppo.train.metrics import of_turns, returns_by_agent
+from gruppo.train.metrics import graded, of_turns, returns_by_agent
 from gruppo.train.parts import RESULTS, by_task, games_of, parts_logged
 
 MOST = 1000  # answers per prompt; beyond that, the number of sets of k answers overflows a float
@@ -32,6 +32,7 @@ class Evaluation:
     high: float
     prompts: int
     samples: int  # answers per prompt
+    graded: float  # share of the judged answers with a score that is neither 0 nor 1
     failed: int  # answers that could not be judged; they do not count
     length: float  # sampled tokens of an answer, truncated ones included
     truncated: float  # share of answers that ran out of tokens
@@ -57,6 +58,7 @@ class Evaluation:
         several = {"pass": self.pass_at, "maj": self.maj_at} if self.samples > 1 else {}
         named = {f"held_out/{name}@{k}": i.mean for name, at in several.items() for k, i in at.items()}
         failed = {"held_out/failed": float(self.failed)} if self.failed else {}
+        failed |= {"held_out/graded": self.graded} if self.graded else {}
         agents = {f"held_out/return/{agent}": r for agent, r in self.by_agent.items()}
         turns = {f"held_out/{name}": value for name, value in self.turns.items()}
         turns |= {f"held_out/{name}": self.against[name] for name in RESULTS if self.against}
@@ -182,6 +184,7 @@ def _summed_up(
         high=overall.high,
         prompts=len(tasks),
         samples=score_PS.shape[1],
+        graded=graded(score_PS),
         failed=int(np.isnan(score_PS).sum()),
         length=float(np.mean([e.tokens for e in episodes])),
         truncated=float(np.mean([e.status == Status.TRUNCATED for e in episodes])),

@@ -33,6 +33,12 @@ HERE = "@run/"  # in config.toml: code that is stored with the run
 REMEDY = "Fix it, or remove it: the newest checkpoint has a copy, which is put back."
 
 
+def called() -> str:
+    """The command line: `gruppo`, or as this process was called where that is not on the path."""
+    mine = sys.argv[0]
+    return shlex.quote(mine) if Path(mine).name == "gruppo" and shutil.which("gruppo") is None else "gruppo"
+
+
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +48,7 @@ class RunFolder:
 
     @property
     def resume_command(self) -> str:
-        return f"gruppo train --resume {shlex.quote(str(self.path))}"
+        return f"{called()} train --resume {shlex.quote(str(self.path))}"
 
     def reopen(self, step: int) -> None:
         """The run goes on after a step: it is not finished any more, and later episodes are of another past."""
@@ -145,7 +151,7 @@ class RunFolder:
         """What differs between this run and a configuration, and in what it depends on; one line each.
 
         If config.toml is not as gruppo wrote it, the configuration in `record`, of the newest checkpoint, counts. The
-        number of threads is not compared: `Run.restore` requires that it is the same. Code is compared, not run.
+        number of threads is not compared: `Run.restore` looks at what the process has. Code is compared, not run.
         """
         facts, text = self._environment(), self._config_text()
         edited = facts.get("config", _hash(text)) != _hash(text)

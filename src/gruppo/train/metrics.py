@@ -49,9 +49,20 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "step": ("steps", "", "steps done"),
     "reward": ("", "rises", "mean total reward of the judged episodes of the step, without baseline episodes"),
     "accuracy": ("share", "rises", "mean score of the task over all judged episodes drawn, before selection"),
+    "graded": (
+        "share",
+        "",
+        "judged episodes with a score that is neither 0 nor 1, if any: `accuracy` is a mean score then",
+    ),
     "reward/*": ("", "", "mean of one reward component"),
     "return/*": ("", "", "mean return of one agent, if there are several; `reward` is then a mean over agents, too"),
     "held_out": ("share", "rises", "mean score of the task on the held-out prompts, sampled at eval.temperature"),
+    "held_out/graded": ("share", "", "held-out answers with a score that is neither 0 nor 1, if there are any"),
+    "held_out/anew": (
+        "",
+        "",
+        "1 where a resumed run measured anew, because its task has changed: compare from there on",
+    ),
     "held_out/failed": ("answers", "", "answers to held-out prompts that could not be judged; they do not count"),
     "held_out/length": ("tokens", "", "mean length of answers to held-out prompts, including truncated ones"),
     "held_out/return/*": ("", "", "mean return of one agent on the held-out tasks, if there are several"),
@@ -178,6 +189,7 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     }
     if any(e.status == Status.OPEN for e in mine):
         out["open"] = _mean([e.status == Status.OPEN for e in mine])
+    out |= {"graded": share} if (share := graded([e.score for e in judged])) else {}
     out |= _longest(mine) | of_turns(mine)
     logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])
     if len(logp):
@@ -189,6 +201,13 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     out["dead_groups"] = _dead_groups(drawn)
     out["drawn_groups"] = float(len({e.group for e in drawn}))
     return out
+
+
+def graded(scores: Sequence[float] | np.ndarray) -> float:
+    """Share of the scores that are neither 0 nor 1."""
+    known = np.asarray(scores, np.float64)
+    known = known[~np.isnan(known)]
+    return float(np.mean((known != 0) & (known != 1))) if len(known) else 0.0
 
 
 def _earned(e: Episode) -> dict[str, float]:

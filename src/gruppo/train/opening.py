@@ -1,7 +1,7 @@
 """Before and after a run: a new folder, the checkpoint to go on from, what is finished, and the last words."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from gruppo.train.lock import Lock
 from gruppo.train.manifest import damage
 from gruppo.train.stop import Stop
 
-NOTHING = "Nothing was trained yet: the same command starts it again."
+NOTHING = "Nothing was trained yet: start it again."
 
 
 @contextmanager
@@ -72,13 +72,13 @@ def _refuse_name(name: str) -> None:
         )
 
 
-def newest(folder: RunFolder, skip_damaged: bool, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint, if it is whole; a damaged one is refused, or set aside for the one before it."""
-    found = checkpoints(folder["checkpoints"])
+def newest(folder: RunFolder, skip_damaged: bool) -> tuple[Path | None, dict[Path, str]]:
+    """The newest checkpoint that is whole, and what is wrong with those after it, which are refused or skipped."""
+    found, skipped = checkpoints(folder["checkpoints"]), dict[Path, str]()
     for path in reversed(found):
         said = damage(path)
         if not said:
-            return path
+            return path, skipped
         if not skip_damaged:
             earlier = next((p for p in reversed(found[: found.index(path)]) if not damage(p)), None)
             before = f"{earlier.name} before it is whole" if earlier else "No whole one is before it; to begin again"
@@ -86,8 +86,14 @@ def newest(folder: RunFolder, skip_damaged: bool, say: Callable[[str], None]) ->
                 f"{path} is damaged: {said}, so the run cannot go on from it. {before}: go on with  "
                 f"{folder.resume_command} --skip-damaged"
             )
+        skipped[path] = said
+    return None, skipped
+
+
+def put_aside(skipped: Mapping[Path, str], say: Callable[[str], None]) -> None:
+    """Damaged checkpoints: once nothing else stands in the way of the run."""
+    for path, said in skipped.items():
         say(f"{path.name} is damaged ({said}) and was set aside as {set_aside(path).name}")
-    return None
 
 
 def finished(folder: RunFolder, done: int, steps: int, changed: bool = False) -> str:
@@ -139,7 +145,7 @@ def _stopped(stop: Stop, error: Exception) -> None:
 def how_to_mend(folder: RunFolder) -> str:
     """After an error: the command alone would meet it again."""
     if _empty(folder):
-        return "Nothing was started: once that is fixed, the same command starts it."
+        return "Nothing was started: once that is fixed, start it again."
     return f"Mend that first, or the same will happen again. {how_to_resume(folder)}"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from gruppo.data import Episode
 from gruppo.envs.against import PLAYER, SEAT
 from gruppo.train.estimates import Reals
-from gruppo.train.metrics import of_turns, returns_by_agent
+from gruppo.train.metrics import graded, of_turns, returns_by_agent
 
 RESULTS = ("won", "drawn", "lost")  # shares of games
 PLAYED = ("turns", "tool_calls", "turns/invalid", "turns/void")  # of a task with an environment
@@ -30,6 +30,7 @@ def by_task(
         shares = {name.removeprefix("turns/"): played.get(name, 0.0) for name in PLAYED} if played else {}
         out[domain] = {
             **of_part(where),
+            "graded": graded(score_PS[where]),
             "failed": int(np.isnan(score_PS[where]).sum()),
             "length": float(np.mean([e.tokens for e in mine])),
             **shares,

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -24,7 +24,13 @@ SHOWN = (
 )
 RETURN, HELD_OUT = "return/", "held_out/return/"  # of one agent of several
 MEANS = ("reward", "accuracy", "held_out")  # over all agents, which say nothing in a zero-sum game
+ANEW = "held_out/anew"  # in a row that measures anew, since the task has changed
 MISSING = "—"
+
+
+def word(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What a mean score is called: an accuracy if every single score is 0 or 1."""
+    return "score" if any(row.get("graded") or row.get("held_out/graded") for row in rows) else "accuracy"
 
 
 def returns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
@@ -50,6 +56,7 @@ class Display:
         self.title, self.steps, self.quiet, self.first = title, steps, quiet, start
         self.row: dict[str, float] = {}
         self.measured = 0  # the step of its held-out accuracy
+        self.word = "accuracy"
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -80,9 +87,12 @@ class Display:
         if not self.quiet:
             self.console.print(text, markup=False, soft_wrap=True)
 
-    def update_accuracy(self, step: int, accuracy: float) -> None:
-        """What was measured before this process began."""
-        self.row["held_out"], self.measured = accuracy, step
+    def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """What was measured before the next step."""
+        self.word = word(rows)
+        for row in rows:
+            if "held_out" in row:
+                self.row["held_out"], self.measured = row["held_out"], row["step"]
 
     def update(self, step: int, row: Mapping[str, float]) -> None:
         stale = ((RETURN, "reward"), (HELD_OUT, "held_out"))  # of seats that no longer act
@@ -90,6 +100,7 @@ class Display:
         self.row = {k: v for k, v in self.row.items() if not k.startswith(gone)}
         self.row |= {k: v for k, v in row.items() if k in SHOWN or k.startswith((RETURN, HELD_OUT))}
         self.measured = step if "held_out" in row else self.measured
+        self.word = word([row]) if self.word == "accuracy" else self.word
         self.bar.update(self.task, completed=step)
         if self._live is not None:
             self._live.update(self._table(step))
@@ -101,13 +112,16 @@ class Display:
     def _line(self, step: int) -> str:
         spent = time.perf_counter() - self._begun
         left = spent / max(step - self.first, 1) * (self.steps - step)
-        numbers = "  ".join(f"{k} {self._shown(k, step)}" for k in self._names() if k in self.row)
+        numbers = "  ".join(f"{self._label(k)} {self._shown(k, step)}" for k in self._names() if k in self.row)
         return f"step {step}/{self.steps}  {numbers}  left {left:.0f} s"
 
     def _names(self) -> list[str]:
         """Of what is shown. The returns of several agents stand for their mean, which is 0 in every zero-sum game."""
         returns = [k for k in self.row if k.startswith((RETURN, HELD_OUT))]
         return [*returns, *(k for k in SHOWN if k not in MEANS)] if returns else list(SHOWN)
+
+    def _label(self, name: str) -> str:
+        return self.word if name == "accuracy" else name
 
     def _shown(self, name: str, step: int) -> str:
         """A number; an accuracy that was measured earlier says when."""
@@ -119,7 +133,7 @@ class Display:
         numbers = Table(show_edge=False, box=None, pad_edge=False)
         names = [k for k in self._names() if k in self.row or k != "turns"]  # one answer has no turns
         for name in names:
-            numbers.add_column(name, justify="right")
+            numbers.add_column(self._label(name), justify="right")
         numbers.add_row(*[self._shown(k, step) if k in self.row else "" for k in names])
         grid.add_row(self.bar)
         grid.add_row(numbers)

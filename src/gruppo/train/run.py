@@ -172,7 +172,8 @@ class Run:
         if self.device.type == "cpu" and threads > 1 and busy > cores + 0.5:
             self.warn(
                 f"other processes use the cores (load {busy:.1f} on {cores}), and {threads} threads that wait for each "
-                "other are then many times slower than one. Try threads=1."
+                "other are then many times slower than one. Stop now (Ctrl-C), and start again with threads=1 "
+                "(make train ARGS=threads=1)."
             )
 
     def warn_if_greedy(self) -> None:
@@ -292,17 +293,18 @@ class Run:
     def _changes(self, role: str) -> bool:
         return role == "policy" or self.method.cast[role].train or not isinstance(self.method.cast[role].refresh, Never)
 
-    def restore(self, state: State, allow_other_data: bool = False) -> None:
-        threads = state.facts["threads"]
-        if threads != torch.get_num_threads():
+    def restore(self, state: State, allow: bool = False) -> None:
+        """The run as it was; with `allow` also on other data, or with another number of threads."""
+        before, now = state.facts["threads"], torch.get_num_threads()
+        if before != now and not allow:
             raise ValueError(
-                f"the run used {threads} threads, this process has {torch.get_num_threads()}: sums would be added in "
-                f"another order, and the run would not go on exactly. Resume with threads={threads}, or "
-                f"OMP_NUM_THREADS={threads}."
+                f"the run used {before} threads, this process has {now}: sums would be added in another order, and the "
+                f"run would not go on exactly. Resume with threads={before}, or OMP_NUM_THREADS={before}; or go on "
+                f"with {now}, which differs in the last bits: threads={now} --allow-changes."
             )
         if state.facts.get("data", "") != self.tasks.digest:
             said = f"the data of task {self.config.task.name} is not what it was when this run was saved"
-            if not allow_other_data:
+            if not allow:
                 raise ValueError(f"{said}. Put the data back, or go on with other data: --allow-changes.")
             self.warn(f"{said}, so it goes on, but not as it would have.")
         changing = {r for r in self.models if self._changes(r)}

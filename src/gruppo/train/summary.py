@@ -7,7 +7,8 @@ from gruppo.stages.requires import RecurringStates, SeveralSeats
 from gruppo.tasks import BUILT_IN, TaskConfig
 from gruppo.train.config import ModelConfig, RunConfig, usual
 from gruppo.train.folder import RunFolder
-from gruppo.train.progress import MISSING, change_words, returns_of
+from gruppo.train.measured import comparable, result_words, since, since_words
+from gruppo.train.progress import MISSING, change_words, returns_of, word
 from gruppo.train.saved import others_in
 from gruppo.train.winrate import win_words
 from gruppo.train.worlds import declaring
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
 
 
 def summary_of(trainer: "Trainer") -> dict[str, Any]:
-    c = trainer.config
+    c, rows = trainer.config, trainer.folder.metrics()
     return {
         "method": c.method.name,
         "task": c.task.name,
         "seed": c.seed,
         "accuracy_before": trainer.before,
         "accuracy_after": trainer.after,
+        "measure": word(comparable(rows)),
+        **({"measured_since": step} if (step := since(rows)) else {}),
         **trainer.wins.summary(),
         "seconds": round(trainer.seconds, 2),
         "steps": trainer.done,
@@ -36,7 +39,7 @@ def summary_of(trainer: "Trainer") -> dict[str, Any]:
 
 def seat_words(folder: RunFolder) -> str:
     """In a game, what each seat earned in the first and the last evaluation: in a zero-sum game their mean is 0."""
-    shown = [f"{seat} {change_words(of)}" for seat, of in returns_of(folder.metrics()).items()]
+    shown = [f"{seat} {change_words(of)}" for seat, of in returns_of(comparable(folder.metrics())).items()]
     return f"held-out return {', '.join(shown)}" if shown else ""
 
 
@@ -69,15 +72,15 @@ def closing_words(summary: dict[str, Any], folder: RunFolder, config: RunConfig,
     again = " task.level=3" if summary["task"] in BUILT_IN else ""
     name = shlex.quote(str(folder.path))
     best = (
-        f"held-out accuracy {summary['best_accuracy']:.3f}, step {summary['best_step']}"
+        f"held-out {summary['measure']} {summary['best_accuracy']:.3f}, step {summary['best_step']}"
         if "best_step" in summary
         else ""
     )
-    shares = all(0 <= (summary[k] or 0) <= 1 for k in ("accuracy_before", "accuracy_after"))
-    word, steps = "accuracy" if shares else "score", "step" if summary["steps"] == 1 else "steps"
-    seats = seat_words(folder)
-    both = f"held-out {word} {change_words((summary['accuracy_before'], summary['accuracy_after']))}"
-    score = f"{seats}, {both}" if MISSING in seats else seats or both  # the score has what the only seat was paid
+    steps, seats = "step" if summary["steps"] == 1 else "steps", seat_words(folder)
+    anew = since_words(summary.get("measured_since", 0))
+    both = result_words(summary)
+    # The score has what the only seat was paid.
+    score = f"{seats}, {both}" if MISSING in seats else f"{seats}{anew}" if seats else both
     early = f", ended early: {summary['ended_early']}" if "ended_early" in summary else ""
     return "\n".join(
         [

@@ -2,10 +2,13 @@
 
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from gruppo.methods import refurnished
 from gruppo.stages import StepRecord
@@ -24,8 +27,9 @@ from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock
 from gruppo.train.loop import train_step
-from gruppo.train.opening import NOTHING, finished, how_to_resume, new_folder, newest, told, what_is_saved
-from gruppo.train.progress import Display
+from gruppo.train.measured import comparable, measured_otherwise
+from gruppo.train.opening import NOTHING, finished, how_to_resume, new_folder, newest, put_aside, told, what_is_saved
+from gruppo.train.progress import ANEW, Display
 from gruppo.train.run import Run
 from gruppo.train.samples import Samples
 from gruppo.train.saved import save_writers
@@ -101,7 +105,8 @@ def resume_steps(
     with Stop(lambda: what_is_saved(folder)) as stop, Lock(folder.path):
         say = Display("", 0, quiet=quiet).say
         with told(folder, stop, begun=False):
-            state = _newest_state(folder, skip_damaged, say)
+            last, skipped = newest(folder, skip_damaged)
+            state = load_checkpoint(last) if last else None
             record = state.beside.get("run.json") if state else None
             if fixed := folder.fix(record):
                 say(fixed)
@@ -112,14 +117,11 @@ def resume_steps(
                 say(done)
                 return {**read_json(folder["summary.json"]), "folder": str(folder.path)}
         with told(folder, stop):
-            trainer = Trainer(config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow)
+            trainer = Trainer(
+                config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow, skipped=skipped
+            )
             yield from trainer.steps(state)
             return trainer.summary
-
-
-def _newest_state(folder: RunFolder, skip_damaged: bool, say: Callable[[str], None]) -> State | None:
-    last = newest(folder, skip_damaged, say)
-    return load_checkpoint(last) if last else None
 
 
 def _refuse_to_go_on(folder: RunFolder, config: RunConfig, state: State | None, changes: Sequence[str]) -> None:
@@ -150,8 +152,10 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         stop: Stop | None = None,
         allow: bool = False,
+        skipped: Mapping[Path, str] = MappingProxyType({}),
     ) -> None:
         self.config, self.folder, self.changes, self.allow = config, folder, changes, allow
+        self.skipped = skipped  # damaged checkpoints, and what is wrong with them
         wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)  # refused before anything is loaded
         self.callbacks = [*standing(config), Samples(config.show), *callbacks]
         self.begun: list[Callback] = []
@@ -183,7 +187,7 @@ class Trainer:
         loop = Loop()
         try:
             with self.display:
-                self.done = loop(self._begin()) if state is None else self._restore(state)
+                self.done = loop(self._begin() if state is None else self._restore(state))
                 self.display.start()
                 self.stop.begin()
                 while self.done < self.config.steps and not self.early and not self.stop.asked:
@@ -220,6 +224,7 @@ class Trainer:
 
     async def _begin(self) -> int:
         refuse(await step_zero(self.run))
+        put_aside(self.skipped, self.display.say)
         self.folder.write_config(self.config)
         self.folder.set_metrics(b"")  # left by a run that was stopped before its first checkpoint
         self.display.say(f"run folder  {self.folder.path}")
@@ -230,31 +235,47 @@ class Trainer:
         self.run.warn_if_slow()
         self._begin_callbacks(())
         asked = min(self.config.eval.prompts, len(self.run.tasks.held_out))
-        self.display.say(f"measuring the held-out accuracy before training (eval.prompts: {asked})")
+        self.display.say(f"measuring held-out answers before training (eval.prompts: {asked})")
         start = await self._evaluate()
-        self.before = self.display.row["held_out"] = start.accuracy
-        self._log({"step": 0, **start.logged(), **await self.wins.row(start)})
+        self.before = start.accuracy
+        row = {"step": 0, **start.logged(), **await self.wins.row(start)}
+        self.display.begin([row])
+        self._log(row)
         return 0
 
-    def _restore(self, state: State) -> int:
+    async def _restore(self, state: State) -> int:
         self.run.restore(state, self.allow)
+        put_aside(self.skipped, self.display.say)
         facts = state.facts
         self.before, self.after = facts["accuracy_before"], facts["held_out"]
         self.seconds, self.tokens = facts["seconds"], facts["tokens"]
         self.wins.facts = facts.get("wins", {})
         self.early = facts.get("ended_early", "") if not self.changes else ""
+        if facts["threads"] != torch.get_num_threads():
+            self.changes = [*self.changes, f"threads: {facts['threads']} → {torch.get_num_threads()}"]
         if self.changes:
             self.folder.write_config(self.config)
             self.display.say("going on with changes:\n" + "\n".join(f"  {c}" for c in self.changes))
         self.folder.reopen(state.step)
         self.folder.set_metrics(state.beside["metrics.jsonl"])
         self.display.first = state.step
-        for row in self.folder.metrics():
-            if "held_out" in row:
-                self.display.update_accuracy(row["step"], row["held_out"])
+        self.display.begin(comparable(self.folder.metrics()))
         self.display.say(f"resumed {self.folder.path} after step {state.step}")
         self._begin_callbacks(self.folder.metrics())
+        others = measured_otherwise(state.beside.get("run.json"), self.folder.record())
+        if others or facts.get("data", "") != self.run.tasks.digest:
+            await self._measure_anew(state.step)
         return state.step
+
+    async def _measure_anew(self, step: int) -> None:
+        """What is measured has changed: figures from before do not compare with those to come."""
+        self.display.say(f"the task has changed: measuring held-out answers anew, from step {step} on")
+        found = await self._evaluate()
+        self.before = self.after = found.accuracy
+        self.wins.facts = {}
+        row = {"step": step, ANEW: 1.0, **found.logged(), **await self.wins.row(found)}
+        self.display.begin([row])
+        self._log(row)
 
     async def _step(self, step: int) -> Step:
         try:

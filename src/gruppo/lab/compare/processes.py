@@ -24,6 +24,7 @@ from gruppo.lab.compare.compare import finished
 from gruppo.lab.compare.starter import CAN_FORK, WarmRun, here, starter
 from gruppo.train.config import RunConfig
 from gruppo.train.folder import RunFolder
+from gruppo.train.measured import result_words
 from gruppo.train.stop import Stop
 
 Process = subprocess.Popen[bytes] | WarmRun
@@ -241,10 +242,7 @@ def _settle(run: Planned, code: int, stopping: bool, failed: dict[str, str], boa
     """Report a run that has ended."""
     if finished(run.path):
         summary = json.loads(RunFolder(run.path)["summary.json"].read_text())
-        board.say(
-            f"{run.name}: held-out accuracy {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}, "
-            f"{summary['seconds']:.0f} s"
-        )
+        board.say(f"{run.name}: {result_words(summary)}, {summary['seconds']:.0f} s")
         run.log.unlink(missing_ok=True)
     elif not stopping:
         failed[run.name] = f"{_last_words(run.log, code)} (all of it: {run.log})"

@@ -1,0 +1,73 @@
+"""What held-out figures are called, and which of them can be compared."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+
+from gruppo.train.measured import comparable, measured_otherwise, result_words, since
+from gruppo.train.metrics import graded
+from gruppo.train.progress import Display, word
+
+ROWS: list[dict[str, Any]] = [
+    {"step": 0, "held_out": 0.3},
+    {"step": 1, "graded": 0.5},
+    {"step": 1, "held_out": 1.0, "held_out/anew": 1.0},
+    {"step": 2, "held_out": 0.8},
+]
+
+
+@pytest.mark.parametrize("scores, share", [([0, 1, 1], 0), ([0.5, 1], 0.5), ([-1, 1], 0.5), ([np.nan, 1], 0), ([], 0)])
+def test_graded_scores(scores: list[float], share: float) -> None:
+    assert graded(scores) == share
+
+
+def test_figures_are_compared_since_the_run_measured_anew() -> None:
+    assert comparable(ROWS) == ROWS[2:] and since(ROWS) == 1
+    assert comparable(ROWS[:2]) == ROWS[:2] and since(ROWS[:2]) == 0 and comparable([]) == []
+    assert word(ROWS[:2]) == "score" and word(comparable(ROWS)) == "accuracy"
+
+
+def test_words_of_a_summary() -> None:
+    old: dict[str, Any] = {"accuracy_before": 0.25, "accuracy_after": None}
+    assert result_words(old) == "held-out accuracy 0.250 → —"
+    new = {**old, "measure": "score", "measured_since": 3}
+    assert result_words(new) == "held-out score 0.250 → — since step 3 (measured anew)"
+
+
+def record(depends: dict[str, str], **config: Any) -> bytes:
+    return json.dumps({"config": tomli_w.dumps(config), "depends": depends}).encode()
+
+
+@pytest.mark.parametrize("depends, config, other", [
+    ({}, {}, False),
+    ({"task.reward (mine.py)": "b"}, {}, True),
+    ({"torch": "b"}, {}, False),
+    ({}, {"task": {"reward": "exact"}}, True),
+    ({}, {"task": {"args": {"scale": 2}}}, True),
+    ({}, {"task": {"workers": 2}}, False),
+    ({}, {"task": {"seconds": 2.0}}, False),
+    ({}, {"eval": {"prompts": 9}}, True),
+    ({}, {"eval": {"every": 9}}, False),
+    ({}, {"optim": {"lr": 0.1}}, False),
+])  # fmt: skip
+def test_what_a_figure_depends_on(depends: dict[str, str], config: dict[str, Any], other: bool) -> None:
+    now = record(depends, **config)
+    assert bool(measured_otherwise(record({}), now)) == other
+    assert measured_otherwise(now, now) == [] == measured_otherwise(None, now)
+
+
+def test_the_line_of_a_step_says_score_once_a_score_was_graded(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Display("title", 3)
+    shown.begin([{"step": 0, "held_out": 1.0}])
+    shown._next = 0.0
+    shown.update(1, {"accuracy": 1.0})
+    for step, row in ((2, {"accuracy": 0.7, "graded": 0.1}), (3, {"accuracy": 1.0})):
+        shown._next = 0.0
+        shown.update(step, row)
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "accuracy 1 " in first and "score 0.7 " in second and "score 1 " in third
+    shown.begin([{"step": 3, "held_out": 1.0}])
+    assert shown.word == "accuracy"  # the task has changed
