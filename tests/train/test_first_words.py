@@ -1,13 +1,22 @@
 """What a run says when it cannot learn, and where a user goes wrong first."""
 
-import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from train_runs import gruppo, train
 
+from gruppo.data import single_turn
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Ask
+from gruppo.stages.walk import Walk
+from gruppo.tasks import Task
+from gruppo.tasks.judge import Judge
 from gruppo.train.folder import RunFolder
+from gruppo.train.hidden import hidden, quoted
 from gruppo.train.opening import told, what_is_saved
 from gruppo.train.stop import Stop
 
@@ -19,13 +28,56 @@ def test_greedy_samples_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "warning: sampling.temperature=0: all answers to a prompt are the same" in capsys.readouterr().out
 
 
-def test_a_right_answer_in_a_sentence_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a)[:1]} for a in range(60, 90)]
-    Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert train("b", *QUICK, "task=./data.jsonl", "task.reward=exact", "sampling.max_tokens=5") == 0
-    words = capsys.readouterr().out
-    assert "warning: no answer is right, but" in words and "contain the reference, such as '1' in '1" in words
-    assert "choose another task.reward" in words
+@pytest.mark.parametrize(
+    ("answer", "text", "quote"),
+    [
+        ("9", "98", ""),
+        ("9", "-9, or 9.5, or 1,9", ""),
+        ("9", "so x=9.", "so x=9."),
+        ("Paris", "Parisians", ""),
+        (
+            "83",
+            "To see which is larger, we look at them: 83, as\nI said before, of the",
+            "…larger, we look at them: 83, as I said before, of th…",
+        ),
+        (r"\frac{1}{2}", r"It is \frac{1}{2}.", r"It is \frac{1}{2}."),
+        ("", "anything", ""),
+    ],
+)
+def test_a_reference_is_found_as_a_whole_and_quoted_with_its_surroundings(answer: str, text: str, quote: str) -> None:
+    assert quoted(answer, text) == quote
+
+
+def answered(prompt: str, reference: str, *texts: str, rewards: float = 0.0) -> str:
+    """What a run says of these answers to one prompt."""
+    ask = Ask(Task("t", prompt, reference, 1, "own"), len(texts))
+    logp = np.zeros(1, np.float32)
+    drawn = [
+        replace(
+            single_turn(i, "t", "g", np.array([1]), np.array([2]), logp, version=0, reward={"task": rewards}),
+            text=text,
+            ask=ask,
+        )
+        for i, text in enumerate(texts)
+    ]
+    run = SimpleNamespace(
+        tasks=SimpleNamespace(env=""), walk=Walk(GRPO, None), judge=Judge("gruppo.tasks.scorers:Exact")
+    )
+    return hidden(run, drawn)  # type: ignore[arg-type]
+
+
+def test_a_right_answer_in_a_sentence_is_named() -> None:
+    words = answered("6+6=", "12", *["It is 12."] * 2, *["13"] * 10)
+    assert (
+        "no answer is right, but 2 of 12 contain the reference, such as '12' in 'It is 12.'. The scorer (exact)"
+        in words
+    )
+    assert "may want it in another form" in words and "choose another task.reward, such as numeric or math" in words
+    assert answered("6+6=", "12", "It is 12.", *["13"] * 10) == "", "one may be chance"
+    assert answered("6+6=", "12", *["It is 12."] * 2, *["13"] * 20) == "", "and two of many"
+    assert answered("6+6=", "1", "12", "12", "12") == "", "another number"
+    assert answered("Is 83 or 38 larger?", "83", *["83 and 38"] * 3) == "", "an echo of the prompt"
+    assert answered("6+6=", "12", *["It is 12."] * 3, rewards=1.0) == "", "some are right"
 
 
 def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,12 +24,12 @@ from gruppo.tasks import TaskSet
 from gruppo.tasks.fit import most_tokens, refuse_unfit
 from gruppo.tasks.judge import judge_of
 from gruppo.tasks.load import load
-from gruppo.tasks.scorers import SCORERS
 from gruppo.train.allocator import keep_freed_memory
 from gruppo.train.cast import build_cast
 from gruppo.train.checkpoint import State, optimiser_tensors, restore_optimiser
 from gruppo.train.config import RunConfig
 from gruppo.train.exact import be_deterministic
+from gruppo.train.hidden import hidden
 from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
 from gruppo.train.ranks import ranks
@@ -182,33 +182,16 @@ class Run:
                 "sampling.temperature=1."
             )
 
-    def warn_if_hidden(self, drawn: Sequence[Episode]) -> None:
-        """No answer of the first step is right, but some contain the right answer: the scorer looks elsewhere."""
-        judged = [e for e in drawn if e.status.judged and e.scores]
-        if self.tasks.env or not judged or any(e.score > 0 for e in judged):
-            return
-        known = [(e, self.walk.task_of(e).answer) for e in judged]
-        near = [(e, answer) for e, answer in known if answer and answer in e.text]
-        if near:
-            e, answer = near[0]
-            said = " ".join(e.text.split())
-            path = self.judge.scorer
-            name = next((n for n, (known, *_) in SCORERS.items() if known == path), path)
-            others = [n for n in ("numeric", "math", "regex") if n != name]
-            where = ", which reads the last number," if name == "numeric" else ""
-            self.warn(
-                f"no answer is right, but {len(near)} of {len(judged)} contain the reference, such as {answer!r} in "
-                f"{said[:60] + '…' if len(said) > 60 else said!r}. The scorer ({name}{where}) wants it in "
-                "another form: ask for that form in task.system or task.template, or choose another task.reward, "
-                f"such as {' or '.join(others)}."
-            )
-
     def look_at_first(self, drawn: Sequence[Episode], batch: Batch) -> None:
         """What is said once, about the first batch. Raises if the method cannot learn from it."""
         equal = check_first_batch(self.method, batch, why_equal(self, drawn))
-        unlike = [seats_alike(self.method, batch), "" if equal else unread(self, drawn), unstable(self, drawn)]
+        unlike = [
+            seats_alike(self.method, batch),
+            "" if equal else unread(self, drawn),
+            unstable(self, drawn),
+            hidden(self, drawn),
+        ]
         self.warn(*equal, *filter(None, unlike))
-        self.warn_if_hidden(drawn)
         self.warn_if_unheard(drawn)
         self.checked = True
 
