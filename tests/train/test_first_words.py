@@ -1,20 +1,23 @@
 """What a run says when it cannot learn, and where a user goes wrong first."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from train_runs import gruppo, train
 
-from gruppo.data import single_turn
+from gruppo.data import Episode, single_turn
 from gruppo.methods.grpo import GRPO
-from gruppo.stages import Ask
+from gruppo.stages import Ask, Sampling
 from gruppo.stages.walk import Walk
-from gruppo.tasks import Task
+from gruppo.tasks import Task, TaskConfig
 from gruppo.tasks.judge import Judge
+from gruppo.train.equal import what_helps
 from gruppo.train.folder import RunFolder
 from gruppo.train.hidden import hidden, quoted
 from gruppo.train.opening import told, what_is_saved
@@ -48,18 +51,15 @@ def test_a_reference_is_found_as_a_whole_and_quoted_with_its_surroundings(answer
     assert quoted(answer, text) == quote
 
 
+def drawn_with(reward: float, uid: int = 0) -> Episode:
+    logp = np.zeros(1, np.float32)
+    return single_turn(uid, "t", "g", np.array([1]), np.array([2]), logp, version=0, reward={"task": reward})
+
+
 def answered(prompt: str, reference: str, *texts: str, rewards: float = 0.0) -> str:
     """What a run says of these answers to one prompt."""
     ask = Ask(Task("t", prompt, reference, 1, "own"), len(texts))
-    logp = np.zeros(1, np.float32)
-    drawn = [
-        replace(
-            single_turn(i, "t", "g", np.array([1]), np.array([2]), logp, version=0, reward={"task": rewards}),
-            text=text,
-            ask=ask,
-        )
-        for i, text in enumerate(texts)
-    ]
+    drawn = [replace(drawn_with(rewards, i), text=text, ask=ask) for i, text in enumerate(texts)]
     run = SimpleNamespace(
         tasks=SimpleNamespace(env=""), walk=Walk(GRPO, None), judge=Judge("gruppo.tasks.scorers:Exact")
     )
@@ -78,6 +78,41 @@ def test_a_right_answer_in_a_sentence_is_named() -> None:
     assert answered("6+6=", "1", "12", "12", "12") == "", "another number"
     assert answered("Is 83 or 38 larger?", "83", *["83 and 38"] * 3) == "", "an echo of the prompt"
     assert answered("6+6=", "12", *["It is 12."] * 3, rewards=1.0) == "", "some are right"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "settings", "says"),
+    [
+        ((0.0, 0.0), {}, "Use more samples (samples=16)."),
+        ((0.0, 0.0), {"level": "3"}, "Use an easier task.level or more samples (samples=16)."),
+        ((1.0, 1.0), {"level": "3"}, "Use a harder task.level or more samples (samples=16)."),
+        ((1.0, 0.0), {"level": "2"}, "Use an easier or harder task.level or more samples (samples=16)."),
+        ((1.0, 1.0), {"name": "./mine.jsonl"}, "Use more samples (samples=16)."),
+        ((0.0, 0.0), {"name": "./mine.jsonl"}, "Look at gruppo episodes RUN: does the reward accept any of these"),
+        ((0.0, 0.0), {"reward": "./mine.py:score"}, "Look at gruppo episodes RUN: does the reward accept any of these"),
+    ],
+)
+def test_equal_rewards_have_remedies_that_can_apply(
+    rewards: tuple[float, ...], settings: dict[str, Any], says: str
+) -> None:
+    task = TaskConfig(**settings)
+    tasks = SimpleNamespace(env="", levels=(int(task.level or 1),))
+    for temperature in (1.0, 0.5):
+        run = SimpleNamespace(
+            config=SimpleNamespace(task=task, samples=8), tasks=tasks, sampling=Sampling(temperature=temperature)
+        )
+        words = what_helps(run, [drawn_with(r) for r in rewards])  # type: ignore[arg-type]
+        assert ("sampling.temperature=1" in words) == (temperature != 1)
+        assert temperature != 1 or words.startswith(says), words
+
+
+def test_own_data_without_levels_is_not_told_to_change_the_level(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data.jsonl").write_text("\n".join(json.dumps({"prompt": f"{a}+{a}=", "answer": "x"}) for a in range(20)))
+    assert train("b", *QUICK, "task=./data.jsonl", "task.reward=exact", "steps=3", "prompts=1", "samples=2") == 0
+    words = capsys.readouterr().out
+    for begin in ("every reward of the first batch is 0: nothing can", "every group of the last three steps has equal"):
+        [line] = [line for line in words.splitlines() if begin in line]
+        assert "does the reward accept any of these answers? If it may, use more samples (samples=4)." in line
 
 
 def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

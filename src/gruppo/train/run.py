@@ -28,6 +28,7 @@ from gruppo.train.allocator import keep_freed_memory
 from gruppo.train.cast import build_cast
 from gruppo.train.checkpoint import State, optimiser_tensors, restore_optimiser
 from gruppo.train.config import RunConfig
+from gruppo.train.equal import why_equal
 from gruppo.train.exact import be_deterministic
 from gruppo.train.hidden import hidden
 from gruppo.train.learner import Learner
@@ -42,7 +43,6 @@ from gruppo.train.worlds import (
     unread,
     unread_words,
     unstable,
-    why_equal,
 )
 
 
@@ -226,10 +226,9 @@ class Run:
         self.dead_steps = self.dead_steps + 1 if share == 1.0 else 0
         if self.dead_steps == 3 and not self.told_dead:  # once: `dead_groups` is in the line of every step
             self.told_dead = True
-            why = why_equal(self, drawn)
             self.warn(
                 "every group of the last three steps has equal rewards, so there is nothing to compare. "
-                + (why or "Use an easier or harder task.level, more samples, or sampling.temperature=1.")
+                + why_equal(self, drawn)
             )
 
     def stop_if_failing(self, failed: float, drawn: Sequence[Episode]) -> None:
