@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from train_runs import gruppo, train
+from train_runs import SMALL, gruppo, refused, train
 
 from gruppo.data import Episode, single_turn
 from gruppo.methods.grpo import GRPO
@@ -26,9 +26,15 @@ from gruppo.train.stop import Stop
 QUICK = ("steps=1", "eval.prompts=2", "save.episodes_every=0")
 
 
-def test_greedy_samples_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("b", *QUICK, "sampling.temperature=0") == 0
-    assert "warning: sampling.temperature=0: all answers to a prompt are the same" in capsys.readouterr().out
+def test_greedy_samples_are_refused_where_they_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    """As samples=1 is: all answers to a prompt are one."""
+    words = refused(capsys, "train", *SMALL, *QUICK, "sampling.temperature=0")
+    assert "step zero, greedy: with sampling.temperature=0 the answers to a prompt are the same in 100%" in words
+    assert "grpo compares the samples of one prompt, so it would learn nothing. Use sampling.temperature=1" in words
+    assert "accept=greedy" in words
+    assert train("b", *QUICK, "sampling.temperature=0", "accept=greedy") == 0
+    for other in ("reinforce", "latr"):  # it has no groups; its branches differ
+        assert train(other, *QUICK, "sampling.temperature=0", f"method={other}") == 0
 
 
 @pytest.mark.parametrize(

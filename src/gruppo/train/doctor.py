@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from gruppo.data import Batch, Episode, Source, Status
+from gruppo.data import Batch, Episode, Source, Status, Use
 from gruppo.stages import need
-from gruppo.stages.check import learnable_N
+from gruppo.stages.check import learnable_N, least_samples
 from gruppo.stages.names import nearest
 from gruppo.stages.writers import by_writer
 from gruppo.train.run import Run
@@ -55,6 +55,7 @@ async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
         _judged(run, episodes),
         _cut_off(run, episodes),
         _dead(batch),
+        _greedy(run, episodes),
         _gradient(run, ctx, batch),
     ]
     run.clock.take()
@@ -187,6 +188,22 @@ def _dead(batch: Batch) -> Check:
     share = float(dead_G.float().mean())
     found = f"in {share:.0%} of the groups all rewards are equal: they say nothing to most methods"
     return Check("dead_groups", True, share, 1, found)
+
+
+def _greedy(run: Run, episodes: list[Episode]) -> Check:
+    """Greedy samples of a prompt are one answer, unless the rollout itself makes them differ."""
+    groups: dict[str, list[bytes]] = {}
+    for e in episodes:
+        if e.use == Use.LEARN and e.source == Source.POLICY:
+            groups.setdefault(e.group, []).append(b"|".join(s.ids.tobytes() for s in e.sequences))
+    several = [said for said in groups.values() if len(said) > 1]
+    share = sum(len(set(said)) == 1 for said in several) / len(several) if several else 0.0
+    warmth, name = run.sampling.temperature, run.method.name
+    ok = warmth > 0 or share < 1 or least_samples(run.method) < 2
+    found = f"with sampling.temperature={warmth:g} the answers to a prompt are the same in {share:.0%} of the groups"
+    found += "" if ok else f", and {name} compares the samples of one prompt, so it would learn nothing"
+    remedy = "Use sampling.temperature=1, or a method without groups such as method=reinforce."
+    return Check("greedy", ok, share, 1, found, remedy)
 
 
 def _gradient(run: Run, ctx: Any, batch: Batch) -> Check:

@@ -13,7 +13,7 @@ from gruppo.data.prefix import WORTH
 from gruppo.engines.config import engine_of
 from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
-from gruppo.stages.check import check, check_first_batch, compares, refuse_weaker
+from gruppo.stages.check import check, check_first_batch, refuse_weaker
 from gruppo.stages.converse import HEARD, play_of
 from gruppo.stages.dialogue import OVERFLOW
 from gruppo.stages.play import close_play, one_answer
@@ -173,13 +173,6 @@ class Run:
             self.warn(
                 f"other processes use the cores (load {busy:.1f} on {cores}), and {threads} threads that wait for each "
                 "other are then many times slower than one. Try threads=1."
-            )
-
-    def warn_if_greedy(self) -> None:
-        if self.sampling.temperature == 0 and self.config.samples > 1 and compares(self.method):
-            self.warn(
-                "sampling.temperature=0: all answers to a prompt are the same, so there is nothing to compare. Use "
-                "sampling.temperature=1."
             )
 
     def look_at_first(self, drawn: Sequence[Episode], batch: Batch) -> None:

@@ -226,7 +226,6 @@ class Trainer:
         if changed := refurnished(self.config.method):
             self.display.say("\n".join(changed))
         self.run.warn_if_few_recur()
-        self.run.warn_if_greedy()
         self.run.warn_if_slow()
         self._begin_callbacks(())
         asked = min(self.config.eval.prompts, len(self.run.tasks.held_out))
