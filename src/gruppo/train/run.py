@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,6 +45,13 @@ from gruppo.train.worlds import (
     unread_words,
     unstable,
 )
+
+TOLD = 5  # kinds of errors that are told; more of them are counted only
+
+
+def _shape(error: str) -> str:
+    """An error without its numbers and quoted texts, which may be others for every answer."""
+    return re.sub(r"\d+|'[^']*'|\"[^\"]*\"", "…", error)
 
 
 class Run:
@@ -231,22 +239,24 @@ class Run:
             raise ValueError(
                 f"{failed:.0%} of the episodes of this step could not be judged, more than max_failures="
                 f"{self.config.max_failures:.0%}: the step was not learned from. First error: "
-                f"{self._told(errors[0]) if errors else 'none'}\n"
+                f"{self.told_once(errors[0]) if errors else 'none'}\n"
                 "Fix the reward function or environment, or raise max_failures; to resume with such a change, add "
                 "--allow-changes."
             )
-        if errors:
-            first = next(e for e in drawn if e.error)
+        first = next((e for e in drawn if e.error and _shape(e.error) not in self.told_errors), None)
+        if first is not None and len(self.told_errors) < TOLD:
             what = "hung" if first.status == Status.TIMEOUT else "failed"
             self.warn(
-                f"{len(errors)} of {len(drawn)} episodes {what} and were left out. First error: {self._told(errors[0])}"
+                f"{len(errors)} of {len(drawn)} episodes {what} and were left out. First error: "
+                f"{self.told_once(first.error)}\nMore of this kind are counted as `failed` in the lines of steps."
             )
 
-    def _told(self, error: str) -> str:
-        """An error, the first time; later only its last line."""
-        known = error in self.told_errors
-        self.told_errors.add(error)
-        return f"{error.rstrip().splitlines()[-1]} (as above)" if known else error
+    def told_once(self, error: str) -> str:
+        """An error, the first time; later only its last line, shortened."""
+        known = _shape(error) in self.told_errors
+        self.told_errors.add(_shape(error))
+        last = error.rstrip().splitlines()[-1]
+        return f"{last[:80]}{'…' if len(last) > 80 else ''} (as above)" if known else error
 
     # checkpoints
 
