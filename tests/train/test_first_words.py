@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +19,12 @@ from gruppo.stages import Ask, Sampling
 from gruppo.stages.walk import Walk
 from gruppo.tasks import Task, TaskConfig
 from gruppo.tasks.judge import Judge
+from gruppo.train import slow
 from gruppo.train.equal import what_helps
 from gruppo.train.folder import RunFolder
 from gruppo.train.hidden import hidden, quoted
 from gruppo.train.opening import told, what_is_saved
+from gruppo.train.slow import told_if_slow
 from gruppo.train.stop import Stop
 
 QUICK = ("steps=1", "eval.prompts=2", "save.episodes_every=0")
@@ -189,6 +193,43 @@ def test_an_edited_configuration_of_the_wrong_type(capsys: pytest.CaptureFixture
         words = capsys.readouterr().err
         assert says in words and "runs/b/config.toml" in words
         path.write_text(text)
+
+
+def test_only_slow_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow, "PATIENCE", 0.2)
+    said: list[str] = []
+    with told_if_slow(said.append, "quick"):
+        pass
+    with told_if_slow(said.append, "slow"):
+        time.sleep(0.6)
+    time.sleep(0.3)
+    assert said == ["slow"]
+
+
+def test_a_run_says_what_it_is_doing_where_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run whose work all takes long, in order; of a quick one, none of it."""
+    begin = ("loading the model", "checking step zero", "run folder", "evaluating after", "saving step", "saving the p")
+    shown: list[list[str]] = []
+    for patience in (3.0, 0.0):
+        monkeypatch.setattr(slow, "PATIENCE", patience)
+        assert train(f"a{patience}", *QUICK, "prompts=2", "samples=2") == 0
+        words = capsys.readouterr().out.splitlines()
+        shown.append([b for line in words for b in begin if line.startswith(b)])
+        told = "checking step zero, before anything is learned: 4 answers" in words
+        assert told == ("evaluating after step 1: 2 held-out answers" in words) == (patience == 0)
+    assert shown[0] == ["run folder"] and list(dict.fromkeys(shown[1])) == list(begin)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_signal_is_told_what_it_waits_for(last: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    with Stop() as stop:
+        stop.work = "saving the policy: no step is left" if last else stop.work
+        os.kill(os.getpid(), signal.SIGTERM)
+    words = capfd.readouterr().err
+    assert ("saving the policy: no step is left; a second signal stops at once" in words) == last
+    assert ("finishing this step, then saving; a second signal stops at once" in words) != last
 
 
 @pytest.mark.parametrize("error", [ValueError("other data"), OSError(28, "full"), RuntimeError("tool")])

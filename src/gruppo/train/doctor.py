@@ -12,6 +12,7 @@ from gruppo.stages.check import learnable_N, least_samples
 from gruppo.stages.names import nearest
 from gruppo.stages.writers import by_writer
 from gruppo.train.run import Run
+from gruppo.train.slow import told_if_slow
 
 # Differences that rounding explains, by the dtype of the weights.
 GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -33,6 +34,12 @@ class Check:
 
 async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
     """Draw a few groups, and check them as the trainer would see them. Changes nothing."""
+    drawn = min(prompts, run.config.prompts) * run.config.samples
+    with told_if_slow(run.say, f"checking step zero, before anything is learned: {drawn} {_whole(run)}"):
+        return await _checked(run, prompts)
+
+
+async def _checked(run: Run, prompts: int) -> list[Check]:
     ctx = run.context(0)
     run.engine.forget()
     ctx.prompts = min(prompts, run.config.prompts)

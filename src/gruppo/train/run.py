@@ -35,6 +35,7 @@ from gruppo.train.hidden import hidden
 from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
 from gruppo.train.ranks import ranks
+from gruppo.train.slow import told_if_slow
 from gruppo.train.worlds import (
     Recurring,
     overflown,
@@ -83,10 +84,13 @@ class Run:
         check(self.method, self.bare_context(0), samples=config.samples)
         refuse_other_worlds(self.method, self.tasks, config.task.against)
         m = config.model
-        self.tokenizer = load_tokenizer(m.name)
+        loading = f"loading the model {m.name}"
+        with told_if_slow(self.say, loading):
+            self.tokenizer = load_tokenizer(m.name)
         world = bool(self.tasks.env) and not config.task.agent and not config.task.tools
         self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, world)]))
-        policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
+        with told_if_slow(self.say, loading):
+            policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
         if policy.fallback:
             self.say(policy.fallback)
         longest = config.sampling.max_tokens or most_tokens(self.tasks, self.tokenizer, policy.context)
