@@ -303,7 +303,8 @@ class Trainer:
         given = (r.engine, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k, r.walk.play)
         self.evaluation = await evaluate(*given)
         if lost := self.evaluation.failed:
-            self.run.warn(f"{lost} answers to held-out prompts could not be judged, and do not count (held_out/failed)")
+            who = "1 answer to a held-out prompt" if lost == 1 else f"{lost} answers to held-out prompts"
+            self.run.warn(f"{who} could not be judged: not counted (held_out/failed)")
         return self.evaluation
 
     def _log(self, row: dict[str, Any]) -> None:
