@@ -67,6 +67,17 @@ def test_the_commands_in_the_examples_work(capsys: pytest.CaptureFixture[str]) -
     assert out.count("ok   ") >= 18 and "FAIL" not in out
 
 
+def test_laws_that_cannot_be_tested_are_not_called_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    text = Path("examples/median_baseline.py").read_text()
+    assert ", where=judged_E" in text
+    Path("bad.py").write_text(text.replace(", where=judged_E", ""))
+    assert main(["methods", "check", "./bad.py:MEDIAN_BASELINE"]) == 1
+    first, *others, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("FAIL") and "adv_N of median_baseline is not finite" in first
+    assert all(line.startswith("--  ") and "is not finite" in line for line in others)
+    assert last.endswith(f"0 laws hold, 1 broken, {len(others)} not tested or broken on purpose")
+
+
 def test_a_law_that_was_not_tested_is_not_called_ok(capsys: pytest.CaptureFixture[str]) -> None:
     claims = method("remax").credit.ignores
     assert main(["methods", "check", "remax"]) == 0
@@ -131,8 +142,9 @@ def test_alone_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_broken_method_fails_the_check(capsys: pytest.CaptureFixture[str]) -> None:
-    """A mean over the whole batch depends on nothing that micro-batches change, but on failed episodes it does."""
-    text = (EXAMPLES / "median_baseline.py").read_text().replace("torch.where(judged_E, adv_E, 0.0)", "batch.reward_E")
+    """The reward itself as the advantage: there is no baseline."""
+    text = (EXAMPLES / "median_baseline.py").read_text()
+    text = text.replace("torch.where(judged_E, adv_E, 0.0)", "torch.where(judged_E, batch.reward_E, 0.0)")
     Path("broken.py").write_text(text)
     assert main(["methods", "check", "./broken.py:MEDIAN_BASELINE"]) == 1
     assert "FAIL ./broken.py:MEDIAN_BASELINE: equal_rewards" in capsys.readouterr().out

@@ -83,6 +83,14 @@ def test_no_interval_of_width_0() -> None:
     assert "| a - b | +0.000 (every seed: no spread) |" in text and "| a - c | +0.100 (every seed: no spread) |" in text
 
 
+def test_one_seed_has_no_mean_and_no_interval() -> None:
+    text = comparison({"a": [0.5], "b": [0.6]}).markdown()
+    assert "seed 0 alone, so without an interval." in text and "Student" not in text and "mean over" not in text
+    assert (
+        "mean over seeds 0, 1, with Student's t-interval." in comparison({"a": [0.5, 0.6], "b": [0.6, 0.7]}).markdown()
+    )
+
+
 @pytest.mark.parametrize(("seeds", "why"), [(3, "every seed: no spread"), (1, "one seed: no interval")])
 def test_in_json_an_interval_of_width_0_is_null_with_a_reason(seeds: int, why: str) -> None:
     table = comparison({"a": [0.5] * seeds, "b": [0.5] * seeds, "c": [0.4] * seeds}).table()

@@ -698,6 +698,25 @@ class StoppedSign(Objective):
         return stop(ratio(stats.logp_N, batch.logp_old_N)).clamp(max=2.0) * batch.adv_N * stats.logp_N
 
 
+@dataclass(frozen=True)
+class FailuresAreNan(Credit):
+    """Credit less a mean that has the episodes in it that have no reward."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        mean_G = batch.gather(batch.reward_E, "E", "G", "mean")
+        return {"adv_N": batch.spread(batch.reward_E - batch.spread(mean_G, "G", "E"), "E", "N")}
+
+
+@dataclass(frozen=True)
+class OverDeviation(Credit):
+    """Credit over a deviation that may be 0."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        std_G = batch.gather(batch.reward_E, "E", "G", "std", where=batch.judged_E)
+        known_E = torch.where(batch.judged_E, batch.reward_E, 0.0)
+        return {"adv_N": batch.spread(known_E / batch.spread(std_G, "G", "E"), "E", "N")}
+
+
 def spoiled(**rooms: Any) -> Method:
     """A sound method with something spoiled in it; a single occupant of a chain is the whole chain."""
     rooms = {r: (o,) if r in CHAINS and isinstance(o, Occupant) else o for r, o in rooms.items()}
@@ -707,6 +726,8 @@ def spoiled(**rooms: Any) -> Method:
 
 
 SPOILED: dict[str, tuple[str, Method]] = {
+    "no reward in the mean": ("finite", spoiled(credit=FailuresAreNan())),
+    "over a deviation of 0": ("finite", spoiled(credit=OverDeviation())),
     "divides by its micro-batch": ("micro_batches", spoiled(objective=DividesByItsMicroBatch())),
     "one ratio an episode, additive": ("micro_batches", spoiled(objective=EpisodeAdditive())),
     "a chain with a drift of its micro-batch": (

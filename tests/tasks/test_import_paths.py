@@ -1,6 +1,7 @@
 """Import paths: what loads, and the error for each mistake."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_file_module_and_nested_names(mine) -> None:
     [
         ("./min.py:Mine", r"there is no file .*min.py\. Did you mean 'mine.py'\?"),
         ("./none/x.py:Mine", "there is no file"),
-        ("./mine.py:Mein", r"there is no 'Mein' in .*Did you mean 'Mine'\? It has: Mine, neighbour, reward"),
+        ("./mine.py:Mein", r"there is no 'Mein' in .*Did you mean 'Mine'\? It has: Mine, reward\."),
         ("./mine.py:Mine.kin", "Did you mean 'kind'"),
         ("./bad.py:f", r'failed at .*bad.py:2 "y = x / 0".*ZeroDivisionError: division by zero'),
         ("./typo.py:f", "SyntaxError"),
@@ -53,6 +54,15 @@ def test_file_module_and_nested_names(mine) -> None:
 def test_mistakes_have_clear_errors(mine, path: str, said: str) -> None:
     with pytest.raises(ValueError, match="(?s)" + said):
         load_object(path)
+
+
+def test_what_a_file_imports_is_not_offered(mine) -> None:
+    Path("own.py").write_text(
+        "import math, random\nfrom dataclasses import dataclass\nfrom math import sqrt\nfrom functools import partial\n"
+        "LIMIT = 3\nclass Near:\n    pass\ndef score(task, text): pass\nhalf = partial(score, None)\nnear = Near()\n"
+    )
+    with pytest.raises(ValueError, match=r"It has: LIMIT, Near, half, near, score\."):
+        load_object("./own.py:nothing")
 
 
 def test_a_file_that_failed_can_be_repaired(mine) -> None:

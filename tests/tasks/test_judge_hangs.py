@@ -1,6 +1,7 @@
 """A scorer that is dead is told from one that hangs on some answers; limits of batched calls; what the user is told."""
 
 import asyncio
+import re
 import time
 from pathlib import Path
 
@@ -192,7 +193,28 @@ def test_silence_is_broken(file: str, tmp_path: Path, monkeypatch: pytest.Monkey
         assert "has been loading for" in said[0] and "task.start_seconds=60" in said[0]
         said.clear()
         score(judge, ("t", "x"))
-        assert said and "1 answers have waited" in said[0]
+        assert said and "1 answer has waited" in said[0]
+
+
+def test_a_scorer_that_lives_but_is_slow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that overlap, as those of a step, are one wait."""
+    monkeypatch.setattr(judge_module, "SLOW", 0.6)
+    said: list[str] = []
+    (tmp_path / "slow.py").write_text("import time\ndef f(task, text): time.sleep(float(text)); return 1.0\n")
+    calls = [[(task("t"), "0.1")] * 5] * 2
+
+    async def step() -> None:
+        await asyncio.gather(*(judge.score(call) for call in calls))
+
+    with Judge(f"{tmp_path}/slow.py:f", workers=1, say=said.append) as judge:
+        score(judge, *[("t", "0")] * 20)
+        assert not said, "a fast one"
+        asyncio.run(step())
+        assert judge._slow.wait == 0.6 * 2 ** len(said), "each telling needs a wait twice as long as the one before"
+    found = re.match(
+        r"waiting for the reward: (\d+) of 10 answers are judged after \d s, one every 0\.\d+ s in one p", said[0]
+    )
+    assert found and 0 < int(found[1]) < 10 and "task.workers" in said[0]
 
 
 def test_settings_reach_the_judge(tmp_path: Path) -> None:

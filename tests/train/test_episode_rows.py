@@ -194,6 +194,13 @@ def test_a_seat_that_does_not_act_after_training_has_no_return_from_before(first
     assert ", ".join(f"{seat} {change_words(of)}" for seat, of in found.items()) == words
 
 
+def test_an_answer_without_a_verdict_is_not_judged_and_its_error_is_whole() -> None:
+    error = "The scorer raised, so the answer has no reward:\n  File reward.py, line 3\n" + "ValueError: " + "x" * 200
+    said = in_words(row(reward=math.nan, status="env_error", error=error), 60)
+    assert "· not judged\n" in said and "env" not in said and "line 3\n" in said and said.endswith("x" * 200)
+    assert "not judged in time" in in_words(row(reward=math.nan, status="timeout"))
+
+
 def test_samples_are_shown_at_the_first_step_and_then_by_the_clock(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

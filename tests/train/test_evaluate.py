@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gruppo.cli import main
-from gruppo.data import key_hash
+from gruppo.data import key_hash, single_turn
 from gruppo.engines import NativeEngine
 from gruppo.engines.base import Completion, complete
 from gruppo.policies import load_policy, load_tokenizer
@@ -19,7 +19,8 @@ from gruppo.tasks import Task, TaskSet
 from gruppo.tasks.extract import answer_of
 from gruppo.tasks.judge import Verdict
 from gruppo.train.config import RunConfig
-from gruppo.train.evaluate import Evaluation, evaluate, wanted_k
+from gruppo.train.evaluate import Evaluation, _entropy, evaluate, wanted_k
+from gruppo.train.metrics import episode_metrics
 
 TOKENIZER = load_tokenizer("tiny-random")
 
@@ -165,6 +166,12 @@ def test_no_held_out_problems_is_refused() -> None:
 )
 def test_what_a_text_votes_for(text: str, answer: str) -> None:
     assert answer_of(text) == answer
+
+
+def test_the_entropy_of_greedy_answers_has_no_sign() -> None:
+    certain = single_turn(0, "t", "g", np.array([1]), np.array([2]), np.zeros(1, np.float32), version=0)
+    for found in (_entropy([certain]), episode_metrics([certain])["entropy"]):
+        assert f"{found:.3g}" == "0"
 
 
 def test_the_entropy_is_that_of_the_policy() -> None:

@@ -2,31 +2,128 @@
 
 import json
 import os
+import signal
+import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
-from train_runs import gruppo, train
+from train_runs import SMALL, gruppo, refused, train
 
 from gruppo.api.runs import SavedRun
+from gruppo.data import Episode, single_turn
+from gruppo.methods.grpo import GRPO
+from gruppo.stages import Ask, Sampling
+from gruppo.stages.walk import Walk
+from gruppo.tasks import Task, TaskConfig
+from gruppo.tasks.judge import Judge
+from gruppo.train import slow
+from gruppo.train.equal import what_helps
 from gruppo.train.folder import RunFolder
+from gruppo.train.hidden import hidden, quoted
 from gruppo.train.opening import told, what_is_saved
+from gruppo.train.slow import told_if_slow
 from gruppo.train.stop import Stop
 
 QUICK = ("steps=1", "eval.prompts=2", "save.episodes_every=0")
 
 
-def test_greedy_samples_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("b", *QUICK, "sampling.temperature=0") == 0
-    assert "warning: sampling.temperature=0: all answers to a prompt are the same" in capsys.readouterr().out
+def test_greedy_samples_are_refused_where_they_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    """As samples=1 is: all answers to a prompt are one."""
+    words = refused(capsys, "train", *SMALL, *QUICK, "sampling.temperature=0")
+    assert "step zero, greedy: with sampling.temperature=0 the answers to a prompt are the same in 100%" in words
+    assert "grpo compares the samples of one prompt, so it would learn nothing. Use sampling.temperature=1" in words
+    assert "accept=greedy" in words
+    assert train("b", *QUICK, "sampling.temperature=0", "accept=greedy") == 0
+    for other in ("reinforce", "latr"):  # it has no groups; its branches differ
+        assert train(other, *QUICK, "sampling.temperature=0", f"method={other}") == 0
 
 
-def test_a_right_answer_in_a_sentence_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a)[:1]} for a in range(60, 90)]
-    Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert train("b", *QUICK, "task=./data.jsonl", "task.reward=exact", "sampling.max_tokens=5") == 0
+@pytest.mark.parametrize(
+    ("answer", "text", "quote"),
+    [
+        ("9", "98", ""),
+        ("9", "-9, or 9.5, or 1,9", ""),
+        ("9", "so x=9.", "so x=9."),
+        ("Paris", "Parisians", ""),
+        (
+            "83",
+            "To see which is larger, we look at them: 83, as\nI said before, of the",
+            "…larger, we look at them: 83, as I said before, of th…",
+        ),
+        (r"\frac{1}{2}", r"It is \frac{1}{2}.", r"It is \frac{1}{2}."),
+        ("", "anything", ""),
+    ],
+)
+def test_a_reference_is_found_as_a_whole_and_quoted_with_its_surroundings(answer: str, text: str, quote: str) -> None:
+    assert quoted(answer, text) == quote
+
+
+def drawn_with(reward: float, uid: int = 0) -> Episode:
+    logp = np.zeros(1, np.float32)
+    return single_turn(uid, "t", "g", np.array([1]), np.array([2]), logp, version=0, reward={"task": reward})
+
+
+def answered(prompt: str, reference: str, *texts: str, rewards: float = 0.0) -> str:
+    """What a run says of these answers to one prompt."""
+    ask = Ask(Task("t", prompt, reference, 1, "own"), len(texts))
+    drawn = [replace(drawn_with(rewards, i), text=text, ask=ask) for i, text in enumerate(texts)]
+    run = SimpleNamespace(
+        tasks=SimpleNamespace(env=""), walk=Walk(GRPO, None), judge=Judge("gruppo.tasks.scorers:Exact")
+    )
+    return hidden(run, drawn)  # type: ignore[arg-type]
+
+
+def test_a_right_answer_in_a_sentence_is_named() -> None:
+    words = answered("6+6=", "12", *["It is 12."] * 2, *["13"] * 10)
+    assert (
+        "no answer is right, but 2 of 12 contain the reference, such as '12' in 'It is 12.'. The scorer (exact)"
+        in words
+    )
+    assert "may want it in another form" in words and "choose another task.reward, such as numeric or math" in words
+    assert answered("6+6=", "12", "It is 12.", *["13"] * 10) == "", "one may be chance"
+    assert answered("6+6=", "12", *["It is 12."] * 2, *["13"] * 20) == "", "and two of many"
+    assert answered("6+6=", "1", "12", "12", "12") == "", "another number"
+    assert answered("Is 83 or 38 larger?", "83", *["83 and 38"] * 3) == "", "an echo of the prompt"
+    assert answered("6+6=", "12", *["It is 12."] * 3, rewards=1.0) == "", "some are right"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "settings", "says"),
+    [
+        ((0.0, 0.0), {}, "Use more samples (samples=16)."),
+        ((0.0, 0.0), {"level": "3"}, "Use an easier task.level or more samples (samples=16)."),
+        ((1.0, 1.0), {"level": "3"}, "Use a harder task.level or more samples (samples=16)."),
+        ((1.0, 0.0), {"level": "2"}, "Use an easier or harder task.level or more samples (samples=16)."),
+        ((1.0, 1.0), {"name": "./mine.jsonl"}, "Use more samples (samples=16)."),
+        ((0.0, 0.0), {"name": "./mine.jsonl"}, "Look at gruppo episodes RUN: does the reward accept any of these"),
+        ((0.0, 0.0), {"reward": "./mine.py:score"}, "Look at gruppo episodes RUN: does the reward accept any of these"),
+    ],
+)
+def test_equal_rewards_have_remedies_that_can_apply(
+    rewards: tuple[float, ...], settings: dict[str, Any], says: str
+) -> None:
+    task = TaskConfig(**settings)
+    tasks = SimpleNamespace(env="", levels=(int(task.level or 1),))
+    for temperature in (1.0, 0.5):
+        run = SimpleNamespace(
+            config=SimpleNamespace(task=task, samples=8), tasks=tasks, sampling=Sampling(temperature=temperature)
+        )
+        words = what_helps(run, [drawn_with(r) for r in rewards])  # type: ignore[arg-type]
+        assert ("sampling.temperature=1" in words) == (temperature != 1)
+        assert temperature != 1 or words.startswith(says), words
+
+
+def test_own_data_without_levels_is_not_told_to_change_the_level(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data.jsonl").write_text("\n".join(json.dumps({"prompt": f"{a}+{a}=", "answer": "x"}) for a in range(20)))
+    assert train("b", *QUICK, "task=./data.jsonl", "task.reward=exact", "steps=3", "prompts=1", "samples=2") == 0
     words = capsys.readouterr().out
-    assert "warning: no answer is right, but" in words and "contain the reference, such as '1' in '1" in words
-    assert "choose another task.reward" in words
+    for begin in ("every reward of the first batch is 0: nothing can", "every group of the last three steps has equal"):
+        [line] = [line for line in words.splitlines() if begin in line]
+        assert "does the reward accept any of these answers? If it may, use more samples (samples=4)." in line
 
 
 def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +203,43 @@ def test_an_edited_configuration_of_the_wrong_type(capsys: pytest.CaptureFixture
         words = capsys.readouterr().err
         assert says in words and "runs/b/config.toml" in words
         path.write_text(text)
+
+
+def test_only_slow_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow, "PATIENCE", 0.2)
+    said: list[str] = []
+    with told_if_slow(said.append, "quick"):
+        pass
+    with told_if_slow(said.append, "slow"):
+        time.sleep(0.6)
+    time.sleep(0.3)
+    assert said == ["slow"]
+
+
+def test_a_run_says_what_it_is_doing_where_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run whose work all takes long, in order; of a quick one, none of it."""
+    begin = ("loading the model", "checking step zero", "run folder", "evaluating after", "saving step", "saving the p")
+    shown: list[list[str]] = []
+    for patience in (3.0, 0.0):
+        monkeypatch.setattr(slow, "PATIENCE", patience)
+        assert train(f"a{patience}", *QUICK, "prompts=2", "samples=2") == 0
+        words = capsys.readouterr().out.splitlines()
+        shown.append([b for line in words for b in begin if line.startswith(b)])
+        told = "checking step zero, before anything is learned: 4 answers" in words
+        assert told == ("evaluating after step 1: 2 held-out answers" in words) == (patience == 0)
+    assert shown[0] == ["run folder"] and list(dict.fromkeys(shown[1])) == list(begin)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_signal_is_told_what_it_waits_for(last: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    with Stop() as stop:
+        stop.work = "saving the policy: no step is left" if last else stop.work
+        os.kill(os.getpid(), signal.SIGTERM)
+    words = capfd.readouterr().err
+    assert ("saving the policy: no step is left; a second signal stops at once" in words) == last
+    assert ("finishing this step, then saving; a second signal stops at once" in words) != last
 
 
 @pytest.mark.parametrize("error", [ValueError("other data"), OSError(28, "full"), RuntimeError("tool")])

@@ -137,6 +137,14 @@ def _raised(path: str, error: BaseException) -> str:
 
 
 def _no_name(path: str, found: Any, part: str, where: str) -> str:
-    known = [n for n in vars(found) if not n.startswith("_")] if hasattr(found, "__dict__") else []
+    known = [n for n, x in getattr(found, "__dict__", {}).items() if not n.startswith("_") and _own(x, found)]
     has = f"It has: {', '.join(sorted(known)[:12])}." if known else "It is empty."
     return f"{path}: there is no {part!r} in {where}.{nearest(part, known)} {has}"
+
+
+def _own(x: Any, holder: Any) -> bool:
+    """Whether it was made there: modules, classes and functions that were imported are not meant."""
+    if isinstance(x, ModuleType):
+        return False
+    here = holder.__name__ if isinstance(holder, ModuleType) else getattr(holder, "__module__", "")
+    return not (inspect.isclass(x) or inspect.isroutine(x)) or x.__module__ == here

@@ -22,6 +22,7 @@ from gruppo.tasks.settings import TaskConfig
 __all__ = ["Judge", "Verdict", "judge_of"]
 
 PATIENCE = 0.25  # seconds that answers wait before more workers are started
+SLOW = 20.0  # seconds of waiting for a scorer that lives before the user is told, then ever more rarely
 SILENCE = 30.0  # seconds without a verdict, or until a scorer is loaded, before the user is told
 
 
@@ -59,6 +60,7 @@ class Judge:
         self.scorer, self.seconds, self.say = f"{where}:{name}", seconds, say
         limits = Limits(seconds, start_seconds, workers, concurrency, call_seconds)
         self._pool = Pool(self.scorer, dict(given.args), limits)
+        self._slow = Slow(self._pool)
         weakref.finalize(self, self._pool.close).atexit = False  # at exit, the processes end by themselves
 
     @property
@@ -92,14 +94,17 @@ class Judge:
         if not items:
             return []
         done, quiet = self._pool.done, Quiet(self)
+        self._slow.begin(len(items))
         job = self._pool.submit(kind, items)
         reply = asyncio.wrap_future(job.future)
         try:
             while not (await asyncio.wait({reply}, timeout=PATIENCE))[0]:
                 done = self._pool.grow(done)
                 quiet.look(job)
+                self._slow.look(self.say)
             return reply.result()
         finally:
+            self._slow.end()
             job.future.cancel()  # if this task was cancelled, the remaining items are not scored
             quiet.tell()
 
@@ -152,12 +157,43 @@ class Quiet:
                 if limits.call_seconds
                 else f"task.seconds={limits.seconds:g}"
             )
-            self.judge.say(f"{job.missing} answers have waited {spent:.0f} s for the scorer ({each})")
+            who = "1 answer has" if job.missing == 1 else f"{job.missing} answers have"
+            self.judge.say(f"{who} waited {spent:.0f} s for the scorer ({each})")
 
     def tell(self) -> None:
         notes = self.pool.hangs.notes
         while notes:
             self.judge.say(notes.pop(0))
+
+
+class Slow:
+    """Tells of a scorer that lives, but is what everything waits for. Calls that overlap are one wait."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.wait = pool, SLOW
+        self.calls = self.asked = self.done = 0
+        self.since = 0.0
+
+    def begin(self, items: int) -> None:
+        if not self.calls:
+            self.since, self.done, self.asked = time.monotonic(), self.pool.done, 0
+        self.calls += 1
+        self.asked += items
+
+    def end(self) -> None:
+        self.calls -= 1
+
+    def look(self, say: Callable[[str], None]) -> None:
+        spent, done = time.monotonic() - self.since, self.pool.done - self.done
+        if spent < self.wait or not done:  # without any verdict, `Quiet` says so
+            return
+        self.wait *= 2
+        lanes, each = len(self.pool._lanes), f"one every {spent / done:.2g} s"
+        by = f"{lanes} processes" if lanes > 1 else "one process"
+        say(
+            f"waiting for the reward: {done} of {self.asked} answers are judged after {spent:.0f} s, {each} in {by}. "
+            "More of them at once: task.workers, or an `async def` that waits (docs/rewards.md)."
+        )
 
 
 class NoJudge:

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from gruppo.data import Batch, Episode, Source, Status
+from gruppo.data import Batch, Episode, Source, Status, Use
 from gruppo.stages import need
-from gruppo.stages.check import learnable_N
+from gruppo.stages.check import learnable_N, least_samples
 from gruppo.stages.names import nearest
 from gruppo.stages.writers import by_writer
 from gruppo.train.run import Run
+from gruppo.train.slow import told_if_slow
 
 # Differences that rounding explains, by the dtype of the weights.
 GAP = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -33,6 +34,12 @@ class Check:
 
 async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
     """Draw a few groups, and check them as the trainer would see them. Changes nothing."""
+    drawn = min(prompts, run.config.prompts) * run.config.samples
+    with told_if_slow(run.say, f"checking step zero, before anything is learned: {drawn} {_whole(run)}"):
+        return await _checked(run, prompts)
+
+
+async def _checked(run: Run, prompts: int) -> list[Check]:
     ctx = run.context(0)
     run.engine.forget()
     ctx.prompts = min(prompts, run.config.prompts)
@@ -55,6 +62,7 @@ async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
         _judged(run, episodes),
         _cut_off(run, episodes),
         _dead(batch),
+        _greedy(run, episodes),
         _gradient(run, ctx, batch),
     ]
     run.clock.take()
@@ -187,6 +195,22 @@ def _dead(batch: Batch) -> Check:
     share = float(dead_G.float().mean())
     found = f"in {share:.0%} of the groups all rewards are equal: they say nothing to most methods"
     return Check("dead_groups", True, share, 1, found)
+
+
+def _greedy(run: Run, episodes: list[Episode]) -> Check:
+    """Greedy samples of a prompt are one answer, unless the rollout itself makes them differ."""
+    groups: dict[str, list[bytes]] = {}
+    for e in episodes:
+        if e.use == Use.LEARN and e.source == Source.POLICY:
+            groups.setdefault(e.group, []).append(b"|".join(s.ids.tobytes() for s in e.sequences))
+    several = [said for said in groups.values() if len(said) > 1]
+    share = sum(len(set(said)) == 1 for said in several) / len(several) if several else 0.0
+    warmth, name = run.sampling.temperature, run.method.name
+    ok = warmth > 0 or share < 1 or least_samples(run.method) < 2
+    found = f"with sampling.temperature={warmth:g} the answers to a prompt are the same in {share:.0%} of the groups"
+    found += "" if ok else f", and {name} compares the samples of one prompt, so it would learn nothing"
+    remedy = "Use sampling.temperature=1, or a method without groups such as method=reinforce."
+    return Check("greedy", ok, share, 1, found, remedy)
 
 
 def _gradient(run: Run, ctx: Any, batch: Batch) -> Check:

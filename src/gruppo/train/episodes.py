@@ -197,13 +197,15 @@ def in_words(row: Row, width: int = 0) -> str:
     lines = [" · ".join(facts)]
     for name in ("prompt", "answer", "reference", "error"):
         if row[name] or name == "answer":
-            lines.append(f"  {name:<9}  {_fitted(row[name], width)}")
+            lines.append(f"  {name:<9}  {_fitted(row[name], 0 if name == 'error' else width)}")  # its end says what
     return "\n".join(lines)
 
 
 ENDED: dict[Any, str] = {
     "ok": "ended",
     "truncated": "cut off (sampling.max_tokens)",
+    "env_error": "not judged",
+    "timeout": "not judged in time",
     ("truncated", True): "ran out of turns",
 }
 

@@ -223,4 +223,4 @@ def _of_level(where: Any, score_P: Reals, pass_PK: dict[int, Reals], maj_PK: dic
 def _entropy(episodes: Sequence[Episode]) -> float:
     """Minus the mean log-probability of the sampled tokens, like the metric `entropy` of a run."""
     logp = np.concatenate([s.logp[s.source == Source.POLICY] for e in episodes for s in e.sequences])
-    return -float(logp.mean(dtype=np.float64)) if len(logp) else float("nan")
+    return 0.0 - float(logp.mean(dtype=np.float64)) if len(logp) else float("nan")

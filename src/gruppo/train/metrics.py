@@ -193,7 +193,7 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     out |= _longest(mine) | of_turns(mine)
     logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])
     if len(logp):
-        out["entropy"] = -_mean(logp)
+        out["entropy"] = 0.0 - _mean(logp)  # not -0.0
     components = {c for e in judged for c in e.reward}
     if len(components) > 1:
         out |= {f"reward/{c}": _mean([e.reward[c] for e in judged if c in e.reward]) for c in sorted(components)}

@@ -17,6 +17,7 @@ SHOWN = (
     "length",
     "turns",
     "truncated",
+    "failed",
     "entropy",
     "dead_groups",
     "grad_norm",
@@ -25,6 +26,7 @@ SHOWN = (
 RETURN, HELD_OUT = "return/", "held_out/return/"  # of one agent of several
 MEANS = ("reward", "accuracy", "held_out")  # over all agents, which say nothing in a zero-sum game
 ANEW = "held_out/anew"  # in a row that measures anew, since the task has changed
+RARE = ("turns", "failed")  # from the first time on that there are any: one answer has no turns
 MISSING = "—"
 
 
@@ -98,7 +100,11 @@ class Display:
         stale = ((RETURN, "reward"), (HELD_OUT, "held_out"))  # of seats that no longer act
         gone = tuple(of for of, name in stale if name in row)
         self.row = {k: v for k, v in self.row.items() if not k.startswith(gone)}
-        self.row |= {k: v for k, v in row.items() if k in SHOWN or k.startswith((RETURN, HELD_OUT))}
+        self.row |= {
+            k: v
+            for k, v in row.items()
+            if k.startswith((RETURN, HELD_OUT)) or (k in SHOWN and (k not in RARE or v or k in self.row))
+        }
         self.measured = step if "held_out" in row else self.measured
         self.word = word([row]) if self.word == "accuracy" else self.word
         self.bar.update(self.task, completed=step)
@@ -131,7 +137,7 @@ class Display:
     def _table(self, step: int = 0) -> Table:
         grid = Table.grid(padding=(0, 1))
         numbers = Table(show_edge=False, box=None, pad_edge=False)
-        names = [k for k in self._names() if k in self.row or k != "turns"]  # one answer has no turns
+        names = [k for k in self._names() if k in self.row or k not in RARE]
         for name in names:
             numbers.add_column(self._label(name), justify="right")
         numbers.add_row(*[self._shown(k, step) if k in self.row else "" for k in names])

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from gruppo.data.prefix import WORTH
 from gruppo.engines.config import engine_of
 from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
-from gruppo.stages.check import check, check_first_batch, compares, refuse_weaker
+from gruppo.stages.check import check, check_first_batch, refuse_weaker
 from gruppo.stages.converse import HEARD, play_of
 from gruppo.stages.dialogue import OVERFLOW
 from gruppo.stages.play import close_play, one_answer
@@ -24,15 +25,17 @@ from gruppo.tasks import TaskSet
 from gruppo.tasks.fit import most_tokens, refuse_unfit
 from gruppo.tasks.judge import judge_of
 from gruppo.tasks.load import load
-from gruppo.tasks.scorers import SCORERS
 from gruppo.train.allocator import keep_freed_memory
 from gruppo.train.cast import build_cast
 from gruppo.train.checkpoint import State, optimiser_tensors, restore_optimiser
 from gruppo.train.config import RunConfig
+from gruppo.train.equal import why_equal
 from gruppo.train.exact import be_deterministic
+from gruppo.train.hidden import hidden
 from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
 from gruppo.train.ranks import ranks
+from gruppo.train.slow import told_if_slow
 from gruppo.train.worlds import (
     Recurring,
     overflown,
@@ -42,8 +45,14 @@ from gruppo.train.worlds import (
     unread,
     unread_words,
     unstable,
-    why_equal,
 )
+
+TOLD = 5  # kinds of errors that are told; more of them are counted only
+
+
+def _shape(error: str) -> str:
+    """An error without its numbers and quoted texts, which may be others for every answer."""
+    return re.sub(r"\d+|'[^']*'|\"[^\"]*\"", "…", error)
 
 
 class Run:
@@ -75,10 +84,13 @@ class Run:
         check(self.method, self.bare_context(0), samples=config.samples)
         refuse_other_worlds(self.method, self.tasks, config.task.against)
         m = config.model
-        self.tokenizer = load_tokenizer(m.name)
+        loading = f"loading the model {m.name}"
+        with told_if_slow(self.say, loading):
+            self.tokenizer = load_tokenizer(m.name)
         worlds = "" if config.task.agent or config.task.tools else self.tasks.env
         self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, worlds)]))
-        policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
+        with told_if_slow(self.say, loading):
+            policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
         if policy.fallback:
             self.say(policy.fallback)
         longest = config.sampling.max_tokens or most_tokens(self.tasks, self.tokenizer, policy.context)
@@ -176,40 +188,16 @@ class Run:
                 "(make train ARGS=threads=1)."
             )
 
-    def warn_if_greedy(self) -> None:
-        if self.sampling.temperature == 0 and self.config.samples > 1 and compares(self.method):
-            self.warn(
-                "sampling.temperature=0: all answers to a prompt are the same, so there is nothing to compare. Use "
-                "sampling.temperature=1."
-            )
-
-    def warn_if_hidden(self, drawn: Sequence[Episode]) -> None:
-        """No answer of the first step is right, but some contain the right answer: the scorer looks elsewhere."""
-        judged = [e for e in drawn if e.status.judged and e.scores]
-        if self.tasks.env or not judged or any(e.score > 0 for e in judged):
-            return
-        known = [(e, self.walk.task_of(e).answer) for e in judged]
-        near = [(e, answer) for e, answer in known if answer and answer in e.text]
-        if near:
-            e, answer = near[0]
-            said = " ".join(e.text.split())
-            path = self.judge.scorer
-            name = next((n for n, (known, *_) in SCORERS.items() if known == path), path)
-            others = [n for n in ("numeric", "math", "regex") if n != name]
-            where = ", which reads the last number," if name == "numeric" else ""
-            self.warn(
-                f"no answer is right, but {len(near)} of {len(judged)} contain the reference, such as {answer!r} in "
-                f"{said[:60] + '…' if len(said) > 60 else said!r}. The scorer ({name}{where}) wants it in "
-                "another form: ask for that form in task.system or task.template, or choose another task.reward, "
-                f"such as {' or '.join(others)}."
-            )
-
     def look_at_first(self, drawn: Sequence[Episode], batch: Batch) -> None:
         """What is said once, about the first batch. Raises if the method cannot learn from it."""
         equal = check_first_batch(self.method, batch, why_equal(self, drawn))
-        unlike = [seats_alike(self.method, batch), "" if equal else unread(self, drawn), unstable(self, drawn)]
+        unlike = [
+            seats_alike(self.method, batch),
+            "" if equal else unread(self, drawn),
+            unstable(self, drawn),
+            hidden(self, drawn),
+        ]
         self.warn(*equal, *filter(None, unlike))
-        self.warn_if_hidden(drawn)
         self.warn_if_unheard(drawn)
         self.checked = True
 
@@ -244,10 +232,9 @@ class Run:
         self.dead_steps = self.dead_steps + 1 if share == 1.0 else 0
         if self.dead_steps == 3 and not self.told_dead:  # once: `dead_groups` is in the line of every step
             self.told_dead = True
-            why = why_equal(self, drawn)
             self.warn(
                 "every group of the last three steps has equal rewards, so there is nothing to compare. "
-                + (why or "Use an easier or harder task.level, more samples, or sampling.temperature=1.")
+                + why_equal(self, drawn)
             )
 
     def stop_if_failing(self, failed: float, drawn: Sequence[Episode]) -> None:
@@ -261,19 +248,20 @@ class Run:
                 "Fix the reward function or environment, or raise max_failures; to resume with such a change, add "
                 "--allow-changes."
             )
-        if errors:
-            first = next(e for e in drawn if e.error)
+        first = next((e for e in drawn if e.error and _shape(e.error) not in self.told_errors), None)
+        if first is not None and len(self.told_errors) < TOLD:
             what = "hung" if first.status == Status.TIMEOUT else "failed"
-            why = self.told_once(errors[0])
-            self.warn(f"{len(errors)} of {len(drawn)} episodes {what} and were left out. First error: {why}")
+            self.warn(
+                f"{len(errors)} of {len(drawn)} episodes {what} and were left out. First error: "
+                f"{self.told_once(first.error)}\nMore of this kind are counted as `failed` in the lines of steps."
+            )
 
     def told_once(self, error: str) -> str:
-        """An error, the first time; later only its last line, which may name another answer."""
-        *lines, last = error.rstrip().splitlines() or [""]
-        place = "\n".join(lines) or last
-        known = place in self.told_errors
-        self.told_errors.add(place)
-        return f"{last} (as above)" if known else error
+        """An error, the first time; later only its last line, shortened."""
+        known = _shape(error) in self.told_errors
+        self.told_errors.add(_shape(error))
+        last = error.rstrip().splitlines()[-1]
+        return f"{last[:80]}{'…' if len(last) > 80 else ''} (as above)" if known else error
 
     # checkpoints
 

@@ -34,6 +34,7 @@ class Stop:
     def __init__(self, words: Callable[[], str] | None = None) -> None:
         self.asked, self.number = 0, signal.SIGINT
         self.words, self.loading = words, words is not None
+        self.work = "finishing this step, then saving"  # what a first signal waits for
         self.tidy: Callable[[], None] = lambda: None  # before the process is ended
         self._before: dict[signal.Signals, Any] = {}
         self._over = False
@@ -82,7 +83,7 @@ class Stop:
         if self.asked == 1 and not self.loading:
             # Not print, which this signal may have interrupted.
             again = b"Ctrl-C again" if number == signal.SIGINT else b"a second signal"
-            os.write(2, b"\nfinishing this step, then saving; " + again + b" stops at once\n")
+            os.write(2, b"\n" + self.work.encode() + b"; " + again + b" stops at once\n")
         elif self.asked == (1 if self.loading else 2) or _interactive():
             raise KeyboardInterrupt
         else:

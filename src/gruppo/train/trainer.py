@@ -33,6 +33,7 @@ from gruppo.train.progress import ANEW, Display
 from gruppo.train.run import Run
 from gruppo.train.samples import Samples
 from gruppo.train.saved import save_writers
+from gruppo.train.slow import told_if_slow
 from gruppo.train.stop import Stop
 from gruppo.train.summary import closing_words, summary_of
 from gruppo.train.waiting import Loop
@@ -231,7 +232,6 @@ class Trainer:
         if changed := refurnished(self.config.method):
             self.display.say("\n".join(changed))
         self.run.warn_if_few_recur()
-        self.run.warn_if_greedy()
         self.run.warn_if_slow()
         self._begin_callbacks(())
         asked = min(self.config.eval.prompts, len(self.run.tasks.held_out))
@@ -301,6 +301,7 @@ class Trainer:
         # Not after a gradient that was not finite: if the next ones are not either, this would be no way back.
         bad = any(self.run.learner.bad_steps.values())
         due = save.checkpoint_every and self.done % save.checkpoint_every == 0 and not bad
+        self.stop.work = "saving the policy: no step is left" if last else self.stop.work
         if last or self.stop.asked or due:
             self._save(self.done)
 
@@ -309,7 +310,9 @@ class Trainer:
         self.seconds += row["seconds"]
         self.tokens += row["tokens"]
         if self.done == self.config.steps or (every and self.done % every == 0):
-            found = await self._evaluate()
+            count = min(self.config.eval.prompts, len(self.run.tasks.held_out)) * self.config.eval.samples
+            with told_if_slow(self.display.say, f"evaluating after step {self.done}: {count} held-out answers"):
+                found = await self._evaluate()
             self.after = found.accuracy
             row |= found.logged() | await self.wins.row(found)
         return row
@@ -321,8 +324,9 @@ class Trainer:
         given = (r.engine, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k, r.walk.play)
         self.evaluation = await evaluate(*given)
         if lost := self.evaluation.failed:
+            who = "1 answer to a held-out prompt" if lost == 1 else f"{lost} answers to held-out prompts"
             why = r.told_once(first_error(self.evaluation.episodes))
-            r.warn(f"{lost} answers to held-out prompts could not be judged, and do not count. First error: {why}")
+            r.warn(f"{who} could not be judged: not counted (held_out/failed). First error: {why}")
         return self.evaluation
 
     def _log(self, row: dict[str, Any]) -> None:
@@ -336,7 +340,8 @@ class Trainer:
         facts |= {"ended_early": self.early} if self.early else {}
         state = self.run.state(done, facts)
         state.beside = {"run.json": self.folder.record(), "metrics.jsonl": self.folder["metrics.jsonl"].read_bytes()}
-        save_checkpoint(self.folder["checkpoints"], state, self.config.save.keep)
+        with told_if_slow(self.display.say, f"saving step {done}"):
+            save_checkpoint(self.folder["checkpoints"], state, self.config.save.keep)
 
     def _finish(self) -> None:
         if self.done < self.config.steps and not self.early:
@@ -345,7 +350,8 @@ class Trainer:
             facts = {"steps": self.done, "stopped": True, "folder": str(self.folder.path)}
             self.summary = {**facts, "resume": self.folder.resume_command}
             return
-        save_writers(self.folder.path, self.run.models, self.run.learner.writers, self.run.tokenizer)
+        with told_if_slow(self.display.say, f"saving the policy in {self.folder.path}"):
+            save_writers(self.folder.path, self.run.models, self.run.learner.writers, self.run.tokenizer)
         c = self.config
         self.folder.draw_curves(f"{c.method.name} on {c.task.name}, seed {c.seed}")
         self.summary = summary_of(self)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gruppo.data import Batch, Episode, Source, Status, Turn, Use
+from gruppo.data import Batch, Episode, Source, Turn
 from gruppo.envs.base import Seen, seats_of
 from gruppo.envs.registry import BUILT_IN, env_class, made, make_env
 from gruppo.envs.with_tools import PREFIX, reading
@@ -18,7 +18,7 @@ from gruppo.methods import all_methods
 from gruppo.policies import CharTokenizer
 from gruppo.policies.words import WordTokenizer
 from gruppo.stages import Method, kind
-from gruppo.stages.check import cut_off, equal_returns
+from gruppo.stages.check import equal_returns
 from gruppo.stages.converse import Converse
 from gruppo.stages.dialogue import GOAL, OVERFLOW, said_first
 from gruppo.stages.names import nearest
@@ -31,15 +31,6 @@ if TYPE_CHECKING:
 MOST = 0.5  # a share of turns from which on they are said to be the cause
 NEARLY_ALL = 0.9
 WATCHED = 3  # steps before it is said that no state recurs
-
-
-def why_equal(run: "Run", drawn: Sequence[Episode]) -> str:
-    """Why rewards may be equal, and what helps."""
-    mine = [e for e in drawn if e.use == Use.LEARN and e.status.judged]
-    cut = [e for e in mine if e.status == Status.TRUNCATED and OVERFLOW not in e.notes]
-    truncated = len(cut) / len(mine) if mine else 0.0
-    answers = not run.tasks.env or (run.config.task.tools and all("truncated" in e.turns[-1].flags for e in cut))
-    return unread(run, drawn) or cut_off(truncated, run.sampling.max_tokens if answers else 0)
 
 
 # ---- turns

@@ -136,10 +136,10 @@ class Comparison:
             for e in self.table()["entrants"]
         ]
         head = ("", "first", "last, 95 % interval", "seeds", "seconds a run")
-        return (
-            f"`{self.metric}` at the first and the last step; mean over seeds {', '.join(map(str, self.seeds))}, "
-            "with Student's t-interval.\n\n" + _table(head, rows)
-        )
+        over = f"mean over seeds {', '.join(map(str, self.seeds))}, with Student's t-interval"
+        if len(self.seeds) == 1:
+            over = f"seed {self.seeds[0]} alone, so without an interval"
+        return f"`{self.metric}` at the first and the last step; {over}.\n\n" + _table(head, rows)
 
     def _difference_table(self) -> str:
         pairs = self.pairs()

@@ -1,5 +1,5 @@
 """The laws that every method must satisfy, and the small world in which they are tested."""
 
-from gruppo.lab.laws.laws import LAWS, ONCE, check_laws, excused, law_by_law, verdict
+from gruppo.lab.laws.laws import LAWS, ONCE, UNTESTED, check_laws, excused, law_by_law, verdict
 
-__all__ = ["LAWS", "ONCE", "check_laws", "excused", "law_by_law", "verdict"]
+__all__ = ["LAWS", "ONCE", "UNTESTED", "check_laws", "excused", "law_by_law", "verdict"]
