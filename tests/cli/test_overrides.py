@@ -154,7 +154,7 @@ def test_whole_before_part_in_any_order() -> None:
 def test_a_world_is_played_by_the_policy_that_speaks_its_words() -> None:
     """Unless another one is named, now or before."""
     assert apply(DEFAULT, ["task=household"]).model.name == "tiny-agent"
-    assert apply(DEFAULT, ["task=household"]).optim.lr == 3e-4  # what its world says
+    assert apply(DEFAULT, ["task=household"]).prompts == 16  # what its world says
     for other in (["optim.lr=1e-3"], ["model=tiny-agent", "optim.lr=1e-3"]):
         assert apply(DEFAULT, ["task=household", *other]).optim.lr == 1e-3
     assert apply(DEFAULT, ["task=mix:lake+household"]).optim.lr == apply(DEFAULT, ["task=lake"]).optim.lr == 1e-4

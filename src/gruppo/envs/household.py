@@ -64,8 +64,12 @@ class House:
 class Household(World[State]):
     name = "household"
     about = "rooms, containers, things and goals; locked containers from level 3 on"
-    # Small batches, since many steps matter more than many episodes in each (benchmarks/LOG.md, 18 November 2026).
-    usual = {"prompts": "16", "steps": "240", "optim.lr": "3e-4"}
+    # Small batches and a learning rate that rises and falls; what it rests on: benchmarks/LOG.md, 18 November 2026.
+    usual = {
+        "prompts": "16",
+        "steps": "320",
+        "optim.lr": "then({0: linear(5e-5, 5e-4, steps=40), 40: cosine(5e-4, 2e-5, steps=280)})",
+    }
     rules = (
         "You are in a house. Find things in containers and put them where they belong. You carry one thing; a key goes "
         "into your pocket and opens what is locked. Actions: go ROOM, open CONTAINER, close CONTAINER, take THING, put "

@@ -12,11 +12,13 @@ try:
 except ImportError:
     triton: Any = None
     tl: Any = None
-try:  # programmatic dependent launch: newer than Triton itself
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # type: ignore[import-not-found]
+try:
+    import triton.language.extra.cuda as cuda  # type: ignore[import-not-found]
 except ImportError:
-    gdc_launch_dependents: Any = None
-    gdc_wait: Any = None
+    cuda: Any = None
+# Programmatic dependent launch: newer than Triton itself.
+gdc_wait: Any = getattr(cuda, "gdc_wait", None)
+gdc_launch_dependents: Any = getattr(cuda, "gdc_launch_dependents", None)
 
 # Triton's interpreter runs kernels on a CPU, slowly: for tests.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
