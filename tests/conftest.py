@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from gruppo.methods import all_methods
 from gruppo.policies import TinyConfig, TinyTransformer
@@ -21,6 +22,10 @@ HERE = Path(__file__).parent
 for folder in ("train", "laws", "equivalences", "methods"):
     if str(HERE / folder) not in sys.path:
         sys.path.insert(0, str(HERE / folder))
+
+# A busy machine is no bug: an example may take as long as it takes.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,7 +12,7 @@ from gruppo.data.episode import FLAGS
 GIVEN = [Source.POLICY, Source.POLICY, Source.POLICY, *Source][:9]
 AGENTS = ("policy", "rival")
 ALL = ("as_trained", "as_sampled", "without_hints")
-LAW = settings(max_examples=40, deadline=None)  # a busy machine is no bug
+LAW = settings(max_examples=40)
 
 
 def random_sequence(rng: np.random.Generator, number: int) -> tuple[Sequence, list[Turn]]:
