@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from kernel_cases import SHAPES, attention_case, close, logits_case
 
 from gruppo.engines.base import Request
-from gruppo.engines.sampling import draw, settings_of
+from gruppo.engines.sampling import draw, noise, settings_of
 from gruppo.kernels.attention import PAGE, attend
 from gruppo.kernels.draw import advance, draw_token
 from gruppo.kernels.logprob import logprob
@@ -50,7 +50,8 @@ def test_the_draw_is_that_of_the_engine() -> None:
     keys, heat = case["key_B"].tolist(), case["heat_B"].tolist()
     prefix = torch.zeros(1, dtype=torch.int64).numpy()
     asked = [Request(prefix, 1, key, temperature=t) for key, t in zip(keys, heat, strict=True)]
-    wanted = draw(case["logits_BV"], settings_of(asked, (), torch.device("cpu")), case["pos_B"])
+    settings = settings_of(asked, (), torch.device("cpu"))
+    wanted = draw(case["logits_BV"], settings, noise(settings, case["pos_B"]))
     token_B, logp_B, lost_B = draw_token(**case)
     assert torch.equal(token_B, wanted.token_B) and not lost_B.any()
     close(logp_B, wanted.logp_B, 1e-6)
