@@ -17,6 +17,7 @@ from small_runs import batch_of, drawn, flat, running, take_step
 from torch import Tensor
 
 from gruppo.data import pack, single_turn
+from gruppo.engines.plain import Plain
 from gruppo.methods import method
 from gruppo.pieces.aggregate import weights
 from gruppo.policies import TinyTransformer, load_policy, packed
@@ -76,14 +77,19 @@ def test_dropout_is_refused(policy: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_sampler_never_drops(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It evaluates, and gives the trainer its mode back."""
     seen: list[bool] = []
-    decode = TinyTransformer.decode
 
-    def watched(self: TinyTransformer, *arguments: Any) -> Tensor:
-        seen.append(self.training)
-        return decode(self, *arguments)
+    def watch(of: type[Any]) -> None:
+        decode = of.decode
 
-    monkeypatch.setattr(TinyTransformer, "decode", watched)
+        def watched(self: Any, *arguments: Any) -> Tensor:
+            seen.append(run.models["policy"].training)
+            return decode(self, *arguments)
+
+        monkeypatch.setattr(of, "decode", watched)
+
     with running(policy) as run:
+        for of in (TinyTransformer, Plain):
+            watch(of)
         run.models["policy"].train()
         drawn(run)
         assert seen and not any(seen) and run.models["policy"].training

@@ -69,6 +69,7 @@ class Household(World[State]):
         "prompts": "16",
         "steps": "320",
         "sampling.max_tokens": "5",
+        "eval.every": "40",
         "optim.lr": "then({0: linear(5e-5, 5e-4, steps=40), 40: cosine(5e-4, 2e-5, steps=280)})",
     }
     rules = (
