@@ -122,7 +122,8 @@ def test_the_first_batch_is_checked_also_after_a_resume(capsys: pytest.CaptureFi
     assert gruppo("train", "--resume", "runs/b") == 2
     assert "task.reward (reward.py): " in capsys.readouterr().err  # another reward is another run
     assert gruppo("train", "--resume", "runs/b", "--allow-changes") == 0
-    assert [row["step"] for row in metrics("b")] == [0, 1, 2, 3, 4, 5]
+    rows = metrics("b")
+    assert [row["step"] for row in rows] == [0, 0, 1, 2, 3, 4, 5] and rows[1]["held_out/anew"]  # another measure
 
 
 def test_a_schedule_and_a_mixture_of_levels_go_on(trouble: Any) -> None:
