@@ -297,7 +297,7 @@ def test_doctor_says_what_it_looked_at(capsys: pytest.CaptureFixture[str]) -> No
     out, _ = said(capsys, "doctor", "model=tiny-random", "prompts=2", "samples=4")
     assert "100% of the sampled tokens can be learned from" in out and "limit" not in out
     assert "of the answers were cut off after sampling.max_tokens=6 tokens" in out and "all is well" in out
-    assert len(out.splitlines()) == 10
+    assert len(out.splitlines()) == 11
 
 
 def test_what_is_added_to_a_chain_does_not_look_like_a_replacement(capsys: pytest.CaptureFixture[str]) -> None:
