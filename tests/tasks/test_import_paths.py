@@ -1,5 +1,6 @@
 """Import paths: what loads, and the error for each mistake."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -63,6 +64,18 @@ def test_what_a_file_imports_is_not_offered(mine) -> None:
     )
     with pytest.raises(ValueError, match=r"It has: LIMIT, Near, half, near, score\."):
         load_object("./own.py:nothing")
+
+
+def test_a_file_is_read_again_although_its_size_and_second_are_the_same(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "reward.py"
+    for number in ("1.0", "0.5"):
+        file.write_text(f"VALUE = {number}\n")
+        os.utime(file, (1e9, 1e9))
+        assert load_object(f"{file}:VALUE") == float(number)
+        for name in [n for n in sys.modules if n.startswith("gruppo_user_reward_")]:
+            monkeypatch.delitem(sys.modules, name)
 
 
 def test_a_file_that_failed_can_be_repaired(mine) -> None:

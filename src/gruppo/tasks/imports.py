@@ -11,8 +11,9 @@ import traceback
 from collections.abc import Mapping
 from difflib import get_close_matches
 from hashlib import blake2b
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from gruppo.tasks.beside import mistaken
@@ -88,6 +89,17 @@ def no_file(path: Path, what: str = "file") -> str:
     return f"there is no {what} {path}.{near} A path is relative to the folder in which gruppo was started."
 
 
+class FromSource(SourceFileLoader):
+    """Compiles what stands in the file now.
+
+    Python takes a compiled copy for current if the source has the same size and the same second of change: the run
+    would name another reward, and the old one would judge.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _from_file(path: str, file: Path) -> ModuleType:
     if not file.is_file():
         raise ValueError(f"{path}: {no_file(file)}")
@@ -98,6 +110,8 @@ def _from_file(path: str, file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path}: {file} is no Python file. Name a file that ends in .py.")
+    if isinstance(spec.loader, SourceFileLoader):
+        spec.loader = FromSource(name, str(file))
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # at the end, so that the files next to it can be imported but shadow nothing
     module = importlib.util.module_from_spec(spec)
