@@ -1,5 +1,7 @@
 """Ctrl-C once: finish the step, save, say how to go on. Twice: stop at once."""
 
+import asyncio
+import gc
 import signal
 import time
 from pathlib import Path
@@ -23,6 +25,7 @@ from train_runs import (
 )
 
 from gruppo.train.stop import Stop
+from gruppo.train.waiting import Loop
 
 SETTINGS = ("steps=6", "save.checkpoint_every=3", *SLOWLY)
 
@@ -56,6 +59,28 @@ def test_twice_stops_at_once_and_the_last_checkpoint_stands() -> None:
     assert gruppo(*resume_command(words)) == 0
     straight(*SETTINGS, reward=SLOW_REWARD)
     same_run("a", "b")
+
+
+def test_a_signal_while_tasks_are_cancelled_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """The second Ctrl-C may end a task that is just being cancelled; nobody asks for its exception."""
+    loop, left = Loop(), list[asyncio.Task[None]]()
+
+    async def interrupted() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+    async def begin() -> None:
+        left.append(asyncio.create_task(interrupted()))
+        await asyncio.sleep(0)
+
+    loop(begin())
+    with pytest.raises(KeyboardInterrupt):
+        loop.close()
+    left.clear()
+    gc.collect()
+    assert not caplog.records
 
 
 def test_a_folder_with_a_space_is_quoted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,15 @@ class Loop:
 
     def close(self) -> None:
         if self._thread is None:
-            self._runner.close()
+            self._close()
         else:
-            self._thread.submit(self._runner.close).result()
+            self._thread.submit(self._close).result()
             self._thread.shutdown()
+
+    def _close(self) -> None:
+        """What is left is cancelled. It has nothing to say: a signal that ends one of these tasks is told elsewhere."""
+        self._runner.get_loop().set_exception_handler(lambda *_: None)
+        self._runner.close()
 
 
 def waited(work: Coroutine[Any, Any, T]) -> T:
