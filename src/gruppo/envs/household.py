@@ -64,7 +64,7 @@ class House:
 class Household(World[State]):
     name = "household"
     about = "rooms, containers, things and goals; locked containers from level 3 on"
-    # Actions have at most 5 tokens; with more room the policy learns to ramble. The rest: benchmarks/LOG.md.
+    # Actions have at most 5 tokens; with more room they grow in training. The rest: benchmarks/LOG.md.
     usual = {
         "prompts": "16",
         "steps": "320",
