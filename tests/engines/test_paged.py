@@ -277,12 +277,13 @@ def test_pages_are_counted() -> None:
         pool.take(6)
 
 
-@pytest.mark.parametrize("small", [0, 1024])
+@pytest.mark.parametrize(("small", "kept"), [(0, 0), (1024, 32768), (1024, 150)])
 def test_a_prefill_with_stacked_weights_is_that_of_the_model(
-    model: TinyTransformer, small: int, monkeypatch: pytest.MonkeyPatch
+    model: TinyTransformer, small: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a tree, where a shared prefix is computed once; and also one that is filled up to a size."""
+    """Also of a tree, where a shared prefix is computed once; one that is filled up to a shape; where few are kept."""
     monkeypatch.setattr("gruppo.engines.prefill.SMALL", small)
+    monkeypatch.setattr("gruppo.engines.prefill.KEPT", kept)
     stem = np.arange(3, 33)
     forks = [np.concatenate([stem, np.arange(5, 9)]), np.concatenate([stem, np.arange(20, 30)]), np.arange(7)]
     decoder = decoder_of(model, 2, 4, [None])
@@ -293,6 +294,7 @@ def test_a_prefill_with_stacked_weights_is_that_of_the_model(
                 tree, _ = packed(some, model.device, forked).tree()
                 for got, wanted in zip(prefill(tree), model.prefill(tree), strict=True):
                     assert got.shape == wanted.shape and torch.allclose(got, wanted, atol=1e-10)
+                assert sum(shape.tokens for shape in prefill.passes) <= kept
 
 
 def test_windows_grow_with_what_is_drawn_and_change_nothing(

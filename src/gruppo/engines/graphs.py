@@ -1,6 +1,5 @@
 """One decoding step of our transformer on a GPU: fused weights, few kernels, one CUDA graph for each number of rows."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,11 @@ from gruppo.engines.pages import Pool, pages_for
 from gruppo.kernels.attention import Heads, Rope, attend
 from gruppo.kernels.draw import advance, draw_token
 from gruppo.kernels.norm import add_norm
+from gruppo.kernels.record import recorded
 from gruppo.kernels.scores import scores
 from gruppo.kernels.swiglu import swiglu
 from gruppo.kernels.thin import add_linear, fits, norm_linear, norm_swiglu
+from gruppo.policies.base import weights_of
 from gruppo.policies.lora import merged_weight
 
 
@@ -120,7 +121,7 @@ class Decoder:
         self._weights = self._where()
 
     def _where(self) -> tuple[int, ...]:
-        return tuple(p.data_ptr() for p in self.model.parameters())
+        return tuple(p.data_ptr() for p in weights_of(self.model))
 
     @property
     def valid(self) -> bool:
@@ -178,7 +179,7 @@ class Decoder:
 
     def _capture(self, n: int, draw: bool) -> torch.cuda.CUDAGraph:
         kept = [x.clone() for x in (self.state, self.count, self.out)]
-        graph = captured(lambda: self._once(n, draw), self.memory)
+        graph = recorded([lambda: self._once(n, draw)], self.memory)[0]
         for x, before in zip((self.state, self.count, self.out), kept, strict=True):
             x.copy_(before)
         return graph
@@ -188,18 +189,6 @@ class Decoder:
             self.drawn(n)
         else:
             self.hidden_RD[:n] = self.forward(n)
-
-
-def captured(work: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
-    """A graph of some work, which is also done once."""
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # kernels are compiled before, not while, a graph is recorded
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    with torch.cuda.graph(graph, pool=memory):
-        work()
-    return graph
 
 
 def bucket(live: int, rows: int) -> int:

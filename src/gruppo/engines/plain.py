@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from gruppo.data import Inputs
 from gruppo.kernels.rms import KINDS, rms_norm_plain
@@ -17,11 +17,8 @@ from gruppo.kernels.rope import turn_plain
 from gruppo.kernels.scores import scores
 from gruppo.policies.cache import Cache, Step
 from gruppo.policies.layout import layout_of
-from gruppo.policies.scores import Head
-from gruppo.policies.tiny import MLP, Attention, Block, Linear, OwnHead, RMSNorm, TinyTransformer, Trunk
+from gruppo.policies.tiny import TinyTransformer, is_plain
 
-OWN = {TinyTransformer, Trunk, Block, Attention, MLP, Linear, RMSNorm, Head, OwnHead, nn.Embedding, nn.ModuleList}
-REPLACED = {"forward", "prefill", "decode"}  # a method of one module, put in the place of that of its class
 Matrix = tuple[Tensor, Tensor | None]  # a weight and its bias
 
 
@@ -116,15 +113,6 @@ class Plain:
 
 
 def plain_of(model: Any) -> Plain | None:
-    """None for a model that is more than our modules on a CPU: what wraps one of them, or listens, must be called."""
-    if type(model) is not TinyTransformer or model.device.type != "cpu" or model.output.weight.dtype not in KINDS:
-        return None
-    left: list[Any] = [model]
-    while left:  # not `model.modules()`, which also makes their names: four times as slow
-        module = left.pop()
-        if type(module) not in OWN or module._forward_hooks or module._forward_pre_hooks:
-            return None
-        if not REPLACED.isdisjoint(module.__dict__):
-            return None
-        left += module._modules.values()
-    return Plain(model)
+    """None for a model that is more than our modules on a CPU."""
+    known = is_plain(model) and model.device.type == "cpu" and model.output.weight.dtype in KINDS
+    return Plain(model) if known else None

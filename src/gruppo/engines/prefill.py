@@ -9,16 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gruppo.data import Inputs
-from gruppo.engines.graphs import Decoder, captured
-from gruppo.kernels.language import power_of_two
+from gruppo.engines.graphs import Decoder
 from gruppo.kernels.norm import add_norm
+from gruppo.kernels.record import recorded
 from gruppo.kernels.rope import turn
 from gruppo.kernels.swiglu import swiglu
 from gruppo.kernels.varlen import varlen
+from gruppo.policies.graphed import Filled, Shape, shape_of
 from gruppo.policies.varlen import Varlen, varlen_of
 
-SMALL = 1024  # tokens up to which a prefill is bound by the launches of its kernels
-STEP = 64  # sizes of small ones are multiples of it
+SMALL = 8192  # tokens up to which the launches of its kernels cost a prefill time
+KEPT = 32768  # tokens of all shapes that are kept for graphs; at 0.5 B some 16 KB each
 OFTEN = 3  # times that a size is met before its graph is recorded
 
 
@@ -26,7 +27,7 @@ OFTEN = 3  # times that a size is met before its graph is recorded
 class Pass:
     """The inputs of a prefill, and what comes out of it: the last hidden states, and keys and values."""
 
-    ids_M: Tensor
+    x_MD: Tensor
     pos_M: Tensor
     seen: Varlen
     hidden_MD: Tensor
@@ -36,15 +37,15 @@ class Pass:
 class Prefiller:
     """What `Transformer.prefill` does, for the model of a decoder.
 
-    A small prefill is always filled up to one of a few sizes, with or without a graph, so that its bits do not depend
+    A small prefill is always filled up to one of a few shapes, with or without a graph, so that its bits do not depend
     on what was met before.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = ref(decoder)  # it must be freed before a larger one is made
-        self.met: Counter[tuple[int, int]] = Counter()
-        self.passes: dict[tuple[int, int], Pass] = {}
-        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.met: Counter[Shape] = Counter()
+        self.passes: dict[Shape, tuple[Filled, Pass]] = {}  # the one that was used last stands last
+        self.graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
 
     def of(self, decoder: Decoder) -> bool:
         return self._decoder() is decoder
@@ -57,43 +58,48 @@ class Prefiller:
 
     def __call__(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         seen, size = varlen_of(inputs, self.decoder.model.context), len(inputs.ids_M)
-        if size > SMALL or seen.key_C is not None:
-            done = self._made(inputs.ids_M, inputs.pos_M, seen)
+        x_MD = F.embedding(inputs.ids_M, self.decoder.embed)
+        if size > SMALL:
+            done = self._made(x_MD, inputs.pos_M, seen)
             self._go(done)
             return done.hidden_MD, done.kv_M.flatten(3)
-        done = self._small(inputs, seen)
+        done = self._small(x_MD, inputs.pos_M, seen)
         return done.hidden_MD[:size].clone(), done.kv_M[:, :, :size].flatten(3).clone()
 
-    def _made(self, ids_M: Tensor, pos_M: Tensor, seen: Varlen) -> Pass:
-        d, size = self.decoder, len(ids_M)
-        kv_M = d.embed.new_empty(len(d.layers), 2, size, d.heads.kv_heads, d.heads.dim)
-        return Pass(ids_M, pos_M, seen, d.embed.new_empty(size, d.model.dim), kv_M)
+    def _made(self, x_MD: Tensor, pos_M: Tensor, seen: Varlen) -> Pass:
+        d, size = self.decoder, len(x_MD)
+        kv_M = x_MD.new_empty(len(d.layers), 2, size, d.heads.kv_heads, d.heads.dim)
+        return Pass(x_MD, pos_M, seen, torch.empty_like(x_MD), kv_M)
 
-    def _small(self, inputs: Inputs, seen: Varlen) -> Pass:
-        """Filled up with one more line of token 0, and with empty lines."""
-        size, lines = len(inputs.ids_M), len(seen.starts) - 1
-        shape = -(-size // STEP) * STEP, power_of_two(lines + 1)
-        if shape not in self.passes:
-            ids_M, pos_M = (inputs.ids_M.new_zeros(shape[0]) for _ in range(2))
-            starts = seen.starts.new_zeros(shape[1] + 1)
-            self.passes[shape] = self._made(ids_M, pos_M, Varlen(starts, starts, shape[0], shape[0], None, None, None))
-        done = self.passes[shape]
-        done.ids_M[:size], done.pos_M[:size] = inputs.ids_M, inputs.pos_M
-        done.ids_M[size:], done.pos_M[size:] = 0, 0
-        done.seen.starts[: lines + 1], done.seen.starts[lines + 1 :] = seen.starts, shape[0]
+    def _small(self, x_MD: Tensor, pos_M: Tensor, seen: Varlen) -> Pass:
+        shape = shape_of(seen, len(x_MD))
+        filled, done = self.passes.pop(shape, (None, None))
+        if filled is None or done is None:
+            self._forget(shape.tokens)
+            filled = Filled(shape, x_MD)
+            done = self._made(filled.x_MD, filled.pos_M, filled.seen)
+        self.passes[shape] = filled, done
+        filled.fill(x_MD, pos_M, seen)
         self.met[shape] += 1
         if self.decoder.memory is None or self.met[shape] < OFTEN:
             self._go(done)
         else:
             if shape not in self.graphs:
-                self.graphs[shape] = captured(lambda: self._go(done), self.decoder.memory)
+                self.graphs[shape] = recorded([lambda: self._go(done)], self.decoder.memory)[0]
             self.graphs[shape].replay()
         return done
 
+    def _forget(self, tokens: int) -> None:
+        """Drop what was not used for the longest time, until there is room for so many tokens."""
+        while self.passes and sum(shape.tokens for shape in self.passes) + tokens > KEPT:
+            oldest = next(iter(self.passes))
+            del self.passes[oldest], self.met[oldest]
+            self.graphs.pop(oldest, None)
+
     def _go(self, p: Pass) -> None:
-        d, h, size, seen = self.decoder, self.decoder.heads, len(p.ids_M), p.seen
+        d, h, size, seen = self.decoder, self.decoder.heads, len(p.x_MD), p.seen
         cos, sin = (t[p.pos_M][:, None] for t in (d.model.rope_cos, d.model.rope_sin))
-        x_MD, y_MD = F.embedding(p.ids_M, d.embed), None
+        x_MD, y_MD = p.x_MD, None
         for layer, kv in zip(d.layers, p.kv_M, strict=True):
             x_MD, h_MD = add_norm(x_MD, y_MD, layer.norm_1, d.eps)
             qkv = layer.qkv(h_MD).view(size, -1, h.dim)

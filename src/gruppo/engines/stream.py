@@ -18,7 +18,7 @@ from gruppo.engines.record import Record
 from gruppo.engines.sampling import Draw, Settings, draw, noise
 from gruppo.engines.steer import Move, checked, forced, steered
 from gruppo.engines.texts import ends_in
-from gruppo.policies.base import Incremental
+from gruppo.policies.base import Incremental, weights_of
 from gruppo.policies.cache import Cache
 
 # Requests that found no row are admitted when this fraction of the rows is free. 512 requests of 2 to 100 tokens (mean
@@ -127,7 +127,7 @@ class Stream:
             self.version = version
             # PyTorch counts changes in place, so weights that were changed without a new version are noticed, too; but
             # not those of a fused optimiser, as the trainer's is: see `without_memory`.
-            changes = sum(0 if p.is_inference() else p._version for p in self.model.parameters())
+            changes = sum(0 if p.is_inference() else p._version for p in weights_of(self.model))
             self.weights = (version, changes)
             self.plain = plain_of(self.model)
         self.queue += self.record.add(items)

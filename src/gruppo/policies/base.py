@@ -130,6 +130,18 @@ def _fixed(p: nn.Parameter) -> bool:
     return getattr(p, "under_adapter", False)
 
 
+def weights_of(model: Any) -> list[nn.Parameter]:
+    """`parameters()` in a tenth of its time, which goes into names; in no order, shared ones more than once."""
+    if type(model).parameters is not nn.Module.parameters:
+        return list(model.parameters())
+    found, left = list[nn.Parameter](), [model]
+    while left:
+        module = left.pop()
+        found += [p for p in module._parameters.values() if p is not None]
+        left += [m for m in module._modules.values() if m is not None]
+    return found
+
+
 def learned_state(model: nn.Module) -> dict[str, Tensor]:
     """The trainable weights by name: all of them (tied ones once), or the adapter alone."""
     return {name: p for name, p in model.named_parameters() if not _fixed(p)}

@@ -29,6 +29,7 @@ from gruppo.kernels.varlen import can_varlen
 from gruppo.policies import folder as hf
 from gruppo.policies.base import Transformer
 from gruppo.policies.cache import Cache, Kept, Step, new_cache
+from gruppo.policies.graphed import replayed
 from gruppo.policies.layout import Layout, Past, layout_of
 from gruppo.policies.lora import merged_state
 from gruppo.policies.rope import tables
@@ -245,9 +246,14 @@ class TinyTransformer(Transformer):
             seen = varlen_of(inputs, self.context, keep, past)
         else:
             seen = Packed(layout_of(inputs, self.context, x_XD.dtype, past), keep, past)
+        learns = torch.is_grad_enabled() and keep is None
+        again = self.checkpointing and learns and not isinstance(seen, Cached)
+        if learns and isinstance(seen, Varlen) and past is None and not (again or collect) and is_plain(self):
+            y_MD = replayed(self, x_XD, inputs.pos_M, seen)
+            if y_MD is not None:
+                return y_MD, {}
         rotary = self._rotary(inputs.pos_M)
         states = {0: x_XD} if 0 in collect else {}
-        again = self.checkpointing and torch.is_grad_enabled() and keep is None and not isinstance(seen, Cached)
         for layer, block in enumerate(self.model.layers):
             if again:  # nothing in a block is random
                 x_XD = checkpoint(block, x_XD, rotary, seen, layer, use_reentrant=False, preserve_rng_state=False)
@@ -297,3 +303,22 @@ class TinyTransformer(Transformer):
         policy.load_state_dict({name: weights[name] for name in mine})
         policy.files = files
         return policy
+
+
+OWN = {TinyTransformer, Trunk, Block, Attention, MLP, Linear, RMSNorm, Head, OwnHead, nn.Embedding, nn.ModuleList}
+REPLACED = {"forward", "prefill", "decode"}  # a method of one module, put in the place of that of its class
+
+
+def is_plain(model: nn.Module) -> bool:
+    """Whether a model is our modules and nothing else: what wraps one of them, or listens, must be called."""
+    if type(model) is not TinyTransformer:
+        return False
+    left: list[Any] = [model]
+    while left:  # not `model.modules()`, which also makes their names: four times as slow
+        module = left.pop()
+        if type(module) not in OWN or module._forward_hooks or module._forward_pre_hooks:
+            return False
+        if not REPLACED.isdisjoint(module.__dict__):
+            return False
+        left += [m for m in module._modules.values() if m is not None]
+    return True

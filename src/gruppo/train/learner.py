@@ -163,7 +163,7 @@ class Learner:
     def refuse_broken(self) -> None:
         """Ends the run if a step has made weights that are not finite, or far too large to give finite logits."""
         for role in self.trained:
-            norm = float(torch.nn.utils.get_total_norm(self._params(role)))
+            norm = float(torch.nn.utils.get_total_norm([p.data for p in self._params(role)]))  # not one by one
             if not norm < LARGEST_NORM:
                 raise ValueError(
                     f"the weights of {role} have left the range of numbers (their norm is {norm:g}), so this step is "

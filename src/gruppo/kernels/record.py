@@ -1,0 +1,30 @@
+"""CUDA graphs of some work, one after the other."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def recorded(parts: Sequence[Callable[[], None]], memory: Any) -> list[torch.cuda.CUDAGraph]:
+    """A graph of each part, in a pool of memory. All are also done once before: kernels are compiled there.
+
+    Not by `torch.cuda.graph`, which gives all memory back that is not used, so that the next step has to ask for it
+    again.
+    """
+    graphs, side = list[torch.cuda.CUDAGraph](), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for work in parts:
+            work()
+        torch.cuda.synchronize()
+        for work in parts:
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=memory)
+            try:
+                work()
+            finally:
+                graph.capture_end()
+            graphs.append(graph)
+    torch.cuda.current_stream().wait_stream(side)
+    return graphs
