@@ -55,7 +55,9 @@ class Filled:
         self.x_MD = like_MD.new_zeros(shape.tokens, like_MD.shape[1])
         self.pos_M = ints(shape.tokens)
         starts, ends = (ints(shape.lines + 1, torch.int32) for _ in range(2))
-        self.seen = Varlen(starts, ends, shape.reach, shape.reach, ints(shape.keys), None, None)
+        # The backward pass of attention refuses a line that is longer than all of them together.
+        longest, farthest = min(shape.reach, shape.tokens), min(shape.reach, shape.keys)
+        self.seen = Varlen(starts, ends, longest, farthest, ints(shape.keys), None, None)
 
     @torch.no_grad()
     def fill(self, x_MD: Tensor, pos_M: Tensor, seen: Varlen) -> None:
