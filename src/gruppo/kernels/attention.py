@@ -25,8 +25,9 @@ from gruppo.kernels.language import (
 )
 
 PAGE = 64
-# Positions that a program reads at once, of one page or of several; of heads with 128 numbers one page. With two pages
-# attention took 1,183 us of a step of 1.5 B at 256 rows, with one 948; of heads with 64 both take as long.
+# Positions that a program reads at once, of one page or of several; of heads with 128 numbers one page. Where the page of
+# every position was looked up, attention took 1,183 us of a step of 1.5 B at 256 rows with two pages at once and 1,220
+# with one; with one lookup a page it took 948. Of heads with 64 numbers all take as long.
 SPAN = 128
 SPLITS_FOR = 512  # programs that fill a GPU; fewer rows are split along their positions
 MOST_SPLITS = 8
@@ -153,8 +154,12 @@ def _attend(
     for j in range(split * each, tl.minimum((split + 1) * each, spans)):
         here = j * SPAN + t
         seen = here < at
-        page = tl.load(table + row * stride + here // PAGE, mask=seen, other=0).to(tl.int64)
-        cells = ((page * KV + h) * PAGE + here % PAGE)[:, None] * D + d[None, :]
+        if SPAN == PAGE:  # one address for all, so that loads can be wide
+            cell_t = (tl.load(table + row * stride + j).to(tl.int64) * KV + h) * PAGE + t
+        else:
+            page = tl.load(table + row * stride + here // PAGE, mask=seen, other=0).to(tl.int64)
+            cell_t = (page * KV + h) * PAGE + here % PAGE
+        cells = cell_t[:, None] * D + d[None, :]
         used = seen[:, None] & inside[None, :]
         k_ = tl.load(keys + cells, mask=used, other=0.0)
         z = tl.dot(q, tl.trans(k_), input_precision=PRECISION) * scale
