@@ -20,7 +20,7 @@ def recorded(parts: Sequence[Callable[[], None]], memory: Any) -> list[torch.cud
         torch.cuda.synchronize()
         for work in parts:
             graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=memory)
+            graph.capture_begin(pool=memory, capture_error_mode="thread_local")  # another thread may be learning
             try:
                 work()
             finally:
