@@ -1,0 +1,54 @@
+"""Inside TRL: the same losses and gradients as our own learner, and what a user of TRL meets."""
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` has it")
+
+from trl_sides import Script, folder_of, inside, native, tokenizer_of
+
+from gruppo.inside.fits import TRL, refusals
+from gruppo.methods import all_methods, method
+from gruppo.stages import Method
+from gruppo.stages.update import Passes
+
+FITS = [m for m in all_methods().values() if not refusals(m, TRL)]
+Steps = tuple[list[float], list[Tensor]]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("model"))
+
+
+def twice(m: Method) -> Method:
+    """With at least two optimiser steps on a batch, so that ratios leave 1 and the reference lags behind."""
+    return m if m.update.steps > 1 else m.but(update=Passes(epochs=2))
+
+
+def differ(a: Steps, b: Steps) -> tuple[float, float]:
+    """The largest difference of losses, those above 1 relatively, and of gradients, relatively."""
+    assert len(a[0]) == len(b[0]) == len(a[1]) == len(b[1])
+    loss = max(abs(x - y) / max(abs(y), 1.0) for x, y in zip(a[0], b[0], strict=True))
+    return loss, max(float((x - y).norm() / y.norm().clamp(min=1e-9)) for x, y in zip(a[1], b[1], strict=True))
+
+
+@pytest.mark.parametrize("m", FITS, ids=lambda m: m.name)
+def test_losses_and_gradients_are_those_of_our_learner(m: Method, folder: Path, tmp_path: Path) -> None:
+    """For every method that fits, and every accumulation: the loss to 1e-6, the gradient to 1e-5, in float32.
+
+    A method that enlarges the rounding of float32 itself may differ by as much as that does: it is measured.
+    """
+    script, m = Script(tokenizer_of(folder)), twice(m)
+    names = ["task", "style"] if m.name == "gdpo" else ["task"]
+    ours, bars = native(m, folder, script, names), (1e-6, 1e-5)
+    assert max(float(g.norm()) for g in ours[1]) > 1e-3
+    found = [differ(inside(m, folder, script, names, tmp_path, a), ours) for a in (1, 2, 4)]
+    worst = tuple(max(f[i] for f in found) for i in (0, 1))
+    if worst[0] > bars[0] or worst[1] > bars[1]:
+        rounding = differ(native(m, folder, script, names, nudge=2.0**-24), ours)
+        bars = tuple(min(max(bar, 3 * r), 1e-4) for bar, r in zip(bars, rounding, strict=True))
+    print(m.name, worst, bars)
+    assert worst[0] <= bars[0] and worst[1] <= bars[1]
