@@ -118,9 +118,6 @@ class GruppoGRPOTrainer(GRPOTrainer):
     ) -> None:
         m = named(method) if isinstance(method, str) else method
         refuse(m, TRL)
-        bound = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **kwargs)
-        config = bound.arguments.get("args") or GRPOConfig(f"gruppo-{m.name}")
-        check(m, Context(), samples=config.num_generations)
         if answers is None and any("answer_E" in o.reads for _, o in m.occupants()):
             raise ValueError(
                 f"{m.name} compares the answers of a group, and TRL does not extract them from texts. Say how: "
@@ -132,6 +129,9 @@ class GruppoGRPOTrainer(GRPOTrainer):
                 "replaced, and the step is smaller.",
                 stacklevel=2,
             )
+        bound = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **kwargs)
+        config = bound.arguments.get("args") or GRPOConfig(f"gruppo-{m.name}")
+        check(m, Context(), samples=config.num_generations)
         self.method, self.answers_in = m, answers
         self.memory, self.drawn, self.looked = Memory(), None, False
         bound.arguments["args"] = settled(config, m)
