@@ -1,6 +1,10 @@
-"""One of several processes that train with TRL: `torchrun … trl_worker.py MODEL OUT METHOD …`; the first one reports."""
+"""One of several processes that train with TRL: `torchrun … trl_worker.py MODEL OUT 1,2,4 METHOD …`.
+
+The numbers are accumulations. The first process reports the differences from our own learner.
+"""
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -16,13 +20,14 @@ from trl_sides import Script, inside, native, tokenizer_of
 from gruppo.methods import method
 
 
-def main(folder: Path, out: Path, names: list[str]) -> None:
+def main(folder: Path, out: Path, accumulations: list[int], names: list[str]) -> None:
     found: dict[str, list[tuple[float, float]]] = {}
     for name in names:
         m, script = twice(method(name)), Script(tokenizer_of(folder))
-        for accumulation in (1, 2, 4):
-            losses, grads = inside(m, folder, script, ["task"], out / "trl", accumulation, dist_size())
-            mean = torch.tensor(losses) / dist_size()
+        for accumulation in accumulations:
+            size = int(os.environ["WORLD_SIZE"])
+            losses, grads = inside(m, folder, script, ["task"], out / "trl", accumulation, size)
+            mean = torch.tensor(losses) / size
             dist.all_reduce(mean)
             if dist.get_rank() == 0:
                 ours = native(m, folder, script, ["task"])
@@ -31,11 +36,5 @@ def main(folder: Path, out: Path, names: list[str]) -> None:
         (out / "found.json").write_text(json.dumps(found))
 
 
-def dist_size() -> int:
-    import os
-
-    return int(os.environ["WORLD_SIZE"])
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), [int(x) for x in sys.argv[3].split(",")], sys.argv[4:])
