@@ -1,6 +1,6 @@
 """The same task with TRL's GRPOTrainer and with ours inside TRL: held-out accuracy after training, by seed.
 
-    python benchmarks/inside_trl.py [--methods trl grpo gspo] [--seeds 0 1 2] [--steps 60]
+    python benchmarks/inside_trl.py [--methods trl grpo] [--seeds 0 1 2] [--steps 60]
 
 `trl` is TRL's own trainer with loss_type="grpo", the others are methods of ours in GruppoGRPOTrainer. Same start (the
 small policy of the package), same sums, rewards, sampling and optimiser; one optimiser step a batch of 32 prompts x 8
@@ -48,7 +48,9 @@ def accuracy(model: Any, tokenizer: Any, tasks: list[Any]) -> float:
     model.eval()
     torch.manual_seed(0)
     ids = tokenizer([t.prompt for t in tasks], return_tensors="pt", padding=True)
-    said = model.generate(**ids, max_new_tokens=TOKENS, do_sample=True, top_k=0, top_p=1.0)[:, ids["input_ids"].shape[1] :]
+    said = model.generate(**ids, max_new_tokens=TOKENS, do_sample=True, top_k=0, top_p=1.0)[
+        :, ids["input_ids"].shape[1] :
+    ]
     texts = tokenizer.batch_decode(said, skip_special_tokens=True)
     return sum(right(texts, [t.answer for t in tasks])) / len(tasks)
 
@@ -97,7 +99,7 @@ def trained(name: str, seed: int, steps: int, folder: Path, out: Path) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--methods", nargs="+", default=["trl", "grpo", "gspo"])
+    parser.add_argument("--methods", nargs="+", default=["trl", "grpo"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()

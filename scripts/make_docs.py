@@ -205,7 +205,10 @@ def links(m: Method, methods: Methods) -> str:
 
 
 def methods_index(methods: Methods) -> str:
-    says = "One file a method. `gruppo methods` lists them, `gruppo methods diff A B` compares two. Many also run inside TRL\nand verl: [which method runs where](where.md)."
+    says = (
+        "One file a method. `gruppo methods` lists them, `gruppo methods diff A B` compares two. Many also run inside "
+        "TRL and verl: [which method runs where](where.md)."
+    )
     return "\n\n".join([NOTE, "# Methods", says, method_table(methods)]) + "\n"
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` has it"
 from trl_sides import Script, folder_of, inside, native, tokenizer_of
 
 from gruppo.inside.fits import TRL, refusals
-from gruppo.methods import all_methods, method
+from gruppo.methods import all_methods
 from gruppo.stages import Method
 from gruppo.stages.update import Passes
 
@@ -62,10 +62,12 @@ SEVERAL = ("grpo", "gspo", "dapo", "disco", "kl_cov", "copo")
 
 def test_two_processes_take_the_same_step(folder: Path, tmp_path: Path) -> None:
     """Additive and whole-step objectives, with selection and compared answers, on two processes (gloo)."""
-    worker = Path(__file__).with_name("trl_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(worker)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run([*command, str(folder), str(tmp_path), "1,2,4", *SEVERAL], env=env, capture_output=True, text=True)
+    here = Path(__file__).parent
+    torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    path = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONPATH": path}
+    command = [*torchrun, str(here / "trl_worker.py"), str(folder), str(tmp_path), "1,2,4", *SEVERAL]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert set(found) == set(SEVERAL)

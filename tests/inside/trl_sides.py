@@ -111,7 +111,9 @@ def native(
     with torch.no_grad():
         for p in policy.model.parameters():
             p.mul_(1 + nudge * torch.randn(p.shape, generator=draw))
-    ctx = Context(samples=SAMPLES, prompts=PROMPTS, seed=42, sampling=Sampling(LONGEST, temperature), fresh=lambda n: [])
+    ctx = Context(
+        samples=SAMPLES, prompts=PROMPTS, seed=42, sampling=Sampling(LONGEST, temperature), fresh=lambda n: []
+    )
     models = build_cast(m, policy, ctx)
     learner = Learner(m, models, OptimConfig(lr=1.0, clip_norm=math.inf))
     learner.optimisers["policy"] = Scripted(policy.model.parameters())

@@ -6,11 +6,7 @@ The numbers are accumulations. The first process reports the differences from ou
 import json
 import os
 import sys
-import warnings
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-warnings.simplefilter("ignore")
 
 import torch
 import torch.distributed as dist

@@ -18,7 +18,11 @@ from gruppo.stages.update import Passes
 
 # What stands in a room that the other trainer furnishes, and what it does there.
 PLAIN: dict[str, tuple[type, str, str]] = {
-    "curriculum": (Uniform, "tasks come in the order of its dataset", "Leave curriculum out: but(curriculum=Uniform())"),
+    "curriculum": (
+        Uniform,
+        "tasks come in the order of its dataset",
+        "Leave curriculum out: but(curriculum=Uniform())",
+    ),
     "rollout": (Group, "every prompt has the same number of plain answers", "Leave rollout out: but(rollout=Group())"),
     "update": (Passes, "optimiser steps are passes over minibatches", "Use but(update=Passes(…))"),
     "replay": (Forget, "nothing of an earlier step can join a batch", "Leave replay out: but(replay=Forget())"),

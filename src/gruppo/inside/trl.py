@@ -298,7 +298,10 @@ class GruppoGRPOTrainer(GRPOTrainer):
             return pad([torch.tensor(r) for r in rows], fill, side, self.pad_to_multiple_of).to(device)
 
         blank = self._tokenizer.pad_token_id
-        prompts, ids = padded([a.prompt for a in answers], "left", blank), padded([a.ids for a in answers], "right", blank)
+        prompts, ids = (
+            padded([a.prompt for a in answers], "left", blank),
+            padded([a.ids for a in answers], "right", blank),
+        )
         seen = padded([[1] * len(a.prompt) for a in answers], "left", 0)
         there = padded([[1] * len(a.ids) for a in answers], "right", 0)
         own = padded([[int(x) for x in a.mine] for a in answers], "right", 0).bool()

@@ -267,4 +267,3 @@ def _by_parts(method: Method, ctx: Context, mask: Tensor, x: Mapping[str, Tensor
         for at in parts
     )
     return torch.autograd.grad(loss, now)[0]  # type: ignore[arg-type]
-
