@@ -18,12 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOConfig, GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import pad
 
 from gruppo.data import Batch, Episode, pack
 from gruppo.inside.answers import Answer, Told, components, episodes_of, parts_of, shares
@@ -36,6 +31,18 @@ from gruppo.stages.goal import Goal, zero_of
 from gruppo.stages.reward import add_components
 from gruppo.stages.select import through_first_door
 from gruppo.stages.walk import Walk
+
+try:
+    from accelerate.utils import gather_object
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+    from trl.models.utils import disable_gradient_checkpointing  # type: ignore[import-not-found]
+    from trl.trainer.grpo_config import GRPOConfig  # type: ignore[import-not-found]
+    from trl.trainer.grpo_trainer import GRPOTrainer  # type: ignore[import-not-found]
+    from trl.trainer.utils import pad  # type: ignore[import-not-found]
+except ImportError as error:
+    raise ImportError(
+        f"gruppo.inside.trl needs TRL, which cannot be imported: {error}. Install the extra: pip install 'gruppo[trl]'."
+    ) from error
 
 MEMORY = "gruppo_memory.pt"  # in a checkpoint's folder
 # Settings of TRL that the method decides, and the room that says it.
@@ -190,7 +197,7 @@ class GruppoGRPOTrainer(GRPOTrainer):
             tokenizer=self._tokenizer,
             prompts=self.args.generation_batch_size // samples,
             samples=samples,
-            sampling=Sampling(self.max_completion_length, self.temperature, self.top_k or 0, self.top_p),
+            sampling=Sampling(self.max_completion_length, self.temperature, max(self.top_k or 0, 0), self.top_p),
         )
 
     def _packed(self, episodes: Sequence[Episode], **options: Any) -> Batch:
@@ -273,7 +280,7 @@ class GruppoGRPOTrainer(GRPOTrainer):
         if place % drawn.each == 0:
             drawn.now = None if part is None else OneStep(Goal(self.method, drawn.ctx), part, place == 0)
             if drawn.now is not None and drawn.now.whole:
-                drawn.now.begin(self._statistics(model, drawn, place))
+                drawn.now.begin(self._statistics(model, drawn, drawn.now, place))
         rows_S = drawn.rows(place, self.accelerator.process_index, processes)
         stats, entropy, aux = self._forward(model, drawn, part, rows_S)
         value = drawn.now.part(rows_S, stats) if drawn.now is not None and len(rows_S) else zero_of(stats)
@@ -318,10 +325,10 @@ class GruppoGRPOTrainer(GRPOTrainer):
         entropy = found["entropy_N"].detach() if len(rows_S) else found["entropy_N"][:0].detach()
         return {name: found[name] for name in names}, entropy, aux
 
-    def _statistics(self, model: Any, drawn: Drawn, place: int) -> dict[str, Tensor]:
+    def _statistics(self, model: Any, drawn: Drawn, step: OneStep, place: int) -> dict[str, Tensor]:
         """Statistics of the whole optimiser step, without gradient: each process reads its rows, and all get all."""
-        part, process, processes = drawn.now.batch, self.accelerator.process_index, self.accelerator.num_processes
-        out = {name: torch.zeros(part.size("N"), device=part.device) for name in drawn.now.columns()}
+        part, process, processes = step.batch, self.accelerator.process_index, self.accelerator.num_processes
+        out = {name: torch.zeros(part.size("N"), device=part.device) for name in step.columns()}
         for i in range(drawn.each):
             rows_S = drawn.rows(place + i, process, processes)
             with torch.no_grad():

@@ -178,7 +178,10 @@ def register(method: str | Method = "grpo", name: str = "", max_tokens: int = 0)
 
     max_tokens  verl's data.max_response_length, for methods that divide by the longest answer
     """
-    from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+    from verl.trainer.ppo.core_algos import (  # type: ignore[import-not-found]
+        register_adv_est,
+        register_policy_loss,
+    )
 
     m = named(method) if isinstance(method, str) else method
     if found := refusals(m):
@@ -225,7 +228,7 @@ def _needs_components(method: Method) -> bool:
         made = [Answer("", [0], [0, 0], [True] * 2, reward) for reward in rewards]
         batch = pack([episode_of(a, i, str(i // 4), ctx) for i, a in enumerate(made)])
         found.append(method.credit(ctx, batch)["adv_N"])
-    return not torch.allclose(*found, atol=1e-6)
+    return not torch.allclose(found[0], found[1], atol=1e-6)
 
 
 def _cut_agrees(method: Method) -> bool:
