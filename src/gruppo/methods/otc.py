@@ -24,6 +24,7 @@ from gruppo.data import Episode, Source, Use, name_hash
 from gruppo.methods.grpo import GRPO
 from gruppo.pieces.shaping import tool_efficiency
 from gruppo.stages import Context, Memory, Occupant, StepRecord, setting
+from gruppo.stages.requires import FactsOfTurns
 from gruppo.stages.reward import task_reward
 from gruppo.stages.tables import Table
 
@@ -45,6 +46,7 @@ class ToolEfficiency(Occupant):
     counts: Literal["tools", "turns"] = "tools"
     of_groups = True
     replaces = ("task",)
+    requires = (FactsOfTurns("the tools that turns have called"),)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         task_E, calls = np.array([task_reward(e) for e in episodes]), np.array([self.calls(e) for e in episodes])

@@ -32,7 +32,7 @@ from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import COMPARES
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.penalties import ReferenceKL
-from gruppo.stages.requires import InRoom
+from gruppo.stages.requires import FactsOfTurns, InRoom
 from gruppo.stages.reward import InvalidActions
 
 
@@ -45,6 +45,7 @@ class MetaReasoning(Occupant):
 
     new: Literal["action", "place"] = "action"
     replaces = ("meta",)
+    requires = (FactsOfTurns("the tags of turns"),)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         return {"meta": [[float(_valid(t) and self.kept_word(e, i)) for i, t in enumerate(e.turns)] for e in episodes]}

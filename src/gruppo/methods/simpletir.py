@@ -22,11 +22,14 @@ from gruppo.data.episode import FLAGS
 from gruppo.methods.grpo import GRPO
 from gruppo.stages import Context, Occupant, Stats
 from gruppo.stages.objective import ClippedSurrogate
+from gruppo.stages.requires import FactsOfTurns
 
 
 @dataclass(frozen=True)
 class MaskVoid(Occupant):
     """Episodes with a turn that has no action stay in the statistics but are neither learned from nor counted."""
+
+    requires = (FactsOfTurns("which turns have no action"),)
 
     def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
         void_E = batch.gather((batch.flags_K & FLAGS["void"]) > 0, "K", "E", "any")

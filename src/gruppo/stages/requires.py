@@ -104,6 +104,15 @@ class RecurringStates(Requirement):
 
 
 @dataclass(frozen=True)
+class FactsOfTurns(Requirement):
+    """What a world of ours records of turns, such as tools, tags and flags. Without them it does nothing, which is
+    right where there is one turn; a trainer that plays its own turns and does not record them is refused.
+    """
+
+    facts: str
+
+
+@dataclass(frozen=True)
 class SeveralSeats(Requirement):
     """Several agents, each with a return of its own. A world with one seat is refused; one answer is one seat's, too.
 

@@ -12,6 +12,7 @@ from gruppo.data import Episode, Use
 from gruppo.pieces.shaping import overlong
 from gruppo.stages.context import Context
 from gruppo.stages.occupant import Occupant, setting
+from gruppo.stages.requires import FactsOfTurns
 
 
 class Reward(Protocol):
@@ -47,6 +48,7 @@ class InvalidActions(Occupant):
     """Component `invalid` of turns: −invalid_coef for an action that the environment did not understand or allow."""
 
     invalid_coef: float = setting(0.1, low=0)
+    requires = (FactsOfTurns("which actions were invalid"),)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         return {"invalid": [[-self.invalid_coef * ("invalid" in t.flags) for t in e.turns] for e in episodes]}

@@ -1,0 +1,1 @@
+"""A method inside another trainer: that trainer draws, scores, forwards and steps; credit and objective are ours."""
