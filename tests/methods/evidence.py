@@ -48,6 +48,14 @@ HEAVY = frozenset({"archer", "arpo_replay", "pipo", "poise", "spear", "spo_segme
 LONG = frozenset({("archer", "roles")})  # laws that take a whole update of many optimiser steps
 SLOW = pytest.mark.slow
 Test = Callable[..., None]
+# Methods for agents, and a small world for each: there they are resumed in every run of the tests.
+WORLDS = dict.fromkeys(
+    (
+        "gigpo", "hgpo", "salt", "poad", "igpo_gain", "rlvmr", "ufo", "scalinginter", "arpo_agentic", "memact",
+        "simpletir", "loop", "spear", "arpo_replay", "oprl", "archer",
+    ),
+    "guess",
+) | {"drmas": "kuhn", "mars": "kuhn", "spiral": "kuhn", "otc": "calculator"}  # fmt: skip
 # Settings for runs of methods that take many optimiser steps a step.
 LIGHT = {"archer": ("method.update.critic_epochs=2", "method.update.utterances=8", "method.update.warmup=1")}
 
@@ -253,8 +261,12 @@ SMALL += ("save.tensorboard=no", "eval.every=0")
 
 
 def resume(name: str) -> Test:
-    """Two steps, then a third from the checkpoint: bit for bit that of the run that was not stopped."""
-    cases = [pytest.param(False, id="resumed"), pytest.param(True, id="stopped-and-crashed", marks=SLOW)]
+    """Two steps, then a third from the checkpoint: bit for bit that of the run that was not stopped.
+
+    Those of agents are in a world (tests/envs/test_world_resume.py), and here with the slow tests.
+    """
+    cases = [pytest.param(False, id="resumed", marks=[SLOW] if name in WORLDS else [])]
+    cases.append(pytest.param(True, id="stopped-and-crashed", marks=SLOW))
 
     @pytest.mark.parametrize("by_command", cases)
     def test_resume(by_command: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
