@@ -1,7 +1,12 @@
 """The command line, in this process, as a user types it."""
 
+import atexit
 import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -32,6 +37,33 @@ def strict_json(text: str) -> Any:
 def trained(name: str, *settings: str) -> Path:
     assert main(["train", *SMALL, f"save.name={name}", *settings]) == 0
     return Path("runs") / name
+
+
+_KEPT: dict[tuple[str, ...], Path] = {}
+
+
+def kept(make: Callable[..., Path], kind: str, name: str, *settings: str) -> Path:
+    """The run that `make(name, *settings)` makes, a copy for each test: it is trained once, in a folder of its own.
+
+    Not for a run that needs a file of the test's folder.
+    """
+    key = (kind, name, *settings)
+    if key not in _KEPT:
+        before, folder = Path.cwd(), Path(mkdtemp(prefix="gruppo-kept-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.chdir(folder)
+        try:
+            _KEPT[key] = folder / make(name, *settings)
+        finally:
+            os.chdir(before)
+    run = Path("runs") / name
+    shutil.copytree(_KEPT[key], run)
+    return run
+
+
+def finished(name: str, *settings: str) -> Path:
+    """`trained`, for a test that begins with a run."""
+    return kept(trained, "finished", name, *settings)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:

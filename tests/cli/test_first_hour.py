@@ -6,7 +6,6 @@ import pytest
 from cli_runs import SMALL, refused, rows, trained
 
 import gruppo
-from gruppo.cli import main
 from gruppo.train.callbacks import Step
 
 SCRIPT = """
@@ -60,8 +59,3 @@ def test_an_open_iterator_is_named() -> None:
 @pytest.mark.parametrize("name", ["group", "group_size", "num_generations", "n"])
 def test_other_names_of_the_group_size(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"a run has no '{name}' (that is samples here)" in refused(capsys, "train", f"{name}=4")
-
-
-def test_a_check_ends_with_a_count(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods", "check", "remax"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("remax: ")

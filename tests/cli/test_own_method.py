@@ -81,7 +81,9 @@ def test_laws_that_cannot_be_tested_are_not_called_broken(capsys: pytest.Capture
 def test_a_law_that_was_not_tested_is_not_called_ok(capsys: pytest.CaptureFixture[str]) -> None:
     claims = method("remax").credit.ignores
     assert main(["methods", "check", "remax"]) == 0
-    marks = {line.split()[2]: line for line in capsys.readouterr().out.splitlines()}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("remax: ")  # the count
+    marks = {line.split()[2]: line for line in lines}
     for law in ("shift", "scale"):
         assert marks[law].startswith("ok" if law in claims else "--") and ("not tested" in marks[law]) != (
             law in claims

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_runs import refused, rows, trained
+from cli_runs import kept, refused, rows, trained
 from warm import command
 
 from gruppo.cli import main
@@ -42,7 +42,11 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Any:
             patch.setattr(trainer, "train_step", train_step)
             return trained(name, *settings)
 
-    return make
+    def once(name: str, *settings: str) -> Path:
+        own = any("=./" in s for s in settings)
+        return make(name, *settings) if own else kept(make, "stopped after 1", name, *settings)
+
+    return once
 
 
 def test_no_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Several callers that wait for real time in between: the same bits in lockstep, the same draws without."""
+"""Several callers that wait in between, each as long as it likes: the same bits in lockstep, the same draws without."""
 
 import asyncio
 
@@ -9,25 +9,30 @@ import torch
 from gruppo.engines import NativeEngine, Request
 
 
-async def talk(engine, number, sleeps, turns=4):
-    """A dialogue with an environment that takes its time; the number of turns is its own."""
+async def talk(engine, number, waits, turns=4):
+    """A dialogue with an environment that takes its time; the number of turns is its own.
+
+    Time is counted in turns of the event loop, of which the engine takes one a token: seconds would make the schedule
+    that of the machine, and two schedules equal now and then.
+    """
     rng, ids, out = np.random.default_rng(number), np.zeros(0, np.int64), []
     for turn in range(turns - number % 3):
         ids = np.concatenate([ids, rng.integers(3, 23, 3 + number % 4)])
         out.append(await engine.ask(Request(ids, 3 + (number + turn) % 5, key=100 * number + turn)))
         ids = np.concatenate([ids, out[-1].ids])
-        await asyncio.sleep(float(sleeps.uniform(0, 0.004)))
+        for _ in range(waits.integers(0, 9)):
+            await asyncio.sleep(0)
     return out
 
 
 def talked(policy, seed, lockstep, **options):
     """What was drawn, and the shapes of all batches that were computed."""
     engine = NativeEngine({"policy": policy}, lockstep=lockstep, **options)
-    sleeps, shapes = np.random.default_rng(seed), []
+    waits, shapes = np.random.default_rng(seed), []
     hook = policy.model.embed_tokens.register_forward_hook(lambda _m, x, _y: shapes.append(len(x[0])))
 
     async def all_of_them():
-        return await engine.together([talk(engine, i, sleeps) for i in range(9)])
+        return await engine.together([talk(engine, i, waits) for i in range(9)])
 
     found = asyncio.run(asyncio.wait_for(all_of_them(), 60))
     hook.remove()

@@ -1,27 +1,18 @@
-"""Every method for agents resumes bit for bit in a world: two steps, then a third from the checkpoint.
-
-archer does in tests/methods/test_archer.py.
-"""
+"""Every method for agents resumes bit for bit in a world: two steps, then a third from the checkpoint."""
 
 from pathlib import Path
 
 import evidence
 import pytest
+from evidence import WORLDS
 
-GAMES = dict.fromkeys(("drmas", "mars", "spiral"), "kuhn")  # they tell seats apart
-WORLDS = dict.fromkeys(
-    (
-        "gigpo", "hgpo", "salt", "poad", "igpo_gain", "rlvmr", "ufo", "scalinginter", "arpo_agentic", "memact",
-        "simpletir", "loop", "spear", "arpo_replay", "oprl",
-    ),
-    "guess",
-) | GAMES | {"otc": "calculator"}  # fmt: skip
 FEW = ("prompts=2", "samples=4", "model=tiny-agent")
+MANY = ("ufo", "archer")  # many turns, many optimiser steps a step
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_it_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
-    few = ("prompts=1", "samples=2") if name == "ufo" else ()  # it has many turns
+    few = ("prompts=1", "samples=2") if name in MANY else ()
     evidence.resumed(name, tmp_path, f"task={WORLDS[name]}", *FEW, *few)
 
 

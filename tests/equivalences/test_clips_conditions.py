@@ -44,4 +44,4 @@ def test_it_is_not_the_plain_method(what: str) -> None:
     def apart(a: Method, b: Method, seed: int) -> float:
         return far(*(result(edge, m, seed, "policy") for m in (a, b)))
 
-    assert max(apart(left, right, seed) for seed in range(10)) > 1e-4, what
+    assert any(apart(left, right, seed) > 1e-4 for seed in range(10)), what

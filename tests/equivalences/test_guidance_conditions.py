@@ -41,4 +41,4 @@ def test_the_condition_is_needed(name: str) -> None:
 def test_the_method_as_it_is_is_another(edge: str) -> None:
     """On one of a few batches: a weight of groups, for example, may be 1 for all of a batch."""
     sides = (method(AS_IT_IS[edge]), EDGES[edge].right)
-    assert max(far(*(result(EDGES[edge], m, seed, "policy") for m in sides)) for seed in range(4)) > 1e-4
+    assert any(far(*(result(EDGES[edge], m, seed, "policy") for m in sides)) > 1e-4 for seed in range(4))

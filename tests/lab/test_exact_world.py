@@ -157,7 +157,7 @@ def test_what_the_draw_does_not_have_is_sampled_by_luck(written: int, temperatur
 
     world = ExactWorld()
     answers = [world.ids(a).tolist() for a in range(len(world.answers))]
-    start, points = answers[3][:written], 2000
+    start, points = answers[3][:written], 400
     heard: list[float] = []
     script = Script(world, lambda name, key: key / points, masses(world, heard))
     script.begin([len(answers) + 1] if temperature != 1 else [])  # what is heated is not answered from the draw

@@ -34,7 +34,7 @@ def test_every_method_has_a_line() -> None:
     assert sorted([*names, *waiting]) == sorted(built_in()), "run scripts/make_lab.py --new"
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
+@pytest.mark.parametrize("name", ["grpo", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_lines_are_fresh(name: str, make_lab: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert make_lab.table(make_lab.measured([name])).splitlines()[-1] in TABLE, "run scripts/make_lab.py --table"
 

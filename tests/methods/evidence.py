@@ -37,6 +37,7 @@ from gruppo.lab.laws.laws import RARE
 from gruppo.lab.laws.world import World
 from gruppo.methods import all_methods, method
 from gruppo.stages import Method, Stats, Term
+from gruppo.stages.occupant import Occupant
 from gruppo.train.checkpoint import load_checkpoint, save_checkpoint
 from gruppo.train.config import RunConfig
 from gruppo.train.loop import train_step
@@ -48,6 +49,14 @@ HEAVY = frozenset({"archer", "arpo_replay", "pipo", "poise", "spear", "spo_segme
 LONG = frozenset({("archer", "roles")})  # laws that take a whole update of many optimiser steps
 SLOW = pytest.mark.slow
 Test = Callable[..., None]
+# Methods for agents, and a small world for each: there they are resumed in every run of the tests.
+WORLDS = dict.fromkeys(
+    (
+        "gigpo", "hgpo", "salt", "poad", "igpo_gain", "rlvmr", "ufo", "scalinginter", "arpo_agentic", "memact",
+        "simpletir", "loop", "spear", "arpo_replay", "oprl", "archer",
+    ),
+    "guess",
+) | {"drmas": "kuhn", "mars": "kuhn", "spiral": "kuhn", "otc": "calculator"}  # fmt: skip
 # Settings for runs of methods that take many optimiser steps a step.
 LIGHT = {"archer": ("method.update.critic_epochs=2", "method.update.utterances=8", "method.update.warmup=1")}
 
@@ -253,8 +262,14 @@ SMALL += ("save.tensorboard=no", "eval.every=0")
 
 
 def resume(name: str) -> Test:
-    """Two steps, then a third from the checkpoint: bit for bit that of the run that was not stopped."""
-    cases = [pytest.param(False, id="resumed"), pytest.param(True, id="stopped-and-crashed", marks=SLOW)]
+    """Two steps, then a third from the checkpoint: bit for bit that of the run that was not stopped.
+
+    Here with the slow tests: those of agents, which are in a world (tests/envs/test_world_resume.py), and those that
+    keep nothing more than their base does.
+    """
+    later = name in WORLDS or keeps_nothing_more(method(name))
+    cases = [pytest.param(False, id="resumed", marks=[SLOW] if later else [])]
+    cases.append(pytest.param(True, id="stopped-and-crashed", marks=SLOW))
 
     @pytest.mark.parametrize("by_command", cases)
     def test_resume(by_command: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +280,16 @@ def resume(name: str) -> Test:
             resumed(name, tmp_path)
 
     return test_resume
+
+
+def keeps_nothing_more(m: Method) -> bool:
+    """It adds only functions of a batch to its base: no room that keeps episodes or tasks, no memory, no role."""
+    base = all_methods().get(m.base)
+    own = [(room, o) for room, _, o in own_places(m)]
+    keeps = ("curriculum", "rollout", "replay")
+    if base is None or m.cast.keys() != base.cast.keys() or type(m.update) is not type(base.update):
+        return False
+    return not any(room in keeps or type(o).observe is not Occupant.observe for room, o in own)
 
 
 def resumed(name: str, folder: Path, *settings: str) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import evidence
@@ -289,11 +288,6 @@ def test_archer_batches_keep_the_notes_of_remembered_episodes_out() -> None:
     batch = transitions(world.ctx, known[:3], [])
     assert not [n for n in batch.columns if n.startswith("note_")] and int(batch.chosen_K.sum()) == 3
     assert bool(batch.replayed_E.all())
-
-
-def test_archer_in_a_world(tmp_path: Path) -> None:
-    """Dialogues with an environment: two steps, then a third from the checkpoint, bit for bit."""
-    evidence.resumed("archer", tmp_path, "task=guess", "model=tiny-agent", "prompts=1", "samples=2")
 
 
 def test_archer_refuses_half_of_itself() -> None:

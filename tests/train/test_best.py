@@ -14,6 +14,7 @@ from gruppo.train import best, trainer
 from gruppo.train.best import best_step
 from gruppo.train.folder import RunFolder
 
+SLOW = pytest.mark.slow
 RUN = ("steps=8", "eval.every=1", "eval.prompts=6", "save.checkpoint_every=3", "save.episodes_every=0")
 # Held-out accuracy by step, as the tests want it: the best is of step 4, and there are equal ones.
 CURVE = [0.1, 0.3, 0.2, 0.3, 0.6, 0.5, 0.6, 0.2, 0.4]
@@ -82,11 +83,11 @@ def test_it_is_kept_and_named() -> None:
 
 
 @pytest.mark.parametrize("name, when, after", [
-    ("save_writers", 1, True),      # step 1: written into a draft, not yet in its place
-    ("save_writers", 2, False),     # step 4: the one before is set aside, and nothing is in its place
-    ("save_writers", 2, True),
-    ("save_checkpoint", 1, False), # step 6: after best/, before the checkpoint
-    ("save_checkpoint", 1, True),
+    pytest.param("save_writers", 1, True, marks=SLOW),  # step 1: written into a draft, not yet in its place
+    ("save_writers", 2, False),  # step 4: the one before is set aside, and nothing is in its place
+    pytest.param("save_writers", 2, True, marks=SLOW),
+    ("save_checkpoint", 1, False),  # step 6: after best/, before the checkpoint
+    pytest.param("save_checkpoint", 1, True, marks=SLOW),
 ])  # fmt: skip
 def test_a_kill_changes_nothing(name: str, when: int, after: bool) -> None:
     straight(*RUN, "save.best=true")  # runs/a

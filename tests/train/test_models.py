@@ -42,8 +42,21 @@ def logits(policy):
     return policy.head(policy(packed([ids]))[0])
 
 
-@pytest.mark.parametrize("settings", [(), LORA, ("model.checkpointing=true", *LORA)], ids=["full", "lora", "frugal"])
-@pytest.mark.parametrize("family", ["llama_untied", "granite"])  # our own transformer, that of transformers
+FRUGAL = ("model.checkpointing=true", *LORA)
+
+
+# Our own transformer (llama_untied), and that of transformers.
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        pytest.param("llama_untied", (), id="llama_untied-full"),
+        pytest.param("llama_untied", FRUGAL, id="llama_untied-frugal"),
+        pytest.param("granite", LORA, id="granite-lora"),
+        pytest.param("llama_untied", LORA, id="llama_untied-lora", marks=pytest.mark.slow),
+        pytest.param("granite", (), id="granite-full", marks=pytest.mark.slow),
+        pytest.param("granite", FRUGAL, id="granite-frugal", marks=pytest.mark.slow),
+    ],
+)
 def test_the_result_is_a_folder_that_transformers_loads(family, settings):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -64,8 +77,15 @@ def test_the_result_is_a_folder_that_transformers_loads(family, settings):
     assert facts[-1]["sampler_gap_max"] < 1e-3
 
 
-@pytest.mark.parametrize("settings", [(), LORA], ids=["full", "lora"])
-@pytest.mark.parametrize(("method", "family"), [("grpo", "granite"), ("ppo", "llama_untied")])
+@pytest.mark.parametrize(
+    ("method", "family", "settings"),
+    [
+        pytest.param("grpo", "granite", LORA, id="grpo-granite-lora"),
+        pytest.param("ppo", "llama_untied", (), id="ppo-llama_untied-full"),
+        pytest.param("grpo", "granite", (), id="grpo-granite-full", marks=pytest.mark.slow),
+        pytest.param("ppo", "llama_untied", LORA, id="ppo-llama_untied-lora", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_goes_on_exactly(method, family, settings):
     model = folder(family)
     told = (f"model={model}", f"method={method}", *settings)

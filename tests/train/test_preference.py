@@ -139,7 +139,7 @@ def test_a_win_rate_for_any_method_on_a_task_with_pairs() -> None:
     assert summary("a")["win_rate"] >= 0 and "preferred_after" not in summary("a")
 
 
-@pytest.mark.parametrize("name", ["dpo", "kto", "rft"])
+@pytest.mark.parametrize("name", ["dpo", *(pytest.param(n, marks=pytest.mark.slow) for n in ("kto", "rft"))])
 def test_resume_is_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the win rate: the scores of the start come with the checkpoint."""
     settings = (f"method={name}", "task=preference", "method.update.minibatches=2", *TINY)

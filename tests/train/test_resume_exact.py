@@ -32,6 +32,7 @@ CRITIC = PPO.but(name="critic", credit=PPO.credit.__class__(kl_coef=0.1), cast={
 """
 OWN_NAMES = ("REPLAY", "REPLAY_NOW", "MINIBATCHES", "FOLLOWING", "COPIED", "CRITIC")
 STEPS = ("steps=5", "save.checkpoint_every=2", "eval.every=2", "eval.prompts=4", "save.episodes_every=2")
+OFTEN = ("REPLAY_NOW", "FOLLOWING", "CRITIC")  # test_torture.py has a replay, an EMA and a critic, too
 FAST = ("reinforce", "grpo", "dapo", "ppo", "rloo", "disco")
 
 
@@ -83,9 +84,7 @@ def stopped_crashed_and_resumed(name: str, trouble: Any) -> None:
     same_run("a", "b", keep=2)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n == "REPLAY_NOW" else ()) for n in OWN_NAMES]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in OFTEN else ()) for n in OWN_NAMES])
 def test_own_method(name: str, trouble: Any) -> None:
     Path("own.py").write_text(OWN)
     stopped_crashed_and_resumed(f"./own.py:{name}", trouble)
