@@ -12,7 +12,7 @@ import torch
 from gruppo.data import Batch, Episode, Status, pack
 from gruppo.data.prefix import WORTH
 from gruppo.engines.config import engine_of
-from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
+from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
 from gruppo.stages.check import check, check_first_batch, refuse_weaker
 from gruppo.stages.converse import HEARD, play_of
@@ -27,7 +27,7 @@ from gruppo.tasks.judge import judge_of
 from gruppo.tasks.load import load
 from gruppo.train.allocator import keep_freed_memory
 from gruppo.train.cast import build_cast
-from gruppo.train.checkpoint import State, optimiser_tensors, restore_optimiser
+from gruppo.train.checkpoint import State
 from gruppo.train.config import RunConfig
 from gruppo.train.equal import why_equal
 from gruppo.train.exact import be_deterministic
@@ -154,8 +154,12 @@ class Run:
     def next_version(self) -> None:
         """Tells the engine that weights have changed."""
         self.version += 1
-        self.engine.sync(self.version, self.models)
+        self._sync()
         self.learner.moved.clear()
+
+    def _sync(self) -> None:
+        self.learner.publish(self.models)
+        self.engine.sync(self.version, self.models)
 
     def packed(
         self, episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None, views: Sequence[str] = ()
@@ -269,17 +273,21 @@ class Run:
         own = {"version": self.version, "checked": self.checked, "bad_steps": self.learner.bad_steps}
         own |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
         own |= {"micro_tokens": self.learner.micro_tokens, "data": self.tasks.digest}
+        weights, optimisers = self.learner.state(self._changing())
         return State(
             step=step,
-            weights={r: learned_state(m) for r, m in self.models.items() if self._changes(r)},
-            optimisers={r: optimiser_tensors(o) for r, o in self.learner.optimisers.items()},
+            weights=weights,
+            optimisers=optimisers,
             memory=self.memory.plain,
             replay=self.replay,
             facts={**facts, **own},
         )
 
-    def _changes(self, role: str) -> bool:
-        return role == "policy" or self.method.cast[role].train or not isinstance(self.method.cast[role].refresh, Never)
+    def _changing(self) -> list[str]:
+        """The roles whose weights a checkpoint holds."""
+        cast = self.method.cast
+        moves = {r for r in cast if cast[r].train or not isinstance(cast[r].refresh, Never)}
+        return [r for r in self.roles if r == "policy" or r in moves]
 
     def restore(self, state: State, allow: bool = False) -> None:
         """The run as it was; with `allow` also on other data, or with another number of threads."""
@@ -295,22 +303,19 @@ class Run:
             if not allow:
                 raise ValueError(f"{said}. Put the data back, or go on with other data: --allow-changes.")
             self.warn(f"{said}, so it goes on, but not as it would have.")
-        changing = {r for r in self.models if self._changes(r)}
+        changing = set(self._changing())
         if set(state.weights) != changing:
             raise ValueError(
                 f"the checkpoint holds {', '.join(sorted(state.weights))}, and the method as it is now trains or moves "
                 f"{', '.join(sorted(changing))}: it cannot go on from there. Take the method back, or start a new run."
             )
-        for role, weights in state.weights.items():
-            load_learned(self.models[role], weights)
-        for role, tensors in state.optimisers.items():
-            restore_optimiser(self.learner.optimisers[role], tensors)
+        kept = {name: state.facts[name] for name in ("bad_steps", "micro_tokens")}
+        self.learner.load(state.weights, state.optimisers, **kept)
         self.memory = Memory(state.memory)
         self.replay = state.replay
         self.version = int(state.facts["version"])
-        self.engine.sync(self.version, self.models)
-        self.checked, self.learner.bad_steps = state.facts["checked"], state.facts["bad_steps"]
-        self.learner.micro_tokens = min(self.learner.micro_tokens, state.facts["micro_tokens"])
+        self._sync()
+        self.checked = state.facts["checked"]
 
     def close(self) -> None:
         self.judge.close()
