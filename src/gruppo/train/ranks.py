@@ -48,7 +48,7 @@ class Ranks:
 
     @torch.no_grad()
     def put(self, x: Tensor, value: Tensor) -> None:
-        """Write a whole value into a tensor; if that is sharded, the first rank's, and the others give a meta tensor."""
+        """Write a whole value into a tensor; into a sharded one that of the first rank. The others give a meta one."""
         if not sharded(x):
             x.copy_(value)
             return

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -34,7 +34,7 @@ from gruppo.train.exact import be_deterministic
 from gruppo.train.hidden import hidden
 from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
-from gruppo.train.ranks import ranks
+from gruppo.train.ranks import Ranks, ranks
 from gruppo.train.slow import told_if_slow
 from gruppo.train.worlds import (
     Recurring,
@@ -98,6 +98,8 @@ class Run:
         if self.tasks.notes:
             self.say(f"answers have at most {longest} tokens (sampling.max_tokens)")
         self.models = build_cast(self.method, policy, self.bare_context(0), self.tokenizer)
+        self.roles = tuple(self.models)
+        self.learner = self._learner(together)
         engine = replace(config.engine, lockstep="yes") if config.deterministic else config.engine
         self.engine = engine_of(engine, self._sampled(), self.tokenizer, self.warn)
         refuse_weaker(self.method, config.engine.name, self.engine.promises)
@@ -105,7 +107,6 @@ class Run:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
         self.judge = judge_of(self.tasks, config.task, self.warn).start()
-        self.learner = Learner(self.method, self.models, config.optim, self.warn, together)
         if said := planned(self):
             self.say(said)
         self.clock = self.learner.clock
@@ -120,6 +121,15 @@ class Run:
             budget_tokens=config.budget_tokens,
             clock=self.clock,
         )
+
+    def _learner(self, together: Ranks) -> Learner:
+        """The learner; of several ranks one that has the others learn with it, and `models` are whole copies."""
+        if together.size == 1:
+            return Learner(self.method, self.models, self.config.optim, self.warn, together)
+        from gruppo.scale.ranks import lead
+
+        learner, self.models = lead(self, self.bare_context(0), together)
+        return cast(Learner, learner)
 
     def _sampled(self) -> dict[str, Any]:
         """The models that can be sampled from, by role."""
@@ -318,6 +328,7 @@ class Run:
         self.checked = state.facts["checked"]
 
     def close(self) -> None:
+        self.learner.close()
         self.judge.close()
         close_play(self.walk.play)
 
