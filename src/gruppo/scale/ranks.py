@@ -136,10 +136,9 @@ class _together:
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         if error is not None and lost(error):
-            said = str(error).strip().splitlines()[-1]
             raise ValueError(
-                f"one of the {self.size} ranks is gone ({said[:120]}), so this step is lost. Its own words, if it had "
-                "any, are above; without any it was killed, perhaps because memory ran out."
+                f"one of the {self.size} ranks is gone, so this step is lost. Its own words, if it had any, are above; "
+                "without any it was killed, perhaps because memory ran out."
             ) from error
 
 
@@ -234,8 +233,8 @@ def follow() -> None:
         try:
             verb, given, named = channel.hear(GRACE if failed else None)
         except RuntimeError:
-            if failed is None:
-                return  # the first rank is gone
+            if failed is None or lost(failed):
+                return  # another rank is gone, and the first one, or whoever has started them, says so
             raise failed from None
         if verb == END:
             return
