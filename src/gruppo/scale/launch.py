@@ -30,7 +30,7 @@ def agreed(config: RunConfig) -> RunConfig:
         return replace(config, scale=replace(config.scale, ranks=size)) if size > 1 else config
     if wanted != size:
         raise ValueError(
-            f"scale.ranks={wanted}, and this is {f'one of {size} processes' if size > 1 else 'one process'}, so nothing "
+            f"scale.ranks={wanted}, and there {f'are {size} processes' if size > 1 else 'is one process'}, so nothing "
             f"was started. The command `gruppo train scale.ranks={wanted}` starts them itself; so does  torchrun "
             f"--nproc_per_node={wanted} -m gruppo train"
         )

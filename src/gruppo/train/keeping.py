@@ -44,6 +44,11 @@ class Keeping:
 
     # what a run does between steps
 
+    @property
+    def held(self) -> Sequence[Any]:
+        """The models as this process holds them: whole, or its own parts of them."""
+        return list(self.models.values())
+
     def refresh(self, step: int) -> None:
         """After the update of `step`: the roles that follow another role."""
         refresh(self.method, self.models, step)
