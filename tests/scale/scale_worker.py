@@ -1,8 +1,8 @@
 """What each process of the tests does. Started by torchrun, or alone.
 
-scale_worker.py gradients FILE DTYPE METHOD…   of every method in the laws' world, sharded against one process; of those
-                                               in FEW also on a batch of one sequence: the other ranks have none
-scale_worker.py models FILE                    models and roles that the laws' world has not: {what: distance or truth}
+scale_worker.py FILE DTYPE METHOD…          gradients, readings and a step of every method in the laws' world, sharded
+                                            against one process; of those in FEW also on a batch of one sequence
+scale_worker.py FILE models METHOD…         the same in both dtypes, and models and roles that this world has not
 """
 
 import json
@@ -59,15 +59,16 @@ def distances(name: str, dtype: torch.dtype, few: bool) -> dict[str, float]:
     alone, together = learners(world, dtype)
     needs = [need("logp", "old")]
     read = far(*(x.read("old", batch, needs)["logp_old_N"] for x in (alone, together)))
-    gradients, steps = [0.0], [0.0]
+    gradients, steps, norms = [0.0], [0.0], [0.0]
     for role in alone.trained:
         for two_pass in (False, True):
             found = [x.gradient(role, batch, two_pass=two_pass) for x in (alone, together)]
             gradients.append(far(*found))
+            norms.append(float(found[0].norm()))
         for learner in (alone, together):
             learner.step(role, batch)
         steps.append(far(*(weights(x, role) for x in (alone, together))))
-    return {"read": read, "gradient": max(gradients), "step": max(steps)}
+    return {"read": read, "gradient": max(gradients), "step": max(steps), "norm": max(norms)}
 
 
 def weights(learner: Learner, role: str) -> Tensor:
@@ -193,7 +194,7 @@ def units() -> bool:
 
 def of_models() -> dict[str, Any]:
     return {
-        "hf": {family: hf(family) for family in ("llama", "llama_untied", "qwen3", "gpt2")},
+        "hf": {family: hf(family) for family in ("llama", "llama_untied")},
         "lora": lora(),
         "follower": follower(),
         "clipped": clipped(),
@@ -209,10 +210,13 @@ def of_methods(dtype: str, *names: str) -> dict[str, Any]:
     return {"all": {name: distances(name, kind, False) for name in names}, "few": few}
 
 
-def main(what: str, file: str, *words: str) -> None:
+def main(file: str, what: str, *names: str) -> None:
     torch.set_num_threads(1)
     ranks()
-    found = of_models() if what == "models" else of_methods(*words)
+    if what == "models":
+        found = {**of_models(), **{dtype: of_methods(dtype, *names) for dtype in ("float64", "float32")}}
+    else:
+        found = of_methods(what, *names)
     if ranks().rank == 0:
         Path(file).write_text(json.dumps(found))
 
