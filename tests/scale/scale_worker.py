@@ -8,6 +8,7 @@ scale_worker.py FILE models METHOD…         the same in both dtypes, and model
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.policies import Lora, Unadapted, clone, learned_state
 from gruppo.policies.lora import add_lora
+from gruppo.scale.ranks import Member
 from gruppo.scale.shard import at_rest, mesh_of, shard_cast, units_of
 from gruppo.stages import need
 from gruppo.train.learner import Learner, OptimConfig
@@ -81,14 +83,14 @@ def weights(learner: Learner, role: str) -> Tensor:
 # ---- models and roles
 
 
-def pair(name: str, models: dict[str, Any], config: OptimConfig | None = None) -> tuple[World, Batch, Learner, Learner]:
+def pair(name: str, models: dict[str, Any], config: OptimConfig | None = None) -> tuple[World, Batch, Learner, Member]:
     """A learner with these models alone, and one on all ranks with sharded copies of them."""
     world = World(method(name), 0)
     batch = world.prepared(world.packed(random_episodes(0)))
     shards = shard_cast(models, mesh_of(torch.device("cpu"), ranks().size), keep=frozenset(models))
     config = config or OptimConfig()
     alone = Learner(world.method, models, config, ranks=Ranks())
-    together = Learner(world.method, shards, config, ranks=ranks())
+    together = Member(world.method, shards, config, ranks=ranks())
     for learner in (alone, together):
         learner.begin(world.ctx)
     return world, batch, alone, together
@@ -128,13 +130,15 @@ def follower() -> dict[str, float]:
     _, batch, alone, together = pair("archer", {r: clone(m, train=True) for r, m in world.models.items()})
     needs = [need("value", "target", at="K", side="before")]
     seen: list[Tensor] = []
-    for learner in (alone, together):
-        before = learner.read("target", batch, needs)[needs[0].column]
-        at_rest(learner.models)
-        learner.copy("critic", "target", tau=0.5)
-        after = learner.read("target", batch, needs)[needs[0].column]
-        seen += [before, after]
+    for do in (partial(_do, alone), together.do):
+        before = do("read", "target", batch, needs)[needs[0].column]
+        do("copy", "critic", "target", tau=0.5)
+        seen += [before, do("read", "target", batch, needs)[needs[0].column]]
     return {"before": far(seen[0], seen[2]), "after": far(seen[1], seen[3]), "moved": far(seen[0], seen[1])}
+
+
+def _do(learner: Learner, verb: str, *given: Any, **named: Any) -> Any:
+    return getattr(learner, verb)(*given, **named)
 
 
 def clipped() -> dict[str, float]:

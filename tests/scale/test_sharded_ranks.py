@@ -1,5 +1,6 @@
 """Two processes with sharded models learn as one does: the same gradient, the same run; and what if one dies."""
 
+import json
 import os
 import re
 import signal
@@ -153,6 +154,13 @@ def test_a_dead_rank_ends_the_run_with_the_command_to_go_on(killed: tuple[Path, 
     )
     assert re.search(f"{words} --resume {re.escape(str(folder))}", said), said
     assert "Traceback" not in said and said.count("run folder") == 1  # only the first rank speaks
+
+
+def test_what_is_sampled_from_are_the_trained_weights(killed: tuple[Path, str, float]) -> None:
+    """Pitfalls 1, 2, 3 and 9: after every sync, here of tied embeddings, sampler and trainer agree about each token."""
+    rows = [json.loads(line) for line in (killed[0] / "metrics.jsonl").read_text().splitlines()][1:]
+    assert len(rows) >= 2 and rows[-1]["version"] >= 2
+    assert max(row["sampler_gap_max"] for row in rows) <= 1e-5  # episodes hold float32; a step moves it by 1e-3
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(killed: tuple[Path, str, float]) -> None:
