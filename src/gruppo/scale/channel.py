@@ -1,8 +1,9 @@
 """Words between the ranks: the first rank says what all do next, and the others listen."""
 
+import atexit
 import io
+import os
 import pickle
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -43,8 +44,10 @@ class Channel:
         """Nothing more will be said. If somebody does not listen, whoever has started the ranks ends it."""
         if not self.ended:
             self.ended = True
-            with suppress(RuntimeError):
+            try:
                 self.say((END, (), {}), GRACE)
+            except RuntimeError:
+                atexit.register(os._exit, 2)  # the end of the process would wait for the rank that hangs
 
     def _send(self, x: Tensor, seconds: float | None) -> None:
         work: Any = dist.broadcast(x, 0, group=self.group, async_op=True)

@@ -9,10 +9,12 @@ It samples from whole copies of the models that write. They take the trained wei
 
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -205,12 +207,18 @@ def lead(run: Run, ctx: Context, together: Ranks) -> tuple[Lead, dict[str, Any]]
     told = {name: getattr(ctx, name) for name in SENT}
     channel.say((table, told))
     keep = frozenset(writers_of(run.method))
-    shards = shard_cast(run.models, mesh_of(run.device, together.size), keep)
+    with _together(together):
+        shards = shard_cast(run.models, mesh_of(run.device, together.size), keep)
     inner = Member(run.method, shards, run.config.optim, run.warn, together)
     return Lead(inner, channel), {role: run.models[role] for role in run.models if role in keep}
 
 
 def _refuse_too_few(device: torch.device, size: int) -> None:
+    if device.index is not None:
+        raise ValueError(
+            f"model.device={device} on {size} ranks: all of them would share one GPU. Use model.device=cuda: each rank "
+            "takes its own."
+        )
     if device.type == "cuda" and size > torch.cuda.device_count():
         raise ValueError(
             f"scale.ranks={size} and {torch.cuda.device_count()} GPUs: two ranks on one GPU would wait for each other. "
@@ -235,10 +243,18 @@ def follow() -> None:
         except RuntimeError:
             if failed is None or lost(failed):
                 return  # another rank is gone, and the first one, or whoever has started them, says so
-            raise failed from None
+            _give_up(together.rank, failed)
         if verb == END:
             return
         failed = _done(member, verb, *given, **named)
+
+
+def _give_up(rank: int, failed: Exception) -> NoReturn:
+    """It failed here and not on the first rank, which waits. At once: the usual end would wait for that rank, too."""
+    if not isinstance(failed, ValueError):
+        traceback.print_exception(failed)
+    print(f"gruppo: rank {rank}: {failed}", file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def _done(member: Member, verb: str, *given: Any, **named: Any) -> Exception | None:
