@@ -232,10 +232,11 @@ def follow() -> None:
     channel = Channel()
     for number in (signal.SIGINT, signal.SIGTERM):  # the first rank decides: it finishes the step and says the end
         signal.signal(number, signal.SIG_IGN)
-    first = channel.hear()
+    first: Any = channel.hear()
     if first[0] == END:  # nothing was started
         return
-    member = _member(*first, together)
+    table, told = first
+    member = _member(table, told, together)
     failed: Exception | None = None
     while True:
         try:

@@ -12,7 +12,7 @@ from gruppo.train.cast import refresh
 from gruppo.train.checkpoint import optimiser_tensors, restore_optimiser
 from gruppo.train.ranks import Ranks, whole
 
-Tensors = Mapping[str, Tensor]
+Tensors = dict[str, Tensor]
 
 
 class Keeping:

@@ -117,7 +117,8 @@ def plan_of(run: Any) -> Plan:
         activations = kept_bytes(policy.config, tokens, size, policy.checkpointing)
     free, total = torch.cuda.mem_get_info(run.device)
     free += torch.cuda.memory_reserved(run.device) - torch.cuda.memory_allocated(run.device)
-    models = [m for m in (*run.models.values(), *getattr(run.learner, "held", ())) if isinstance(m, nn.Module)]  # others are views
+    all_models = (*run.models.values(), *getattr(run.learner, "held", ()))
+    models = [m for m in all_models if isinstance(m, nn.Module)]  # the others are views
     weights = stored(local(t) for m in models for t in (*m.parameters(), *m.buffers()) if t.is_cuda)
     return plan(weights, [(local(p).numel(), p.element_size()) for p in trained], kv, activations, free, total)
 
