@@ -11,14 +11,15 @@ from gruppo.methods import method
 from gruppo.train.config import EvalConfig, ModelConfig, RunConfig, SaveConfig
 
 WORKER = Path(__file__).with_name("scale_worker.py")
+FAILING = Path(__file__).with_name("failing_worker.py")
 ENV = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK")} | {"OMP_NUM_THREADS": "1"}
 
 
-def torchrun(size: int, *words: str, seconds: float = 250) -> subprocess.CompletedProcess[str]:
+def torchrun(size: int, *words: str, seconds: float = 250, fails: bool = False) -> subprocess.CompletedProcess[str]:
     """Words after `torchrun`, on so many ranks."""
     start = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={size}", "--standalone"]
     done = subprocess.run([*start, *words], env=ENV, capture_output=True, text=True, timeout=seconds)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert (done.returncode != 0) == fails, done.stderr[-3000:]
     return done
 
 
@@ -29,7 +30,7 @@ def worked(folder: Path, size: int, *words: str, seconds: float = 250) -> dict[s
 
 
 def config(folder: Path, name: str, steps: int, **more: Any) -> RunConfig:
-    """A small run in float64, with a critic and an entropy: what two processes round differently stays far below."""
+    """A small run in float64, with a critic: what two processes round differently stays far below."""
     return RunConfig(
         method=method("ppo"),
         steps=steps,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from starting import ENV, config, torchrun, words_of, worked
+from starting import ENV, FAILING, config, torchrun, words_of, worked
 
 from gruppo.methods import all_methods
 from gruppo.scale.channel import lost
@@ -209,6 +209,14 @@ def test_a_signal_finishes_the_step_and_saves_it(number: signal.Signals, tmp_pat
     run.send_signal(number)
     said = run.communicate(timeout=60)[0]
     assert run.returncode == 0 and "stopped after step" in said and "go on with  gruppo train --resume" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_runs_out_of_memory_alone_hangs_nobody(rank: str, tmp_path: Path) -> None:
+    done = torchrun(2, str(FAILING), rank, *words_of(tmp_path, "two", 9), seconds=120, fails=True)
+    assert "out of memory on one of 2 ranks" in done.stderr and "Start with optim.micro_tokens=" in done.stderr
+    assert f"go on with  gruppo train --resume {tmp_path / 'two'}" in done.stderr
 
 
 # ---- without processes
