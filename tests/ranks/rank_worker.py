@@ -19,6 +19,7 @@ from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import far
 from gruppo.lab.laws.world import World
 from gruppo.methods import method
+from gruppo.scale.ranks import follow
 from gruppo.stages import need
 from gruppo.train.config import EvalConfig, ModelConfig, RunConfig
 from gruppo.train.loop import train_step
@@ -60,6 +61,9 @@ def _read(world: World, batch: Batch) -> float:
 
 
 def trained(name: str, steps: int) -> dict[str, torch.Tensor]:
+    if ranks().rank > 0:
+        follow()
+        return {}
     config = RunConfig(
         method=method(name),
         steps=steps,

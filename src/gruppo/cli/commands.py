@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import os
 import sys
 import tomllib
 from functools import partial
@@ -62,9 +63,11 @@ def train(args: argparse.Namespace) -> int:
         raise ValueError("--allow-changes without --resume: a new run has nothing to differ from. Leave it out.")
     if args.skip_damaged and not resuming:
         raise ValueError("--skip-damaged without --resume: a new run has no checkpoints. Leave it out.")
+    if (size := _ranks(args)) > 1:
+        return _launched(size, args)
     if resuming:
         result = trainer.resume(
-            Path(args.resume) if args.resume else _newest(args),
+            Path(args.resume) if args.resume or _follows() else _newest(args),
             lambda config: configured(args, config),
             trust_code=args.trust_code,
             allow=args.allow_changes,
@@ -76,9 +79,37 @@ def train(args: argparse.Namespace) -> int:
         if args.dry_run:
             return dry_run(config, args.json)
         result = trainer.train(config, quiet=args.json)
-    if args.json:
+    if args.json and result:  # of several ranks only the first has one
         print_json(result)
     return 0
+
+
+def _follows() -> bool:
+    """Whether this process is a rank that does what the first one says."""
+    return int(os.environ.get("RANK", "0")) > 0
+
+
+def _ranks(args: argparse.Namespace) -> int:
+    """The processes that are still to be started for a run: none inside of those that were."""
+    if "WORLD_SIZE" in os.environ or args.dry_run:
+        return 1
+    if args.resume is None:
+        return configured(args).scale.ranks
+    args.resume = args.resume or str(_newest(args))
+    said = [s.partition("=")[2] for s in args.settings if s.startswith("scale.ranks=")]
+    kept = RunFolder(Path(args.resume))
+    known = kept.config_table().get("scale", {}) if kept["config.toml"].is_file() else {}
+    wanted = said[-1] if said else str(known.get("ranks", 1))
+    return int(wanted) if wanted.isdecimal() else 1  # what cannot be read is refused later
+
+
+def _launched(size: int, args: argparse.Namespace) -> int:
+    from gruppo.scale.launch import launch
+
+    flags = [f"--{name.replace('_', '-')}" for name in ("allow_changes", "skip_damaged", "trust_code", "json")
+             if getattr(args, name)]  # fmt: skip
+    named = [*(["--resume", args.resume] if args.resume else []), *(["--config", args.config] if args.config else [])]
+    return launch(size, ["train", *args.settings, *named, *flags])
 
 
 def _newest(args: argparse.Namespace) -> Path:

@@ -147,8 +147,10 @@ def learned_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in model.named_parameters() if not _fixed(p)}
 
 
-def load_learned(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Restore what `learned_state` returned."""
+def load_learned(
+    model: nn.Module, state: Mapping[str, Tensor], put: Callable[[Tensor, Tensor], Any] = Tensor.copy_
+) -> None:
+    """Restore what `learned_state` returned; `put` writes a value into a weight."""
     mine = learned_state(model)
     if mine.keys() != state.keys():
         odd = sorted(mine.keys() ^ state.keys())
@@ -158,4 +160,4 @@ def load_learned(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         )
     with torch.no_grad():
         for name, p in mine.items():
-            p.copy_(state[name])
+            put(p, state[name])

@@ -9,6 +9,7 @@ from gruppo.policies import Critic, Unadapted, clone, has_adapter, load_policy, 
 from gruppo.policies.memory import out_of_memory
 from gruppo.stages import Context, Ema, Every, Method, Never, Role
 from gruppo.stages.writers import writers_of
+from gruppo.train.ranks import local
 
 
 def build_cast(method: Method, policy: Any, ctx: Context, tokenizer: Any = None) -> dict[str, Any]:
@@ -85,4 +86,4 @@ def average(source: Any, target: Any, tau: float) -> None:
     """target ← (1 - tau) target + tau source."""
     with torch.no_grad():
         for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
-            mine.lerp_(theirs, tau)
+            local(mine).lerp_(local(theirs), tau)

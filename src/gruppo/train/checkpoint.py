@@ -18,6 +18,7 @@ from gruppo.data import Episode
 from gruppo.data.files import whole_folder, write_tensors
 from gruppo.data.store import load_episodes, save_episodes
 from gruppo.train.manifest import NAME, damage, read_manifest, write_manifest
+from gruppo.train.ranks import Ranks, sharded
 
 
 @dataclass
@@ -146,18 +147,21 @@ def unpack_memory(x: Any, tensors: Mapping[str, Tensor]) -> Any:
     return [unpack_memory(v, tensors) for v in x] if isinstance(x, list) else x
 
 
-def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimiser_tensors(optimiser: torch.optim.Optimizer, ranks: Ranks | None = None) -> dict[str, Tensor]:
     """The state of the optimiser by parameter number; its settings come from the configuration."""
-    params = optimiser.param_groups[0]["params"]
+    params, ranks = optimiser.param_groups[0]["params"], ranks or Ranks()
     return {
-        f"{i}.{k}": torch.as_tensor(v).detach().to("cpu", copy=True).contiguous()
+        f"{i}.{k}": ranks.gathered(torch.as_tensor(v)).detach().to("cpu", copy=True).contiguous()
         for i, p in enumerate(params)
         for k, v in optimiser.state[p].items()
     }
 
 
-def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    params = optimiser.param_groups[0]["params"]
+def restore_optimiser(
+    optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], ranks: Ranks | None = None
+) -> None:
+    """What `optimiser_tensors` returned. Of several ranks the first has the values, the others their shapes."""
+    params, ranks = optimiser.param_groups[0]["params"], ranks or Ranks()
     optimiser.state.clear()
     for name, x in tensors.items():
         i, _, k = name.partition(".")
@@ -167,4 +171,10 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Te
                 f"the optimiser's {name} of the checkpoint has the shape {tuple(x.shape)}, and the model has no such "
                 "parameter: it is another model. Take the model settings back, or start a new run."
             )
-        optimiser.state[p][k] = x.to(p.device, p.dtype if x.shape == p.shape else x.dtype, copy=True)
+        # Moments and the copy of weights below float32 are float32.
+        dtype = torch.promote_types(p.dtype, torch.float32) if x.shape == p.shape else x.dtype
+        if sharded(p) and x.shape == p.shape:
+            optimiser.state[p][k] = torch.zeros_like(p, dtype=dtype, requires_grad=False)
+            ranks.put(optimiser.state[p][k], x)
+        else:
+            optimiser.state[p][k] = x.to(p.device, dtype, copy=True)

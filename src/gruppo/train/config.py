@@ -9,6 +9,7 @@ from gruppo.envs.registry import env_class
 from gruppo.fields import Checked, setting
 from gruppo.methods import method
 from gruppo.policies import Lora
+from gruppo.scale.config import ScaleConfig
 from gruppo.stages import Method, Sampling
 from gruppo.tasks import TaskConfig
 from gruppo.train.learner import OptimConfig
@@ -70,6 +71,7 @@ class RunConfig(Checked):
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     save: SaveConfig = SaveConfig()
+    scale: ScaleConfig = ScaleConfig()
     steps: int = setting(60, low=1)  # training steps, each with one batch of episodes
     prompts: int = setting(64, low=1)  # tasks per step
     samples: int = setting(8, low=1)  # answers per task

@@ -111,7 +111,7 @@ def _gap(run: Run, batch: Batch) -> Check:
 
 
 def _reference(run: Run, batch: Batch) -> Check:
-    if "ref" not in run.models or run.version > 0:
+    if "ref" not in run.roles or run.version > 0:
         return Check("reference_kl", True, 0.0, 0.0, "nothing to check: the method has no reference")
     ref = run.learner.read("ref", batch, [need("logp", "ref")])["logp_ref_N"]
     worst, limit = float((ref - batch.logp_old_N).abs().max()), GAP[run.dtype]

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gruppo.data import Batch, micro_rows
 from gruppo.fields import Checked, setting
-from gruppo.policies import learned_state, load_learned
 from gruppo.policies.memory import free_memory, out_of_memory
 from gruppo.stages import Context, Method, Need, Never, Stats
 from gruppo.stages.cast import ADAM
@@ -25,9 +24,10 @@ from gruppo.stages.schedule import Sched
 from gruppo.stages.writers import by_writer, cast_of, cut_of, writers_of, written
 from gruppo.train.cast import average
 from gruppo.train.forward import put_into, rows_of, serve, serve_into
+from gruppo.train.keeping import Keeping
 from gruppo.train.metrics import refuse_metrics, term_name
 from gruppo.train.optim import MasterAdamW
-from gruppo.train.ranks import Ranks
+from gruppo.train.ranks import Ranks, whole
 from gruppo.train.tally import Tally
 from gruppo.train.timing import Clock
 
@@ -50,7 +50,7 @@ class OptimConfig(Checked):
     share_prefixes: bool = True  # compute shared prefixes of sequences once, where that is faster
 
 
-class Learner:
+class Learner(Keeping):
     """Trains the roles of a method, on one or several ranks."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Learner:
         """The result of `grad` as one vector; .grad is cleared, and nothing is logged."""
         self.grad(role, batch, report=False, **options)
         params = self._params(role)
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params])
+        flat = torch.cat([whole(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params])
         self.optimisers[role].zero_grad(set_to_none=True)
         return flat
 
@@ -172,18 +172,6 @@ class Learner:
                     "--allow-changes a run goes on from its last checkpoint."
                 )
 
-    def snapshot(self, role: str) -> dict[str, Any]:
-        """A copy of the weights and the optimiser state of a role, for `restore`."""
-        optim = self.moments(role) if role in self.optimisers else None
-        return {"weights": _copy(learned_state(self.models[role])), "optim": _copy(optim)}
-
-    def restore(self, role: str, snapshot: Mapping[str, Any]) -> None:
-        load_learned(self.models[role], snapshot["weights"])
-        self.moved.add(role)
-        if snapshot["optim"] is not None:
-            for p, state in zip(self._params(role), snapshot["optim"], strict=True):
-                self.optimisers[role].state[p] = _copy(state)
-
     def copy(self, source: str, target: str, tau: float = 1.0) -> None:
         """target ← (1 - tau) target + tau source, for a target that is trained or that the update moves."""
         role = self.method.cast[target]
@@ -200,13 +188,6 @@ class Learner:
     def lr(self, role: str) -> float:
         own = self.method.cast[role].lr
         return self.ctx.at(own if own else self.config.lr)
-
-    def moments(self, role: str) -> list[dict[str, Tensor]]:
-        """The optimiser's state of each parameter."""
-        return [dict(self.optimisers[role].state[p]) for p in self._params(role)]
-
-    def _params(self, role: str) -> list[Any]:
-        return self.optimisers[role].param_groups[0]["params"]
 
     # how a gradient is made
 
@@ -375,11 +356,3 @@ def sampler_gap(tally: Tally, batch: Batch, logp_old_N: Tensor) -> None:
     if len(gap):
         tally.add("sampler_gap", float(gap.sum()), len(gap))
         tally.most("sampler_gap_max", float(gap.max()))
-
-
-def _copy(x: Any) -> Any:
-    if isinstance(x, Tensor):
-        return x.detach().clone()
-    if isinstance(x, Mapping):
-        return {k: _copy(v) for k, v in x.items()}
-    return [_copy(v) for v in x] if isinstance(x, list) else x

@@ -6,7 +6,6 @@ from inspect import isawaitable
 from gruppo.engines.base import NotFinite
 from gruppo.stages import StepRecord
 from gruppo.stages.check import compares, still
-from gruppo.train.cast import refresh
 from gruppo.train.learner import sampler_gap
 from gruppo.train.metrics import batch_metrics, episode_metrics, time_metrics
 from gruppo.train.run import Run
@@ -48,7 +47,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
         learner.refuse_broken()
         facts |= batch_metrics(batch) | {"sampled": float(run.engine.sampled - before)}
         dead_to_it = dead_to_it or still(method, batch)
-        refresh(method, run.models, step)
+        learner.refresh(step)
         run.next_version()
     else:
         run.engine.sync(run.version, run.models)

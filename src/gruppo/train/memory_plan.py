@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gruppo.engines.paged import ROWS, can_page, page_bytes, pool_pages
 from gruppo.engines.pages import pages_for
 from gruppo.policies.shape import TinyConfig
+from gruppo.train.ranks import local
 
 GIB = 1 << 30
 
@@ -116,8 +117,10 @@ def plan_of(run: Any) -> Plan:
         activations = kept_bytes(policy.config, tokens, size, policy.checkpointing)
     free, total = torch.cuda.mem_get_info(run.device)
     free += torch.cuda.memory_reserved(run.device) - torch.cuda.memory_allocated(run.device)
-    weights = stored(t for m in run.models.values() for t in (*m.parameters(), *m.buffers()) if t.is_cuda)
-    return plan(weights, [(p.numel(), p.element_size()) for p in trained], kv, activations, free, total)
+    all_models = (*run.models.values(), *getattr(run.learner, "held", ()))
+    models = [m for m in all_models if isinstance(m, nn.Module)]  # the others are views
+    weights = stored(local(t) for m in models for t in (*m.parameters(), *m.buffers()) if t.is_cuda)
+    return plan(weights, [(local(p).numel(), p.element_size()) for p in trained], kv, activations, free, total)
 
 
 def planned(run: Any) -> str:

@@ -1,13 +1,14 @@
 """Several processes that take one optimiser step together.
 
 Every rank holds the whole batch and forwards its own share of the sequences. Statistics and gradients are summed over
-the ranks, so every rank computes the same slopes, takes the same step and keeps the same weights. Denominators are
-counted over the whole batch, so nothing depends on the number of ranks.
+the ranks, so every rank computes the same slopes and takes the same step. Denominators are counted over the whole
+batch, so nothing depends on the number of ranks. Weights are whole on every rank or, in a run, sharded
+(`gruppo.scale.shard`): then a rank holds its own part of every weight, and FSDP adds up the gradients.
 """
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,10 +33,32 @@ class Ranks:
         return here + [(filler, False)] * (max(map(len, shares)) - len(here))
 
     def added(self, tensors: Iterable[Tensor]) -> None:
-        """Sum each tensor over all ranks, in place."""
+        """Sum each tensor over all ranks, in place. Gradients of sharded weights are sums already."""
         if self.size > 1:
             for x in tensors:
-                dist.all_reduce(x)
+                if not sharded(x):
+                    dist.all_reduce(x)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """A sharded tensor, whole and in main memory on the first rank, empty on the others; any other as it is."""
+        if not sharded(x):
+            return x
+        full = whole(x).detach()  # all ranks take part
+        return full.cpu() if self.rank == 0 else full.new_empty(0)
+
+    @torch.no_grad()
+    def put(self, x: Tensor, value: Tensor) -> None:
+        """Write a whole value into a tensor; into a sharded one that of the first rank. The others give a meta one."""
+        if not sharded(x):
+            x.copy_(value)
+            return
+        from torch.distributed.tensor import distribute_tensor
+
+        full = torch.empty(x.shape, dtype=x.dtype) if value.is_meta else value.to("cpu", x.dtype).contiguous()
+        dist.broadcast(full, 0)
+        mine: Any = x
+        here = distribute_tensor(full.to(x.device), mine.device_mesh, mine.placements, src_data_rank=None)
+        local(x).copy_(local(here))
 
     def added_tally(self, sums: dict[str, float], counts: dict[str, float], name: str) -> None:
         """Sum a metric over all ranks; NAME_max becomes the largest value."""
@@ -48,6 +71,21 @@ class Ranks:
         if both[1] > 0:
             sums[name], counts[name] = both.tolist()
             sums[f"{name}_max"], counts[f"{name}_max"] = float(most), 1.0
+
+
+def sharded(x: Tensor) -> bool:
+    """Whether every rank holds a part of it (a DTensor)."""
+    return hasattr(x, "full_tensor")
+
+
+def whole(x: Tensor) -> Tensor:
+    """All of a tensor, on every rank; all of them must ask for it."""
+    return x.full_tensor() if sharded(x) else x  # type: ignore[attr-defined]
+
+
+def local(x: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds."""
+    return x.to_local() if sharded(x) else x  # type: ignore[attr-defined]
 
 
 def ranks() -> Ranks:

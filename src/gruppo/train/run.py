@@ -5,14 +5,14 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from gruppo.data import Batch, Episode, Status, pack
 from gruppo.data.prefix import WORTH
 from gruppo.engines.config import engine_of
-from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
+from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
 from gruppo.stages.check import check, check_first_batch, refuse_weaker
 from gruppo.stages.converse import HEARD, play_of
@@ -27,14 +27,14 @@ from gruppo.tasks.judge import judge_of
 from gruppo.tasks.load import load
 from gruppo.train.allocator import keep_freed_memory
 from gruppo.train.cast import build_cast
-from gruppo.train.checkpoint import State, optimiser_tensors, restore_optimiser
+from gruppo.train.checkpoint import State
 from gruppo.train.config import RunConfig
 from gruppo.train.equal import why_equal
 from gruppo.train.exact import be_deterministic
 from gruppo.train.hidden import hidden
 from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
-from gruppo.train.ranks import ranks
+from gruppo.train.ranks import Ranks, ranks
 from gruppo.train.slow import told_if_slow
 from gruppo.train.worlds import (
     Recurring,
@@ -98,6 +98,8 @@ class Run:
         if self.tasks.notes:
             self.say(f"answers have at most {longest} tokens (sampling.max_tokens)")
         self.models = build_cast(self.method, policy, self.bare_context(0), self.tokenizer)
+        self.roles = tuple(self.models)
+        self.learner = self._learner(together)
         engine = replace(config.engine, lockstep="yes") if config.deterministic else config.engine
         self.engine = engine_of(engine, self._sampled(), self.tokenizer, self.warn)
         refuse_weaker(self.method, config.engine.name, self.engine.promises)
@@ -105,7 +107,6 @@ class Run:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
         self.judge = judge_of(self.tasks, config.task, self.warn).start()
-        self.learner = Learner(self.method, self.models, config.optim, self.warn, together)
         if said := planned(self):
             self.say(said)
         self.clock = self.learner.clock
@@ -120,6 +121,15 @@ class Run:
             budget_tokens=config.budget_tokens,
             clock=self.clock,
         )
+
+    def _learner(self, together: Ranks) -> Learner:
+        """The learner; of several ranks one that has the others learn with it, and `models` are whole copies."""
+        if together.size == 1:
+            return Learner(self.method, self.models, self.config.optim, self.warn, together)
+        from gruppo.scale.ranks import lead
+
+        learner, self.models = lead(self, self.bare_context(0), together)
+        return cast(Learner, learner)
 
     def _sampled(self) -> dict[str, Any]:
         """The models that can be sampled from, by role."""
@@ -154,8 +164,12 @@ class Run:
     def next_version(self) -> None:
         """Tells the engine that weights have changed."""
         self.version += 1
-        self.engine.sync(self.version, self.models)
+        self._sync()
         self.learner.moved.clear()
+
+    def _sync(self) -> None:
+        self.learner.publish(self.models)
+        self.engine.sync(self.version, self.models)
 
     def packed(
         self, episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None, views: Sequence[str] = ()
@@ -269,17 +283,21 @@ class Run:
         own = {"version": self.version, "checked": self.checked, "bad_steps": self.learner.bad_steps}
         own |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
         own |= {"micro_tokens": self.learner.micro_tokens, "data": self.tasks.digest}
+        weights, optimisers = self.learner.state(self._changing())
         return State(
             step=step,
-            weights={r: learned_state(m) for r, m in self.models.items() if self._changes(r)},
-            optimisers={r: optimiser_tensors(o) for r, o in self.learner.optimisers.items()},
+            weights=weights,
+            optimisers=optimisers,
             memory=self.memory.plain,
             replay=self.replay,
             facts={**facts, **own},
         )
 
-    def _changes(self, role: str) -> bool:
-        return role == "policy" or self.method.cast[role].train or not isinstance(self.method.cast[role].refresh, Never)
+    def _changing(self) -> list[str]:
+        """The roles whose weights a checkpoint holds."""
+        cast = self.method.cast
+        moves = {r for r in cast if cast[r].train or not isinstance(cast[r].refresh, Never)}
+        return [r for r in self.roles if r == "policy" or r in moves]
 
     def restore(self, state: State, allow: bool = False) -> None:
         """The run as it was; with `allow` also on other data, or with another number of threads."""
@@ -295,24 +313,22 @@ class Run:
             if not allow:
                 raise ValueError(f"{said}. Put the data back, or go on with other data: --allow-changes.")
             self.warn(f"{said}, so it goes on, but not as it would have.")
-        changing = {r for r in self.models if self._changes(r)}
+        changing = set(self._changing())
         if set(state.weights) != changing:
             raise ValueError(
                 f"the checkpoint holds {', '.join(sorted(state.weights))}, and the method as it is now trains or moves "
                 f"{', '.join(sorted(changing))}: it cannot go on from there. Take the method back, or start a new run."
             )
-        for role, weights in state.weights.items():
-            load_learned(self.models[role], weights)
-        for role, tensors in state.optimisers.items():
-            restore_optimiser(self.learner.optimisers[role], tensors)
+        kept = {name: state.facts[name] for name in ("bad_steps", "micro_tokens")}
+        self.learner.load(state.weights, state.optimisers, **kept)
         self.memory = Memory(state.memory)
         self.replay = state.replay
         self.version = int(state.facts["version"])
-        self.engine.sync(self.version, self.models)
-        self.checked, self.learner.bad_steps = state.facts["checked"], state.facts["bad_steps"]
-        self.learner.micro_tokens = min(self.learner.micro_tokens, state.facts["micro_tokens"])
+        self._sync()
+        self.checked = state.facts["checked"]
 
     def close(self) -> None:
+        self.learner.close()
         self.judge.close()
         close_play(self.walk.play)
 

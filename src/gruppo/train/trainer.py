@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gruppo.methods import refurnished
+from gruppo.scale.launch import agreed, note
 from gruppo.stages import StepRecord
 from gruppo.tasks.channel import refuse_inside
 from gruppo.train.callbacks import Callback, Step, standing
@@ -42,15 +43,18 @@ from gruppo.train.winrate import Wins
 Steps = Generator[Step, None, dict[str, Any]]
 
 
-def refuse_to_start() -> None:
-    """Not inside of a judge; and a learner can be split over ranks, but they cannot share a run folder yet."""
-    refuse_inside()
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size != "1":
-        raise ValueError(
-            f"WORLD_SIZE={size}: every process would write into one run folder, so nothing was started. Start gruppo "
-            "train without torchrun; from Python, gruppo.train.loop.train_step runs on several ranks."
-        )
+def _on_ranks(steps: Steps) -> Steps:
+    """A run in one process, or on the first of several ranks; on the others what that one says, without steps."""
+    size, rank = (int(os.environ.get(name, "0")) for name in ("WORLD_SIZE", "RANK"))
+    if size < 2:
+        return (yield from steps)
+    from gruppo.scale.ranks import follow, leading
+
+    if rank > 0:
+        follow()
+        return {}
+    with leading():
+        return (yield from steps)
 
 
 def train(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -60,12 +64,13 @@ def train(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callbac
 
 def train_steps(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Steps:
     """The same, step by step; the summary is the value of the generator."""
-    refuse_to_start()
-    return _train_steps(config, quiet, callbacks)
+    refuse_inside()
+    return _on_ranks(_train_steps(agreed(config), quiet, callbacks))
 
 
 def _train_steps(config: RunConfig, quiet: bool, callbacks: Sequence[Callback]) -> Steps:
     with Stop(lambda: NOTHING) as stop, new_folder(config) as folder, told(folder, stop):
+        note(folder.path)
         trainer = Trainer(config, folder, quiet, callbacks=callbacks, stop=stop)
         yield from trainer.steps()
         return trainer.summary
@@ -99,11 +104,26 @@ def resume_steps(
     What differs from the run as it was started (the configuration, also by `change`, and the files that it depends on)
     is listed and refused unless `allow` is set. A damaged checkpoint is refused, or set aside with `skip_damaged`.
     """
-    refuse_to_start()
+    refuse_inside()
+    how = {"trust_code": trust_code, "allow": allow, "skip_damaged": skip_damaged, "quiet": quiet}
+    return _on_ranks(_resume_steps(path, change, callbacks=callbacks, **how))
+
+
+def _resume_steps(
+    path: Path,
+    change: Callable[[RunConfig], RunConfig],
+    *,
+    trust_code: bool,
+    allow: bool,
+    skip_damaged: bool,
+    quiet: bool,
+    callbacks: Sequence[Callback],
+) -> Steps:
     folder = RunFolder(path)
     if not folder["config.toml"].is_file() and not checkpoints(folder["checkpoints"]):
         folder.read_config()  # raises
     with Stop(lambda: what_is_saved(folder)) as stop, Lock(folder.path):
+        note(folder.path)
         say = Display("", 0, quiet=quiet).say
         with told(folder, stop, begun=False):
             last, skipped = newest(folder, skip_damaged)
@@ -111,7 +131,7 @@ def resume_steps(
             record = state.beside.get("run.json") if state else None
             if fixed := folder.fix(record):
                 say(fixed)
-            config = change(folder.read_config(trust_code))
+            config = agreed(change(folder.read_config(trust_code)))
             changes = folder.changes_to(config, record)
             _refuse_to_go_on(folder, config, state, () if allow else changes)
             if state is not None and (done := finished(folder, state.step, config.steps, bool(changes))):

@@ -1,0 +1,1 @@
+"""Beyond one process: several GPUs that learn one step together (docs/scale.md)."""
