@@ -12,6 +12,7 @@ import torch
 from gruppo.data import Batch, Episode, Status, pack
 from gruppo.data.prefix import WORTH
 from gruppo.engines.config import engine_of
+from gruppo.engines.native import NativeEngine
 from gruppo.policies import learned_state, load_learned, load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
 from gruppo.stages.check import check, check_first_batch, refuse_weaker
@@ -36,6 +37,7 @@ from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
 from gruppo.train.ranks import ranks
 from gruppo.train.slow import told_if_slow
+from gruppo.train.source import source_of
 from gruppo.train.worlds import (
     Recurring,
     overflown,
@@ -76,10 +78,10 @@ class Run:
         self.memory = Memory()
         self.replay: list[Episode] = []
         self.version, self.checked = 0, False
-        self.between_steps = True  # False: weights have changed, and memory and replay not yet
+        self.between_steps = True  # False: a checkpoint would not be whole: weights, memory, replay and draws
         self.dead_steps, self.empty_steps = 0, 0
         self.told_errors: set[str] = set()
-        self.told_dead = self.told_full = False
+        self.told_dead = self.told_full = self.told_stale = False
         self.recurring = Recurring(self.method, self.tasks.env.split("+")[0])
         check(self.method, self.bare_context(0), samples=config.samples)
         refuse_other_worlds(self.method, self.tasks, config.task.against)
@@ -98,17 +100,14 @@ class Run:
         if self.tasks.notes:
             self.say(f"answers have at most {longest} tokens (sampling.max_tokens)")
         self.models = build_cast(self.method, policy, self.bare_context(0), self.tokenizer)
-        engine = replace(config.engine, lockstep="yes") if config.deterministic else config.engine
-        self.engine = engine_of(engine, self._sampled(), self.tokenizer, self.warn)
+        self.engine = self.engine_of(self.sampled())
         refuse_weaker(self.method, config.engine.name, self.engine.promises)
         if self.tokenizer.rewrites:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
         self.judge = judge_of(self.tasks, config.task, self.warn).start()
         self.learner = Learner(self.method, self.models, config.optim, self.warn, together)
-        if said := planned(self):
-            self.say(said)
-        self.clock = self.learner.clock
+        self.learner.version, self.clock = self.version, self.learner.clock
         self.walk = Walk(
             self.method,
             self.learner.read,
@@ -120,10 +119,19 @@ class Run:
             budget_tokens=config.budget_tokens,
             clock=self.clock,
         )
+        self.source = source_of(self)
+        if said := planned(self):
+            self.say(said)
 
-    def _sampled(self) -> dict[str, Any]:
+    def sampled(self) -> dict[str, Any]:
         """The models that can be sampled from, by role."""
         return {r: m for r, m in self.models.items() if self.method.cast[r].as_ == "full"}
+
+    def engine_of(self, models: Mapping[str, Any]) -> NativeEngine:
+        """An engine with the settings of the run, for these models."""
+        c = self.config
+        engine = replace(c.engine, lockstep="yes") if c.deterministic else c.engine
+        return engine_of(engine, models, self.tokenizer, self.warn)
 
     def bare_context(self, step: int) -> Context:
         return Context(
@@ -148,14 +156,17 @@ class Run:
 
         Without draws inside of updates the version counts steps.
         """
-        if self.learner.moved & set(self._sampled()):
+        if self.learner.moved & set(self.sampled()):
             self.next_version()
 
     def next_version(self) -> None:
         """Tells the engine that weights have changed."""
-        self.version += 1
-        self.engine.sync(self.version, self.models)
+        self.set_version(self.version + 1)
         self.learner.moved.clear()
+
+    def set_version(self, version: int) -> None:
+        self.version = self.learner.version = version
+        self.engine.sync(version, self.models)
 
     def packed(
         self, episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None, views: Sequence[str] = ()
@@ -217,6 +228,18 @@ class Run:
                 "answer has none, so that part has no effect. Use a task with an environment, such as task=calculator."
             )
 
+    def warn_if_stale(self, age: float) -> None:
+        """What is learned from was sampled by older weights, and nothing in the method looks at the difference."""
+        if self.told_stale or not (self.config.ahead and age > 0):
+            return
+        self.told_stale = True
+        if not any(o.corrects for _, o in self.method.occupants()):
+            self.warn(
+                f"ahead={self.config.ahead}: answers are up to {self.config.ahead} steps old when they are learned from, "
+                f"and {self.method.name} has nothing that corrects for it: it learns as if its own weights had sampled "
+                "them. Add method.select+=truncated_importance, or use ahead=0."
+            )
+
     def warn_if_empty(self, empty: bool) -> None:
         """Selection has kept nothing for three steps in a row: the run continues but learns nothing."""
         self.empty_steps = self.empty_steps + 1 if empty else 0
@@ -271,14 +294,15 @@ class Run:
         own |= {"micro_tokens": self.learner.micro_tokens, "data": self.tasks.digest}
         return State(
             step=step,
-            weights={r: learned_state(m) for r, m in self.models.items() if self._changes(r)},
+            weights={r: learned_state(m) for r, m in self.models.items() if self.changes(r)},
             optimisers={r: optimiser_tensors(o) for r, o in self.learner.optimisers.items()},
             memory=self.memory.plain,
             replay=self.replay,
             facts={**facts, **own},
+            drawn=self.source.drawn,
         )
 
-    def _changes(self, role: str) -> bool:
+    def changes(self, role: str) -> bool:
         return role == "policy" or self.method.cast[role].train or not isinstance(self.method.cast[role].refresh, Never)
 
     def restore(self, state: State, allow: bool = False) -> None:
@@ -295,7 +319,7 @@ class Run:
             if not allow:
                 raise ValueError(f"{said}. Put the data back, or go on with other data: --allow-changes.")
             self.warn(f"{said}, so it goes on, but not as it would have.")
-        changing = {r for r in self.models if self._changes(r)}
+        changing = {r for r in self.models if self.changes(r)}
         if set(state.weights) != changing:
             raise ValueError(
                 f"the checkpoint holds {', '.join(sorted(state.weights))}, and the method as it is now trains or moves "
@@ -307,12 +331,13 @@ class Run:
             restore_optimiser(self.learner.optimisers[role], tensors)
         self.memory = Memory(state.memory)
         self.replay = state.replay
-        self.version = int(state.facts["version"])
-        self.engine.sync(self.version, self.models)
+        self.set_version(int(state.facts["version"]))
+        self.source.restore(state.drawn)
         self.checked, self.learner.bad_steps = state.facts["checked"], state.facts["bad_steps"]
         self.learner.micro_tokens = min(self.learner.micro_tokens, state.facts["micro_tokens"])
 
     def close(self) -> None:
+        self.source.close()
         self.judge.close()
         close_play(self.walk.play)
 
