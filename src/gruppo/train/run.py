@@ -235,9 +235,9 @@ class Run:
         self.told_stale = True
         if not any(o.corrects for _, o in self.method.occupants()):
             self.warn(
-                f"ahead={self.config.ahead}: answers are up to {self.config.ahead} steps old when they are learned from, "
-                f"and {self.method.name} has nothing that corrects for it: it learns as if its own weights had sampled "
-                "them. Add method.select+=truncated_importance, or use ahead=0."
+                f"ahead={self.config.ahead}: answers are up to {self.config.ahead} steps old when they are learned "
+                f"from, and {self.method.name} has nothing that corrects for it: it learns as if its own weights had "
+                "sampled them. Add method.select+=truncated_importance, or use ahead=0."
             )
 
     def warn_if_empty(self, empty: bool) -> None:

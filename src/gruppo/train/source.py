@@ -80,7 +80,12 @@ class Now:
 
     async def settled(self) -> None:
         """Waits until nothing is under way. Raises what a draw has raised: without it no checkpoint would be whole."""
-        self.queue = deque([d if isinstance(d, Drawn) else await d for d in self.queue])
+        for i, d in enumerate(self.queue):
+            if isinstance(d, asyncio.Task):
+                try:
+                    self.queue[i] = await d
+                except ValueError as error:
+                    raise ValueError(f"{d.get_name()}: {error}") from error
 
     @property
     def drawn(self) -> list[Drawn]:
@@ -144,7 +149,7 @@ class Ahead(Now):
             sampler = self.samplers[k % len(self.samplers)]  # whose last draw, of step k - versions - 1, is over
             before = self.queue[-1] if self.queue else None
             walk, ctx = sampler.opened(k, store, before)
-            task = asyncio.get_running_loop().create_task(draw(walk, ctx))
+            task = asyncio.get_running_loop().create_task(draw(walk, ctx), name=f"step {k + 1}")
             task.add_done_callback(lambda done: done.cancelled() or done.exception())  # told when its step comes
             self.queue.append(task)
             store = []  # what goes on from an earlier step goes on once

@@ -198,7 +198,8 @@ class Trainer:
                     except GeneratorExit:
                         loop(self._save_settled(self.done))
                         raise
-            loop(self.run.source.settled())
+            if self.run.source.queue:
+                loop(self.run.source.settled())
             self._finish()
         finally:
             self.run.close()
