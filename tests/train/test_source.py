@@ -1,7 +1,9 @@
 """Sampling ahead of learning: an exact lag, the same bits whatever the clock does, and nothing lost in a checkpoint."""
 
 import asyncio
+import signal
 import threading
+import time
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,21 @@ from typing import Any
 import pytest
 import torch
 from test_resume_killed import killed_and_resumed
-from train_runs import SLOW_REWARD, SLOWLY, SMALL, checkpoint, gruppo, metrics, refused, same_run, saved, train
+from train_runs import (
+    SLOW_REWARD,
+    SLOWLY,
+    SMALL,
+    checkpoint,
+    gruppo,
+    metrics,
+    refused,
+    said,
+    same_run,
+    saved,
+    start,
+    train,
+    wait_for,
+)
 
 from gruppo.cli import overrides
 from gruppo.data.store import load_episodes
@@ -180,6 +196,34 @@ def stopped_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "train_step", train_step)
 
 
+def test_one_signal_saves_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ("steps=5", "ahead=2", "save.checkpoint_every=3")
+    assert train("a", *settings) == 0
+    plain = trainer.train_step
+
+    async def train_step(run: Any, k: int) -> Any:
+        if k == 1:
+            signal.raise_signal(signal.SIGINT)
+        return await plain(run, k)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train_step", train_step)
+        assert train("b", *settings) == 0
+    assert saved("b") == ["step-000002"] and len(load_checkpoint(checkpoint("b", 2)).drawn) == 2
+    assert gruppo("train", "--resume", "runs/b") == 0
+    same_run("a", "b", keep=2)
+
+
+def test_two_signals_end_draws_and_learning_at_once() -> None:
+    process = start("train", *SMALL, *SLOWLY, "ahead=2", "steps=500", "save.name=b", seconds_each=0.02)
+    wait_for(lambda: len(metrics("b")) >= 3, process)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    assert process.wait(60) == 130
+    assert "stopped at once. No step is saved yet" in said() and "Traceback" not in said()
+
+
 def test_a_run_that_goes_on_otherwise_learns_what_was_drawn_first(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("steps=6", "save.checkpoint_every=2", "save.episodes_every=1")
     with monkeypatch.context() as patch:
@@ -284,8 +328,8 @@ def test_a_scorer_with_a_state_hears_one_draw_after_the_other(in_order: bool) ->
 def test_the_warning_names_the_setting_once() -> None:
     run = run_of("steps=4", "ahead=2")
     taken(run, 4)
-    [said] = [w for w in run.words if "older" in w or "steps old" in w]  # type: ignore[attr-defined]
-    assert "ahead=2" in said and "method.select+=truncated_importance" in said
+    [told] = [w for w in run.words if "older" in w or "steps old" in w]  # type: ignore[attr-defined]
+    assert "ahead=2" in told and "method.select+=truncated_importance" in told
     assert any(w.startswith("ahead=2: 3 copies of the weights") for w in run.words)  # type: ignore[attr-defined]
     for quiet in (("ahead=2", "method.select+=truncated_importance"), ("ahead=2", "method=grpo_tis"), ("ahead=0",)):
         run = run_of("steps=3", *quiet)
