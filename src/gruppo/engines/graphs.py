@@ -197,7 +197,7 @@ def captured(work: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
     with torch.cuda.stream(side):  # kernels are compiled before, not while, a graph is recorded
         work()
     torch.cuda.current_stream().wait_stream(side)
-    with torch.cuda.graph(graph, pool=memory):
+    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):  # another thread may be learning
         work()
     return graph
 
