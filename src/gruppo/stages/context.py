@@ -211,7 +211,7 @@ class Context:
     steps: int = 1
     seed: int = 0
     round: int = 0  # 0: the first draw of the step; above: redraws
-    version: int = 0  # of the weights at the start of the step; what an update draws later has a higher one
+    version: int = 0  # of the weights that the step was drawn with; what an update draws later has a higher one
     memory: Memory = field(default_factory=Memory)
     cast: Mapping[str, Any] = field(default_factory=dict[str, Any])
     engine: Any = None

@@ -59,6 +59,7 @@ class Occupant(Checked):
     writes    columns, including notes, and sources of tokens other than the policy
     requires  what must hold: a number of samples, other occupants, a kind of reward (gruppo.stages.requires)
     refuses   kinds of occupants that may not be in the same method
+    corrects  whether it looks at what the sampler's weights said (logp_gen_N), so that older ones do little harm
     ignores   "shift" or "scale" of rewards: what a credit claims to be invariant to (see the laws)
     """
 
@@ -67,6 +68,7 @@ class Occupant(Checked):
     writes: ClassVar[tuple[str, ...]] = ()
     requires: ClassVar[tuple[Requirement, ...]] = ()
     refuses: ClassVar[tuple[str, ...]] = ()
+    corrects: ClassVar[bool] = False
     ignores: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -117,6 +117,7 @@ class TruncatedImportance(Occupant):
     cap: float = setting(2.0, above=0, witness=0.5)
     level: Weighed = "token"
     self_normalised: bool = False
+    corrects = True
 
     def needs(self, ctx: Context) -> tuple[Need, ...]:
         return (need("logp", "old"),)
@@ -142,6 +143,7 @@ class SamplerGate(Occupant):
     gate_high: float = setting(2.0, above=0, witness=0.9)
     level: Weighed = "token"
     counted: bool = False
+    corrects = True
 
     def wrong(self) -> str:
         ok = self.gate_low < self.gate_high

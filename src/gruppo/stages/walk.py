@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode, Level, Note, Source, Status, Turn, Use, pack, tokens_once
+from gruppo.data import Batch, Episode, Level, Note, Source, Status, Use, pack, tokens_once
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.method import Method
 from gruppo.stages.objective import OLD
@@ -387,7 +387,10 @@ def noted(batch: Batch | None, episodes: Sequence[Episode], columns: Sequence[st
     def notes(e: Episode) -> dict[str, Note]:
         return {name: Note(rows[row[e.uid]].numpy(), level, e.step) for name, (level, rows) in parts.items()}
 
-    def turns(e: Episode) -> list[Turn]:
-        return [replace(t, seconds=0.0) if t.seconds else t for t in e.turns]
+    return [replace(without_clock(e), notes=e.notes | notes(e)) for e in episodes if e.uid in row]
 
-    return [replace(e, notes=e.notes | notes(e), turns=turns(e)) for e in episodes if e.uid in row]
+
+def without_clock(e: Episode) -> Episode:
+    """The episode as if its turns had taken no time."""
+    turns = [replace(t, seconds=0.0) if t.seconds else t for t in e.turns]
+    return replace(e, turns=turns)

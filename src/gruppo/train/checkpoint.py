@@ -17,8 +17,10 @@ from torch import Tensor
 from gruppo.data import Episode
 from gruppo.data.files import whole_folder, write_tensors
 from gruppo.data.store import load_episodes, save_episodes
+from gruppo.stages.walk import without_clock
 from gruppo.train.manifest import NAME, damage, read_manifest, write_manifest
 from gruppo.train.ranks import Ranks, sharded
+from gruppo.train.source import Drawn
 
 
 @dataclass
@@ -35,6 +37,7 @@ class State:
     replay: list[Episode]
     facts: dict[str, Any]
     beside: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    drawn: list[Drawn] = field(default_factory=list[Drawn])  # ahead of learning, the next step first
 
 
 def save_checkpoint(folder: Path, state: State, keep: int = 2) -> Path:
@@ -95,9 +98,12 @@ def _write(draft: Path, state: State) -> None:
     write_tensors(tensors, draft / "memory.safetensors")
     if state.replay:
         save_episodes(draft / "replay.arrow", state.replay)
+    for d in state.drawn:
+        save_episodes(draft / f"drawn-{d.step:06d}.arrow", [without_clock(e) for e in d.episodes])
     for name, content in state.beside.items():
         (draft / name).write_bytes(content)
     body = {"step": state.step, "memory": table, "facts": state.facts, "beside": sorted(state.beside)}
+    body |= {"drawn": [_drawn_facts(d) for d in state.drawn]} if state.drawn else {}
     (draft / "state.json").write_text(json.dumps(body), encoding="utf-8")
     write_manifest(draft, [p.name for p in draft.iterdir()])
 
@@ -120,7 +126,20 @@ def _read(path: Path, names: Sequence[str]) -> State:
     optimisers = {n.removeprefix("optimiser-"): tensors.pop(n) for n in list(tensors) if n.startswith("optimiser-")}
     replay = load_episodes(path / "replay.arrow") if "replay.arrow" in names else []
     beside = {n: (path / n).read_bytes() for n in body["beside"]}
-    return State(body["step"], tensors, optimisers, memory, replay, body["facts"], beside)
+    drawn = [_read_drawn(path, facts) for facts in body.get("drawn", [])]
+    return State(body["step"], tensors, optimisers, memory, replay, body["facts"], beside, drawn)
+
+
+def _drawn_facts(drawn: Drawn) -> dict[str, Any]:
+    """All of a draw but its episodes, which have a file of their own; those that were kept by their places there."""
+    place = {id(e): i for i, e in enumerate(drawn.episodes)}
+    facts = {name: getattr(drawn, name) for name in ("step", "version", "round", "sampled")}
+    return {**facts, "kept": [place[id(e)] for e in drawn.kept]}
+
+
+def _read_drawn(path: Path, facts: dict[str, Any]) -> Drawn:
+    episodes = load_episodes(path / f"drawn-{facts['step']:06d}.arrow")
+    return Drawn(**{**facts, "kept": [episodes[i] for i in facts["kept"]]}, episodes=episodes)
 
 
 def pack_memory(x: Any, tensors: dict[str, Tensor]) -> Any:

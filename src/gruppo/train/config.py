@@ -76,6 +76,7 @@ class RunConfig(Checked):
     prompts: int = setting(64, low=1)  # tasks per step
     samples: int = setting(8, low=1)  # answers per task
     seed: int = 0  # of everything that is drawn
+    ahead: int = setting(0, low=0)  # versions that sampling is ahead of learning (docs/scale.md); 0: none
     budget_tokens: int = setting(0, low=0)  # sampled tokens per step, redraws included; 0: no limit
     max_failures: float = setting(0.5, low=0, high=1)  # share of episodes that may fail in a step before the run stops
     accept: tuple[str, ...] = ()  # names of the checks of step zero that may fail; saved with the run

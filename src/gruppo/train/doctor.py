@@ -97,7 +97,7 @@ def _ratio(run: Run, batch: Batch) -> Check:
 
 
 def _gap(run: Run, batch: Batch) -> Check:
-    here = batch.on_policy_N & torch.isfinite(batch.logp_gen_N) & batch.newest_N
+    here = batch.on_policy_N & torch.isfinite(batch.logp_gen_N) & (batch.version_N == run.version)
     gap = (batch.logp_old_N - batch.logp_gen_N)[here].abs()
     # In bfloat16 a rare token is always off by tenths; a real error still shows in the mean.
     rough = run.dtype == torch.bfloat16

@@ -72,6 +72,7 @@ class Learner(Keeping):
         self.tally = Tally()
         self.clock = Clock()
         self.bad_steps = dict.fromkeys(self.trained, 0)  # in a row
+        self.version: int | None = None  # of the weights, where somebody counts
         self.moved: set[str] = set()  # roles whose weights have changed since the engine was last told
 
     def _optimiser(self, model: Any) -> torch.optim.Optimizer:
@@ -285,7 +286,7 @@ class Learner(Keeping):
         if not goal.writes or "logp_old_N" in batch.columns or "logp_N" not in stats:
             return batch
         logp_old_N = stats.logp_N.detach()
-        sampler_gap(made, batch, logp_old_N)
+        sampler_gap(made, batch, logp_old_N, self.version)
         return batch.with_columns(logp_old_N=logp_old_N)
 
     def _step(self, optimiser: torch.optim.Optimizer) -> None:
@@ -348,10 +349,14 @@ class Learner(Keeping):
             )
 
 
-def sampler_gap(tally: Tally, batch: Batch, logp_old_N: Tensor) -> None:
-    """|log π_old − log π_gen| of tokens that were sampled from this policy: sampler and trainer should agree."""
+def sampler_gap(tally: Tally, batch: Batch, logp_old_N: Tensor, version: int | None = None) -> None:
+    """|log π_old − log π_gen| of tokens that were sampled from this policy: sampler and trainer should agree.
+
+    Of a version of the weights, which is that of π_old; None: of the newest in the batch.
+    """
     known = batch.on_policy_N & torch.isfinite(batch.logp_gen_N)
-    here = known & batch.newest_N & ~batch.spread(batch.replayed_E, "E", "N")
+    own_N = batch.newest_N if version is None else batch.version_N == version
+    here = known & own_N & ~batch.spread(batch.replayed_E, "E", "N")
     gap = (logp_old_N - batch.logp_gen_N)[here].abs()
     if len(gap):
         tally.add("sampler_gap", float(gap.sum()), len(gap))

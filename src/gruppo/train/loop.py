@@ -7,45 +7,45 @@ from gruppo.engines.base import NotFinite
 from gruppo.stages import StepRecord
 from gruppo.stages.check import compares, still
 from gruppo.train.learner import sampler_gap
-from gruppo.train.metrics import batch_metrics, episode_metrics, time_metrics
+from gruppo.train.metrics import age_of, batch_metrics, episode_metrics, time_metrics
 from gruppo.train.run import Run
 
 
 async def train_step(run: Run, step: int) -> StepRecord:
     """One pass through the ten rooms."""
-    method, walk, learner, start = run.method, run.walk, run.learner, time.perf_counter()
+    method, walk, learner, source, start = run.method, run.walk, run.learner, run.source, time.perf_counter()
     ctx = run.context(step)  # replay.get
     learner.begin(ctx)
-    run.engine.forget()  # a resumed run has nothing in memory, so no step may depend on it
-    before = run.engine.sampled
 
     try:
-        drawn, kept = await walk.collected(
-            ctx
-        )  # curriculum, prompting, rollout, reward, select.episodes, group rewards
+        found = await source.take(ctx)  # curriculum, prompting, rollout, reward, select.episodes, group rewards
     except NotFinite:
         run.between_steps = False  # these weights are not to be saved
         raise
-    facts = episode_metrics(drawn) | {"rounds": ctx.round + 1.0, "sampled": float(run.engine.sampled - before)}
+    drawn, kept, before = found.episodes, found.kept, run.engine.sampled
+    facts = episode_metrics(drawn) | {"rounds": found.round + 1.0, "sampled": float(found.sampled)}
     run.stop_if_failing(facts["failed"], drawn)
 
-    batch = walk.batch_of(ctx, drawn, kept)  # pack, and what is read once per batch
+    batch = await source.aside(walk.batch_of, ctx, drawn, kept)  # pack, and what is read once per batch
     run.warn_if_empty(batch is None)
     dead_to_it = compares(method)  # whether equal rewards say nothing to the method
     if batch is not None:
         if "logp_old_N" in batch.columns:
-            sampler_gap(learner.tally, batch, batch.logp_old_N)
-        batch = walk.credited(ctx, batch)  # credit, select.tokens
+            sampler_gap(learner.tally, batch, batch.logp_old_N, run.version)
+        facts |= age_of(batch, run.version)
+        run.warn_if_stale(facts.get("age", 0.0))
+        batch = await source.aside(walk.credited, ctx, batch)  # credit, select.tokens
         if not run.checked:
             run.look_at_first(drawn, batch)
         ctx.episodes = kept
         run.between_steps = False
         with run.engine.without_memory():  # weights change; what is drawn now has a version of its own (run.current)
-            taken = method.update(ctx, learner, batch)  # objective and penalties, once per optimiser step
+            # objective and penalties, once per optimiser step
+            taken = await source.aside(method.update, ctx, learner, batch)
             if isawaitable(taken):
                 await taken
         learner.refuse_broken()
-        facts |= batch_metrics(batch) | {"sampled": float(run.engine.sampled - before)}
+        facts |= batch_metrics(batch) | {"sampled": float(found.sampled + run.engine.sampled - before)}
         dead_to_it = dead_to_it or still(method, batch)
         learner.refresh(step)
         run.next_version()

@@ -141,9 +141,18 @@ METRICS: dict[str, tuple[str, str, str]] = {
     **TERMS,
     "sampler_gap": ("nats", "below 1e-3", "mean |log π_old - log π_gen|: how far the sampler and the trainer disagree"),
     "sampler_gap_max": ("nats", "below 1e-2", "the largest such difference in the step"),
+    "age": (
+        "versions",
+        "at most `ahead`",
+        "how much older than the weights that learn are those that sampled; mean over the fresh tokens of the step",
+    ),
     "version": ("", "", "version of the weights after the step"),
     "seconds": ("s", "", "the step, without evaluation"),
-    "seconds/*": ("s", "", "parts of the step: sampling, scoring, forward, backward, optimiser, and the rest"),
+    "seconds/*": (
+        "s",
+        "",
+        "parts of the step: sampling, scoring (with `ahead`: waiting), forward, backward, optimiser, and the rest",
+    ),
     "tokens_per_second": ("1/s", "", "tokens of the step per second of the step"),
 }
 
@@ -283,6 +292,12 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         out["adv_std"] = float(batch.adv_N[learn].std())
         out["adv_live"] = float((batch.adv_N[learn].abs() > 1e-9).float().mean())
     return out
+
+
+def age_of(batch: Batch, version: int) -> dict[str, float]:
+    """How old the sampled tokens of a step are for weights of this version, without those of the replay."""
+    fresh_N = (batch.source_N == Source.POLICY) & (batch.version_N >= 0) & ~batch.spread(batch.replayed_E, "E", "N")
+    return {"age": version - float(batch.version_N[fresh_N].double().mean())} if bool(fresh_N.any()) else {}
 
 
 def time_metrics(parts: Mapping[str, float], total: float) -> dict[str, float]:

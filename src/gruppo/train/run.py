@@ -12,6 +12,7 @@ import torch
 from gruppo.data import Batch, Episode, Status, pack
 from gruppo.data.prefix import WORTH
 from gruppo.engines.config import engine_of
+from gruppo.engines.native import NativeEngine
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.stages import Context, Memory, Never, kind
 from gruppo.stages.check import check, check_first_batch, refuse_weaker
@@ -36,6 +37,7 @@ from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
 from gruppo.train.ranks import Ranks, ranks
 from gruppo.train.slow import told_if_slow
+from gruppo.train.source import source_of
 from gruppo.train.worlds import (
     Recurring,
     overflown,
@@ -76,10 +78,10 @@ class Run:
         self.memory = Memory()
         self.replay: list[Episode] = []
         self.version, self.checked = 0, False
-        self.between_steps = True  # False: weights have changed, and memory and replay not yet
+        self.between_steps = True  # False: a checkpoint would not be whole: weights, memory, replay and draws
         self.dead_steps, self.empty_steps = 0, 0
         self.told_errors: set[str] = set()
-        self.told_dead = self.told_full = False
+        self.told_dead = self.told_full = self.told_stale = False
         self.recurring = Recurring(self.method, self.tasks.env.split("+")[0])
         check(self.method, self.bare_context(0), samples=config.samples)
         refuse_other_worlds(self.method, self.tasks, config.task.against)
@@ -100,16 +102,13 @@ class Run:
         self.models = build_cast(self.method, policy, self.bare_context(0), self.tokenizer)
         self.roles = tuple(self.models)
         self.learner = self._learner(together)
-        engine = replace(config.engine, lockstep="yes") if config.deterministic else config.engine
-        self.engine = engine_of(engine, self._sampled(), self.tokenizer, self.warn)
+        self.learner.version, self.clock = self.version, self.learner.clock
+        self.engine = self.engine_of(self.sampled())
         refuse_weaker(self.method, config.engine.name, self.engine.promises)
         if self.tokenizer.rewrites:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
         self.judge = judge_of(self.tasks, config.task, self.warn).start()
-        if said := planned(self):
-            self.say(said)
-        self.clock = self.learner.clock
         self.walk = Walk(
             self.method,
             self.learner.read,
@@ -121,6 +120,9 @@ class Run:
             budget_tokens=config.budget_tokens,
             clock=self.clock,
         )
+        self.source = source_of(self)
+        if said := planned(self):
+            self.say(said)
 
     def _learner(self, together: Ranks) -> Learner:
         """The learner; of several ranks one that has the others learn with it, and `models` are whole copies."""
@@ -131,9 +133,15 @@ class Run:
         learner, self.models = lead(self, self.bare_context(0), together)
         return cast(Learner, learner)
 
-    def _sampled(self) -> dict[str, Any]:
+    def sampled(self) -> dict[str, Any]:
         """The models that can be sampled from, by role."""
         return {r: m for r, m in self.models.items() if self.method.cast[r].as_ == "full"}
+
+    def engine_of(self, models: Mapping[str, Any]) -> NativeEngine:
+        """An engine with the settings of the run, for these models."""
+        c = self.config
+        engine = replace(c.engine, lockstep="yes") if c.deterministic else c.engine
+        return engine_of(engine, models, self.tokenizer, self.warn)
 
     def bare_context(self, step: int) -> Context:
         return Context(
@@ -158,18 +166,18 @@ class Run:
 
         Without draws inside of updates the version counts steps.
         """
-        if self.learner.moved & set(self._sampled()):
+        if self.learner.moved & set(self.sampled()):
             self.next_version()
 
     def next_version(self) -> None:
         """Tells the engine that weights have changed."""
-        self.version += 1
-        self._sync()
+        self.set_version(self.version + 1)
         self.learner.moved.clear()
 
-    def _sync(self) -> None:
+    def set_version(self, version: int) -> None:
+        self.version = self.learner.version = version
         self.learner.publish(self.models)
-        self.engine.sync(self.version, self.models)
+        self.engine.sync(version, self.models)
 
     def packed(
         self, episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None, views: Sequence[str] = ()
@@ -229,6 +237,18 @@ class Run:
             self.warn(
                 f"{self.method.name} asks for {', '.join(HEARD[name] for name in sorted(asked))}, and a task of one "
                 "answer has none, so that part has no effect. Use a task with an environment, such as task=calculator."
+            )
+
+    def warn_if_stale(self, age: float) -> None:
+        """What is learned from was sampled by older weights, and nothing in the method looks at the difference."""
+        if self.told_stale or not (self.config.ahead and age > 0):
+            return
+        self.told_stale = True
+        if not any(o.corrects for _, o in self.method.occupants()):
+            self.warn(
+                f"ahead={self.config.ahead}: answers are up to {self.config.ahead} steps old when they are learned "
+                f"from, and {self.method.name} has nothing that corrects for it: it learns as if its own weights had "
+                "sampled them. Add method.select+=truncated_importance, or use ahead=0."
             )
 
     def warn_if_empty(self, empty: bool) -> None:
@@ -291,13 +311,15 @@ class Run:
             memory=self.memory.plain,
             replay=self.replay,
             facts={**facts, **own},
+            drawn=self.source.drawn,
         )
 
     def _changing(self) -> list[str]:
         """The roles whose weights a checkpoint holds."""
-        cast = self.method.cast
-        moves = {r for r in cast if cast[r].train or not isinstance(cast[r].refresh, Never)}
-        return [r for r in self.roles if r == "policy" or r in moves]
+        return [r for r in self.roles if self.changes(r)]
+
+    def changes(self, role: str) -> bool:
+        return role == "policy" or self.method.cast[role].train or not isinstance(self.method.cast[role].refresh, Never)
 
     def restore(self, state: State, allow: bool = False) -> None:
         """The run as it was; with `allow` also on other data, or with another number of threads."""
@@ -323,11 +345,12 @@ class Run:
         self.learner.load(state.weights, state.optimisers, **kept)
         self.memory = Memory(state.memory)
         self.replay = state.replay
-        self.version = int(state.facts["version"])
-        self._sync()
+        self.set_version(int(state.facts["version"]))
+        self.source.restore(state.drawn)
         self.checked = state.facts["checked"]
 
     def close(self) -> None:
+        self.source.close()
         self.learner.close()
         self.judge.close()
         close_play(self.walk.play)

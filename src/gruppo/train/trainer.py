@@ -216,8 +216,10 @@ class Trainer:
                     try:
                         yield step
                     except GeneratorExit:
-                        self._save(self.done)
+                        loop(self._save_settled(self.done))
                         raise
+            if self.run.source.queue:
+                loop(self.run.source.settled())
             self._finish()
         finally:
             self.run.close()
@@ -302,7 +304,7 @@ class Trainer:
             record = await train_step(self.run, step)
         except ValueError as error:
             if self.run.between_steps:
-                self._save(step)
+                await self._save_settled(step)
             raise ValueError(f"step {step + 1}: {error}") from error
         self.done = step + 1
         out = Step(self.done, await self._row(record), record, self.folder.path)
@@ -323,7 +325,7 @@ class Trainer:
         due = save.checkpoint_every and self.done % save.checkpoint_every == 0 and not bad
         self.stop.work = "saving the policy: no step is left" if last else self.stop.work
         if last or self.stop.asked or due:
-            self._save(self.done)
+            await self._save_settled(self.done)
 
     async def _row(self, record: StepRecord) -> dict[str, Any]:
         every, row = self.config.eval.every, {"step": self.done, **record.facts}
@@ -340,6 +342,8 @@ class Trainer:
     async def _evaluate(self) -> Evaluation:
         sampling = replace(self.run.sampling, temperature=self.config.eval.temperature, top_k=0, top_p=1.0)
         r, e = self.run, self.config.eval
+        if r.judge.in_order:  # which answers its scorer hears first may not depend on the clock
+            await r.source.settled()
         r.engine.forget()
         given = (r.engine, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k, r.walk.play)
         self.evaluation = await evaluate(*given)
@@ -353,6 +357,11 @@ class Trainer:
         self.folder.append_metrics(row)
         for c in self.callbacks:
             c.row(self, row)
+
+    async def _save_settled(self, done: int) -> None:
+        """Saves what is drawn ahead, too, once it is there."""
+        await self.run.source.settled()
+        self._save(done)
 
     def _save(self, done: int) -> None:
         facts = {"accuracy_before": self.before, "held_out": self.after, "seconds": self.seconds, "tokens": self.tokens}

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+GRACE = 3.0  # seconds that cancelled tasks have to end
 
 
 class Loop:
@@ -27,7 +28,15 @@ class Loop:
 
     def _close(self) -> None:
         """What is left is cancelled. It has nothing to say: a signal that ends one of these tasks is told elsewhere."""
-        self._runner.get_loop().set_exception_handler(lambda *_: None)
+        loop = self._runner.get_loop()
+        loop.set_exception_handler(lambda *_: None)
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            # A signal between two tasks can lose the one that was to be next, and who waits for it waits for ever.
+            _, lost = loop.run_until_complete(asyncio.wait(left, timeout=GRACE))
+            for task in lost:
+                asyncio._unregister_task(task)
         self._runner.close()
 
 
