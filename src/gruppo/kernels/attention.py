@@ -25,9 +25,9 @@ from gruppo.kernels.language import (
 )
 
 PAGE = 64
-# Positions that a program reads at once, of one page or of several; of heads with 128 numbers one page. Where the page of
-# every position was looked up, attention took 1,183 us of a step of 1.5 B at 256 rows with two pages at once and 1,220
-# with one; with one lookup a page it took 948. Of heads with 64 numbers all take as long.
+# Positions that a program reads at once, of one page or of several; of heads with 128 numbers one page. Where the page
+# of every position was looked up, attention took 1,183 us of a step of 1.5 B at 256 rows with two pages at once and
+# 1,220 with one; with one lookup a page it took 948. Of heads with 64 numbers all take as long.
 SPAN = 128
 SPLITS_FOR = 512  # programs that fill a GPU; fewer rows are split along their positions
 MOST_SPLITS = 8
