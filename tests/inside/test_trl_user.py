@@ -11,10 +11,10 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` has it")
 
+from both_sides import SAMPLES, WORDS, folder_of, tokenizer_of
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
-from trl_sides import SAMPLES, WORDS, folder_of, tokenizer_of
 
 from gruppo.data import Source, Status
 from gruppo.inside.trl import MEMORY, GruppoGRPOTrainer
