@@ -212,3 +212,16 @@ def test_the_lines_of_the_page_run(folder: Path, tmp_path: Path, monkeypatch: py
     exec(compile(code, "scale.md", "exec"), said)
     trainer = said["trainer"]
     assert trainer.method.name == "gspo" and trainer.state.global_step == 4 and (tmp_path / "out").is_dir()
+
+
+def test_an_adapter_is_trained_and_the_policy_without_it_is_the_reference(folder: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    trainer = trainer_of(folder, tmp_path, peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    trained = [n for n, p in trainer.model.named_parameters() if p.requires_grad]
+    trainer.train()
+    assert trained and all("lora" in n for n in trained) and trainer.ref_model is None
+    batch = trainer.drawn.batch
+    assert bool(torch.isfinite(batch.logp_ref_N).all())
+    moved = [row["gruppo/kl_ref"] for row in trainer.state.log_history if "gruppo/kl_ref" in row]
+    assert moved[0] == pytest.approx(0.0, abs=1e-9) and moved[1] < -1e-9  # the second step has left the reference
