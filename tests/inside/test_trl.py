@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` has it")
 
-from trl_sides import Script, folder_of, inside, native, tokenizer_of
+from both_sides import Script, folder_of, inside, native, tokenizer_of
 
 from gruppo.inside.fits import TRL, refusals
 from gruppo.methods import all_methods

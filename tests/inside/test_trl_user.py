@@ -1,5 +1,7 @@
 """What a user of TRL meets: refusals in time, tools, failures, evaluation, checkpoints."""
 
+import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,10 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` has it")
 
+from both_sides import SAMPLES, WORDS, folder_of, tokenizer_of
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
-from trl_sides import SAMPLES, WORDS, folder_of, tokenizer_of
 
 from gruppo.data import Source, Status
 from gruppo.inside.trl import MEMORY, GruppoGRPOTrainer
@@ -195,3 +197,31 @@ def test_a_run_that_goes_on_has_its_memory(folder: Path, tmp_path: Path) -> None
     assert again.memory.plain == whole.memory.plain != at_two and again.drawn.ctx.step == 2
     for a, b in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_lines_of_the_page_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand in docs/scale.md, with a small model and one step."""
+    page = Path(__file__).parents[2] / "docs" / "scale.md"
+    [code] = re.findall(r"^```python\n(from datasets .*?)^```$", page.read_text(), re.M | re.S)
+    small = 'GRPOConfig(use_cpu=True, bf16=False, max_steps=4, max_completion_length=4, report_to="none", '
+    code = code.replace("Qwen/Qwen2.5-0.5B-Instruct", str(folder)).replace("GRPOConfig(output", f"{small}output")
+    rows = [{"prompt": w, "answer": "7"} for w in WORDS]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    said: dict[str, Any] = {}
+    exec(compile(code, "scale.md", "exec"), said)
+    trainer = said["trainer"]
+    assert trainer.method.name == "gspo" and trainer.state.global_step == 4 and (tmp_path / "out").is_dir()
+
+
+def test_an_adapter_is_trained_and_the_policy_without_it_is_the_reference(folder: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    trainer = trainer_of(folder, tmp_path, peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    trained = [n for n, p in trainer.model.named_parameters() if p.requires_grad]
+    trainer.train()
+    assert trained and all("lora" in n for n in trained) and trainer.ref_model is None
+    batch = trainer.drawn.batch
+    assert bool(torch.isfinite(batch.logp_ref_N).all())
+    moved = [row["gruppo/kl_ref"] for row in trainer.state.log_history if "gruppo/kl_ref" in row]
+    assert moved[0] == pytest.approx(0.0, abs=1e-9) and moved[1] < -1e-9  # the second step has left the reference

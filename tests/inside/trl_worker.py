@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from both_sides import Script, inside, native, tokenizer_of
 from test_trl import differ, twice
-from trl_sides import Script, inside, native, tokenizer_of
 
 from gruppo.methods import method
 
