@@ -33,7 +33,10 @@ def rows(name: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if "second" not in k} for row in kept]
 
 
-@pytest.mark.parametrize("task", ["tictactoe", "tictactoe task.against=random", "mix:guess+addition"])
+SELF_PLAY = pytest.param("tictactoe", marks=pytest.mark.slow)  # a game of two policies: kuhn, below
+
+
+@pytest.mark.parametrize("task", ["tictactoe task.against=random", "mix:guess+addition", SELF_PLAY])
 def test_a_run_goes_on_bit_for_bit(task: str) -> None:
     for name in "ab":
         assert main(["train", *SMALL, *f"task={task}".split(), f"save.name={name}"]) == 0
