@@ -38,6 +38,10 @@ def model(request: pytest.FixtureRequest) -> TinyTransformer:
     return model
 
 
+# Tests of what is the same for both: one of them is enough every day.
+one_of_two = pytest.mark.parametrize("model", ["qwen3", pytest.param("qwen2", marks=pytest.mark.slow)], indirect=True)
+
+
 @pytest.fixture
 def paged(model: TinyTransformer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., NativeEngine]:
     """An engine that pages on the CPU."""
@@ -101,6 +105,7 @@ def test_the_same_completions(model: TinyTransformer, paged: Callable[..., Nativ
     assert engine.prefilled <= sum(len(r.prefix) for r in requests)
 
 
+@one_of_two
 def test_the_kernels_of_few_rows_give_the_same(
     model: TinyTransformer, paged: Callable[..., NativeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +116,7 @@ def test_the_kernels_of_few_rows_give_the_same(
     same(asyncio.run(complete(engine, mixed(6))), wanted)
 
 
+@one_of_two
 def test_requests_join_a_running_batch(model: TinyTransformer, paged: Callable[..., NativeEngine]) -> None:
     requests = mixed(8)
     wanted = asyncio.run(complete(NativeEngine({"policy": model}, eos=EOS), requests))
@@ -126,6 +132,7 @@ def test_requests_join_a_running_batch(model: TinyTransformer, paged: Callable[.
     same(asyncio.run(all_of(paged(lockstep=False))), wanted)
 
 
+@one_of_two
 def test_a_dialogue_goes_on_from_parked_rows(model: TinyTransformer, paged: Callable[..., NativeEngine]) -> None:
     engine, plain = paged(), NativeEngine({"policy": model}, eos=EOS, cache_tokens=0)
     ids = np.array([1, *range(3, 39)])
@@ -160,6 +167,7 @@ def test_a_prompt_is_computed_and_stored_once(model: TinyTransformer, paged: Cal
     assert pool_of(engine).free == len(pool_of(engine).users) - 1
 
 
+@one_of_two
 def test_few_pages_mean_few_rows_and_the_same_completions(
     model: TinyTransformer, paged: Callable[..., NativeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +183,7 @@ def test_few_pages_mean_few_rows_and_the_same_completions(
         asyncio.run(complete(paged(), [Request(np.arange(3, 40), 200, key=0)]))
 
 
+@one_of_two
 def test_the_whole_context(model: TinyTransformer, paged: Callable[..., NativeEngine]) -> None:
     """A row that ends at the last position goes on within its window, and harms nobody."""
     end = model.context
@@ -227,6 +236,7 @@ def test_stacked_weights_are_stored_once_and_follow_updates() -> None:
     assert all(p.is_leaf and p.requires_grad for m in layers for p in m.parameters())
 
 
+@one_of_two
 def test_an_adapter_is_merged_for_each_version(model: TinyTransformer, paged: Callable[..., NativeEngine]) -> None:
     adapted = TinyTransformer(model.config).double().eval()
     adapted.load_state_dict(model.state_dict())
@@ -297,6 +307,7 @@ def test_a_prefill_with_stacked_weights_is_that_of_the_model(
                 assert sum(shape.tokens for shape in prefill.passes) <= kept
 
 
+@one_of_two
 def test_windows_grow_with_what_is_drawn_and_change_nothing(
     paged: Callable[..., NativeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

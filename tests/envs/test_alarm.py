@@ -33,7 +33,7 @@ def test_loops_sleeps_and_waits_are_interrupted(call: object) -> None:
     begun = time.monotonic()
     with pytest.raises(Late):
         within(0.1, call, never, "it")  # type: ignore[arg-type]
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20  # it would take 30
     time.sleep(0.2)  # it does not ring again
 
 
@@ -43,10 +43,13 @@ def test_in_time_nothing_is_changed() -> None:
     others = signal.getitimer(signal.ITIMER_REAL)  # of pytest, perhaps
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
         assert within(5.0, lambda: 7, never, "it") == within(0.0, lambda: 7, never, "it") == 7
-        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 0.2
-        time.sleep(0.3)
+        assert rung or 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 1.0
+        for _ in range(3000):
+            if rung:
+                break
+            time.sleep(0.01)
         assert rung == [1]
     finally:
         signal.signal(signal.SIGALRM, before)

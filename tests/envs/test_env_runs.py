@@ -18,8 +18,8 @@ from gruppo.train.doctor import _says
 from gruppo.train.run import Run
 from gruppo.train.worlds import unread_words
 
-SMALL = ("model=tiny-random", "prompts=2", "samples=2", "steps=4", "eval.prompts=2", "eval.every=2", "threads=1")
-SMALL += ("save.tensorboard=no", "save.checkpoint_every=2", "save.episodes_every=1", "sampling.max_tokens=4")
+SMALL = ("model=tiny-random", "prompts=2", "samples=2", "steps=2", "eval.prompts=2", "eval.every=1", "threads=1")
+SMALL += ("save.tensorboard=no", "save.checkpoint_every=1", "save.episodes_every=1", "sampling.max_tokens=4")
 SMALL += ("accept=dead_groups,mask",)
 
 
@@ -33,11 +33,14 @@ def rows(name: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if "second" not in k} for row in kept]
 
 
-@pytest.mark.parametrize("task", ["tictactoe", "tictactoe task.against=random", "mix:guess+addition"])
+SELF_PLAY = pytest.param("tictactoe", marks=pytest.mark.slow)  # a game of two policies: kuhn, below
+
+
+@pytest.mark.parametrize("task", ["tictactoe task.against=random", "mix:guess+addition", SELF_PLAY])
 def test_a_run_goes_on_bit_for_bit(task: str) -> None:
     for name in "ab":
         assert main(["train", *SMALL, *f"task={task}".split(), f"save.name={name}"]) == 0
-    shutil.rmtree("runs/b/checkpoints/step-000004")
+    shutil.rmtree("runs/b/checkpoints/step-000002")
     Path("runs/b/summary.json").unlink()
     assert main(["train", "--resume", "runs/b"]) == 0
     a, b = (Path(f"runs/{x}/policy/model.safetensors").read_bytes() for x in "ab")
@@ -62,7 +65,7 @@ def test_metrics_and_episodes_of_turns(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["train", *SMALL, "task=household", "save.name=a"]) == 0
     row = rows("a")[-1]
     assert row["turns"] > 1 and row["turns/invalid"] > 0 and row["failed"] == 0
-    [e, *_] = load_episodes(Path("runs/a/episodes/step-000004.arrow"))
+    [e, *_] = load_episodes(Path("runs/a/episodes/step-000002.arrow"))
     assert len(e.turns) > 1 and all(t.state and t.text == t.text for t in e.turns) and set(e.reward) == {"task"}
     capsys.readouterr()
     assert main(["episodes", "runs/a", "--limit", "1"]) == 0
@@ -79,7 +82,7 @@ def test_calls_of_tools_are_counted_and_paid() -> None:
     """OTC sees them: a right rollout with more calls than the best one is paid less."""
     small = (
         "model=tiny-agent",
-        "prompts=8",
+        "prompts=4",
         "samples=8",
         "steps=1",
         "eval.every=0",

@@ -71,6 +71,7 @@ def test_unbiased_methods_have_the_true_gradient(name: str, shape: dict[str, int
     assert result.rows[0].exact
 
 
+@pytest.mark.slow  # docs/lab.md is measured on it, and test_lab_page.py measures a line of it again
 def test_rloo_on_the_default_bench() -> None:
     result = lab(["rloo"], steps=0)
     assert away(result) < 1e-9 and result.rows[0].draws == 840
@@ -188,9 +189,16 @@ def test_what_is_not_done_is_said(name: str) -> None:
         trial.drawn(0)
 
 
+# Every other method away from the policy that sampled, and with the slow tests all of them in both ways.
+BOTH = [
+    pytest.param(m, drift, id=f"{m.name}-{drift}", marks=() if i % 2 == bool(drift) else pytest.mark.slow)
+    for i, m in enumerate(m for m in all_methods().values() if m.name not in REFUSED)
+    for drift in (0.0, 0.4)
+]
+
+
 @pytest.mark.parametrize("enough", [3, pytest.param(99, marks=pytest.mark.slow, id="all")])
-@pytest.mark.parametrize("drift", [0.0, 0.4])
-@pytest.mark.parametrize("m", [m for m in all_methods().values() if m.name not in REFUSED], ids=lambda m: m.name)
+@pytest.mark.parametrize(("m", "drift"), BOTH)
 def test_the_gradient_of_a_draw_is_the_trainers(m: Method, drift: float, enough: int) -> None:
     """`Learner.grad` on the same batch: its micro-batches, its forward and its backward."""
     compared = 0

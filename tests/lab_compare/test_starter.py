@@ -246,4 +246,4 @@ def test_a_second_ctrl_c_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         processes.run_all([run], Path("runs"), quiet=True)
-    assert told == [signal.SIGINT, signal.SIGINT] and time.monotonic() - begun < 5
+    assert told == [signal.SIGINT, signal.SIGINT] and time.monotonic() - begun < 60

@@ -45,7 +45,7 @@ def told(method: Method) -> str:
     return "\n".join(f"{room}: {o}" for room, o in method.occupants())
 
 
-@settings(FEW, max_examples=10, **PATIENT)
+@settings(FEW, max_examples=6, **PATIENT)
 @given(method=combinations(), seed=SEEDS)
 def test_a_combination_keeps_the_laws(method: Method, seed: int) -> None:
     assume(sensible(method))

@@ -119,7 +119,7 @@ def test_greedy_actions_are_the_same_through_transformers_alone(tmp_path, source
 
 @pytest.mark.parametrize("name", ["household", "shop"])
 def test_it_acts_and_wins_seldom(game, name):
-    episodes = game.held_out(name, 1, 100)
+    episodes = game.held_out(name, 1, 60)
     game.play(load_policy("tiny-agent"), episodes)
     assert 0.05 <= np.mean([e.won for e in episodes]) <= 0.3
     assert sum(e.invalid for e in episodes) < 0.4 * sum(len(e.actions) for e in episodes)

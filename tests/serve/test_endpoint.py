@@ -133,10 +133,13 @@ def test_only_this_machine_can_connect(live: Live) -> None:
 
 
 def test_the_call_of_a_client_that_goes_away_is_cancelled() -> None:
+    asked = asyncio.Event()
+
     class Stuck(Puppet):
         cancelled = False
 
         async def ask(self, request: Any) -> Any:
+            asked.set()
             try:
                 await asyncio.sleep(60)
             finally:
@@ -150,10 +153,10 @@ def test_the_call_of_a_client_that_goes_away_is_cancelled() -> None:
         body = json.dumps(HELLO)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write((head + body).encode())
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(asked.wait(), 60)
         before = engine.cancelled
         writer.close()
-        for _ in range(100):
+        for _ in range(1200):
             await asyncio.sleep(0.05)
             if engine.cancelled:
                 break

@@ -77,10 +77,15 @@ def test_sixteen_at_once_in_one_batch(policy: TinyTransformer, tmp_path: Path) -
 
 
 def test_agents_wait_at_the_same_time(tmp_path: Path) -> None:
-    agent = written(tmp_path, "import time\n" + ECHO.replace("    return", "    time.sleep(0.5)\n    return"))
-    begun = time.monotonic()
-    found = played(context(Puppet()), agent, 16)
-    assert time.monotonic() - begun < 5 and all(e.reward == {"task": 1.0} for e in found)
+    """Each waits for three others. One after another, none would end."""
+    (tmp_path / "here").mkdir()
+    meet = (
+        f"    here = pathlib.Path({str(tmp_path / 'here')!r})\n"
+        "    (here / str(os.getpid())).touch()\n"
+        "    while len(list(here.iterdir())) < 4: time.sleep(0.01)\n"
+    )
+    agent = written(tmp_path, "import os, pathlib, time\n" + ECHO.replace("    return", meet + "    return"))
+    assert all(e.reward == {"task": 1.0} for e in played(context(Puppet()), agent, 16))
 
 
 WRONG = {

@@ -124,7 +124,7 @@ def test_ten_thousand_turns_are_quick() -> None:
     batch = pack(made, dtype=torch.float64)
     assert batch.size("K") == 10_000
     for name in ("gigpo", "hgpo", "salt", "drmas", "mars"):
-        begun = time.perf_counter()
+        begun = time.process_time()  # of this process alone: others may be busy
         adv_N = method(name).credit(Context(), batch)["adv_N"]
-        took = time.perf_counter() - begun
+        took = time.process_time() - begun
         assert bool(torch.isfinite(adv_N).all()) and took < 1.0, f"{name}: {took:.2f} s"

@@ -221,7 +221,7 @@ def test_async_tools_and_several_calls_at_once() -> None:
 
     begun = time.monotonic()
     results = asyncio.run(Toolbox([wait]).calls([("wait", {"seconds": 0.3})] * 20 + [("wate", {})]))
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 5  # one after another they would take 6
     assert [r.text for r in results[:20]] == ["waited 0.3"] * 20 and results[20].status == "invalid"
     assert results[0].seconds >= 0.3
 

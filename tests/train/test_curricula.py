@@ -17,7 +17,7 @@ from gruppo.train.config import RunConfig
 from gruppo.train.run import Run
 
 
-def counts(draw: Callable[[Context], Sequence[int]], size: int, times: int = 4000) -> torch.Tensor:
+def counts(draw: Callable[[Context], Sequence[int]], size: int, times: int = 2000) -> torch.Tensor:
     out = torch.zeros(size, dtype=torch.float64)
     for step in range(times):
         for i in draw(Context(step=step)):

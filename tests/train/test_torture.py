@@ -19,9 +19,9 @@ def test_stopped_at_random_moments(name: str, count: int) -> None:
     break_runs.import_all()
     Path("own.py").write_text(kill_runs.OWN)
     seed = random.SystemRandom().randrange(10**6)
-    # As many checkpoints as in the script, with fewer steps in between.
-    settings = (*kill_runs.SETTINGS, *kill_runs.DEVICES["cpu"], "steps=8", "save.checkpoint_every=2")
-    compared, wrong = kill_runs.lives(name, count, settings, random.Random(seed))
+    compared, wrong = kill_runs.lives(
+        name, count, (*kill_runs.SETTINGS, *kill_runs.DEVICES["cpu"]), random.Random(seed)
+    )
     assert not wrong and compared, f"seed {seed}: {wrong}"
 
 
