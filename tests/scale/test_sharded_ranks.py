@@ -20,7 +20,7 @@ from starting import ENV, FAILING, config, torchrun, words_of, worked
 from gruppo.methods import all_methods
 from gruppo.scale.channel import lost
 from gruppo.scale.config import ScaleConfig
-from gruppo.scale.launch import agreed
+from gruppo.scale.launch import _first_to_end, agreed
 from gruppo.scale.ranks import Lead
 from gruppo.train import trainer
 from gruppo.train.ranks import Ranks, local, whole
@@ -273,6 +273,16 @@ def test_one_process_gathers_nothing() -> None:
     assert whole(x) is x and local(x) is x and Ranks().gathered(x) is x
     Ranks().put(x, torch.zeros(2))
     assert x.tolist() == [0.0, 0.0]
+
+
+class Ended:
+    def __init__(self, code: int | None) -> None:
+        self.poll = lambda: code
+
+
+@pytest.mark.parametrize(("codes", "blamed"), [([2, -9], 1), ([0, 0], 0), ([2, 0], 0), ([-9, 0], 0), ([None, 0, 1], 2)])
+def test_the_rank_that_died_is_blamed_and_not_the_first_that_noticed(codes: list[int | None], blamed: int) -> None:
+    assert _first_to_end([Ended(code) for code in codes]) == blamed
 
 
 def test_only_a_lost_rank_is_told_as_one() -> None:
