@@ -20,7 +20,8 @@ from starting import ENV, FAILING, config, torchrun, words_of, worked
 from gruppo.methods import all_methods
 from gruppo.scale.channel import lost
 from gruppo.scale.config import ScaleConfig
-from gruppo.scale.launch import agreed
+from gruppo.scale.launch import _first_to_end, agreed
+from gruppo.scale.ranks import Lead
 from gruppo.train import trainer
 from gruppo.train.ranks import Ranks, local, whole
 
@@ -233,11 +234,55 @@ def test_ranks_that_are_not_there_are_refused(tmp_path: Path, monkeypatch: pytes
     assert agreed(config(tmp_path, "x", 1)).scale.ranks == 2
 
 
+class Told:
+    """In place of a channel and of the learner of the first rank: what was said, and done."""
+
+    ranks = Ranks()
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.done: list[Any] = []
+
+    def say(self, words: Any) -> None:
+        self.said.append(words)
+
+    def do(self, verb: str, *given: Any, **named: Any) -> None:
+        self.done.append((verb, given, named))
+
+
+def test_a_snapshot_that_nobody_holds_is_forgotten() -> None:
+    told: Any = Told()
+    lead = Lead(told, told)
+    first = lead.snapshot("policy")
+    second = lead.snapshot("policy")
+    del first
+    third = lead.snapshot("critic")
+    assert [given for _, given, _ in told.done] == [("policy", 0, [0]), ("policy", 1, [0, 1]), ("critic", 2, [1, 2])]
+    assert told.said == told.done  # the others do what the first one does
+    lead.restore("policy", second)
+    assert told.done[-1] == ("bring_back", ("policy", 1), {}) and third.number == 2
+
+
+def test_no_rank_gives_away_its_part_of_a_model() -> None:
+    with pytest.raises(AttributeError, match="`read` reads them"):
+        Lead(*[Told()] * 2).models  # type: ignore[arg-type] # noqa: B018
+
+
 def test_one_process_gathers_nothing() -> None:
     x = torch.ones(2)
     assert whole(x) is x and local(x) is x and Ranks().gathered(x) is x
     Ranks().put(x, torch.zeros(2))
     assert x.tolist() == [0.0, 0.0]
+
+
+class Ended:
+    def __init__(self, code: int | None) -> None:
+        self.poll = lambda: code
+
+
+@pytest.mark.parametrize(("codes", "blamed"), [([2, -9], 1), ([0, 0], 0), ([2, 0], 0), ([-9, 0], 0), ([None, 0, 1], 2)])
+def test_the_rank_that_died_is_blamed_and_not_the_first_that_noticed(codes: list[int | None], blamed: int) -> None:
+    assert _first_to_end([Ended(code) for code in codes]) == blamed
 
 
 def test_only_a_lost_rank_is_told_as_one() -> None:

@@ -82,8 +82,8 @@ def _free_port() -> int:
 def _first_to_end(ranks: Sequence[Any]) -> int:
     """Waits until the first rank has ended, or another one has ended badly."""
     while True:
-        for rank, process in enumerate(ranks):
-            code = process.poll()
+        for rank in reversed(range(len(ranks))):  # the first one last: it ends at once if another dies
+            code = ranks[rank].poll()
             if code is not None and (rank == 0 or code != 0):
                 return rank
         time.sleep(LOOK)

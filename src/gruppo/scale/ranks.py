@@ -14,7 +14,9 @@ import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -43,6 +45,8 @@ class Lead:
 
     def __init__(self, inner: "Member", channel: Channel) -> None:
         self.inner, self.channel = inner, channel
+        self._names: WeakSet[Snapshot] = WeakSet()
+        self._numbers = count()
 
     def begin(self, ctx: Context) -> None:
         told = {name: getattr(ctx, name) for name in SENT}
@@ -68,10 +72,11 @@ class Lead:
         self._all("refuse_broken")
 
     def snapshot(self, role: str) -> "Snapshot":
-        """A name for a copy that every rank keeps of its own part, until `close`."""
-        number = self.inner.snapshots
-        self._all("keep", role)
-        return Snapshot(number)
+        """A name for a copy that every rank keeps of its own part, as long as somebody holds the name."""
+        new = Snapshot(next(self._numbers))
+        self._names.add(new)
+        self._all("keep", role, new.number, sorted(name.number for name in self._names))
+        return new
 
     def restore(self, role: str, snapshot: "Snapshot") -> None:
         self._all("bring_back", role, snapshot.number)
@@ -149,8 +154,7 @@ class Member(Learner):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.kept: dict[int, Any] = {}
-        self.snapshots = 0
+        self.kept: dict[int, Any] = {}  # snapshots by number
 
     def do(self, verb: str, *given: Any, **named: Any) -> Any:
         """What the first rank said, from a state in which every weight is in parts."""
@@ -160,9 +164,9 @@ class Member(Learner):
     def begin_with(self, told: Mapping[str, Any], memory: Mapping[str, Any]) -> None:
         self.begin(Context(**told, memory=Memory(memory)))
 
-    def keep(self, role: str) -> None:
-        self.kept[self.snapshots] = self.snapshot(role)
-        self.snapshots += 1
+    def keep(self, role: str, number: int, named: Sequence[int]) -> None:
+        self.kept = {n: found for n, found in self.kept.items() if n in named}
+        self.kept[number] = self.snapshot(role)
 
     def bring_back(self, role: str, number: int) -> None:
         self.restore(role, self.kept[number])
