@@ -18,7 +18,7 @@ from gruppo.lab.tabular.probe import EveryGroup, Found, Probe
 from gruppo.lab.tabular.quick import Mixed, refuse_if_episodes
 from gruppo.lab.tabular.setup import Setup
 from gruppo.lab.tabular.tables import Tables
-from gruppo.stages import Memory, Method
+from gruppo.stages import Context, Memory, Method
 
 
 class Expected:
@@ -39,8 +39,8 @@ class Expected:
         except (Unlike, Mixed) as said:
             self.why = str(said)
 
-    def context(self, step: int):  # noqa: ANN201
-        return self.setup.context(step, self.memory, self.method)
+    def context(self, step: int) -> Context:
+        return self.setup.context(step, self.memory, self.tables.max_tokens)
 
     @property
     def theta(self) -> Tensor:

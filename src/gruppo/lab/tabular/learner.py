@@ -55,6 +55,7 @@ class TableLearner:
         self.ctx = Context()
         self.grad_PXJ = torch.zeros_like(theta)
         self.tally: dict[str, tuple[Tensor, float]] = {}
+        self.trail: list[Tensor] | None = None  # the gradients of a step, if they are wanted
 
     def begin(self, ctx: Context, rows: Tensor, asked_PX: Tensor, logs: bool = True) -> None:
         """A step of these parts, each with the prompts that it asks. Without `logs`, terms are not logged."""
@@ -144,6 +145,8 @@ class TableLearner:
     def apply(self, role: str, lr: float | None = None) -> None:
         """Clip the gradient of each part by its own norm, and step. A part whose gradient is not finite stays."""
         c, g = self.config, self._spread(self.grad_PXJ)
+        if self.trail is not None:
+            self.trail.append(g)
         norm_P = g.flatten(1).norm(dim=1)
         if self.logs:
             self._add("grad_norm", norm_P)
@@ -167,9 +170,7 @@ class TableLearner:
             self.theta[rows] += rate * self.ctx.prompts * g
             return
         every = len(rows) == len(self.theta)
-        m, v, n, theta = (
-            x if every else x[rows] for x in (self.first, self.second, self.count, self.theta)
-        )
+        m, v, n, theta = (x if every else x[rows] for x in (self.first, self.second, self.count, self.theta))
         m.lerp_(g, 1 - c.beta1)
         v.mul_(c.beta2).addcmul_(g, g, value=1 - c.beta2)
         n += 1

@@ -85,7 +85,7 @@ class Probe:
         learner.start = start
         samples = self.setup.samples
         frame = Frame(self.tables, seeds_P, asked_PX.shape[1], samples)
-        ctx = self.setup.context(step, self.memory, self.method)
+        ctx = self.setup.context(step, self.memory, self.tables.max_tokens)
         ctx.prompts = asked_PX.shape[1]
         learner.begin(ctx, torch.arange(len(theta)), asked_PX, logs=False)
         answer_E = learner.sampled(uniform("probe", step, frame.uid_E)) if answer_PXG is None else answer_PXG.flatten()

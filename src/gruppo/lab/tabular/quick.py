@@ -2,8 +2,8 @@
 
 Rooms that compare answers inside their group cannot tell whose group it is, so the steps of all seeds go through them
 as one batch. Whether that is so is not declared but tried: at steps 0, 1, 2, 4, 8, … one seed is stepped again alone,
-and its table must be the same. Where it is not (a room compares groups, or counts over the batch), every seed has
-batches of its own.
+and its gradients must be the same. Where they are not (a room compares groups, or counts over the batch), every seed
+has batches of its own.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from gruppo.stages.update import Passes
 from gruppo.stages.walk import Walk
 from gruppo.stages.writers import writers_of
 
-SAME = 1e-9  # of logits, after one step: sums in another order differ by less, and a room that mixes seeds by more
+SAME = 1e-9  # of a gradient, relative: sums in another order differ by less, and a room that mixes seeds by more
 
 
 def refuse_if_episodes(method: Method, ctx: Context) -> None:
@@ -65,7 +65,7 @@ class Quick:
         return self.learner.theta
 
     def context(self, step: int) -> Context:
-        return self.setup.context(step, self.memory, self.method)
+        return self.setup.context(step, self.memory, self.tables.max_tokens)
 
     def frame(self, rows: Tensor) -> Frame:
         key = tuple(rows.tolist()) if len(rows) < len(self.seeds) else ()
@@ -80,15 +80,16 @@ class Quick:
         if step & (step - 1):  # no power of two
             return self._of(step, self.every)
         row = step.bit_length() % len(self.seeds)
-        before = self.learner.saved(row)
+        before, self.learner.trail = self.learner.saved(row), []
         logged = self._of(step, self.every)
-        after = self.learner.saved(row)
+        among, after = [g[row] for g in self.learner.trail], self.learner.saved(row)
         self.learner.restore(row, before)
+        self.learner.trail = []
         self._of(step, self.alone[row])
-        apart = float((self.learner.theta[row] - after[0]).abs().max())
+        alone, self.learner.trail = [g[0] for g in self.learner.trail], None
         self.learner.restore(row, after)
-        if apart > SAME:
-            raise Mixed(f"at step {step} a seed alone comes out {apart:.1g} elsewhere than among the others")
+        if (apart := _apart(among, alone)) > SAME:
+            raise Mixed(f"at step {step} the gradient of a seed among others is {apart:.1g} apart from its own alone")
         return logged
 
     def _each(self, step: int) -> Mapping[str, Tensor]:
@@ -103,6 +104,16 @@ class Quick:
         batch = frame.batch(asked_PX, self.learner.sampled(uniform("answer", step, frame.uid_E)))
         self.method.update(ctx, self.learner, prepared(self.method, self.learner, ctx, batch))
         return self.learner.means()
+
+
+def _apart(among: list[Tensor], alone: list[Tensor]) -> float:
+    """The largest difference of two lists of gradients, relative to the largest number in them."""
+    if len(among) != len(alone):
+        return float("inf")
+    size = max((float(g.abs().max()) for g in (*among, *alone)), default=0.0)
+    gap = max((float((a - b).abs().max()) for a, b in zip(among, alone, strict=True)), default=0.0)
+    return gap / size if size else gap
+
 
 class Mixed(ValueError):
     """The rooms of the method mix what belongs to different seeds."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from gruppo.fields import Checked, setting
 from gruppo.lab.exact.world import MOST_PROMPTS, ExactWorld
-from gruppo.stages import Context, Memory, Method, Sampling
+from gruppo.stages import Context, Memory, Sampling
 from gruppo.stages.names import nearest
 from gruppo.train.config import RunConfig
 from gruppo.train.learner import OptimConfig
@@ -89,10 +89,10 @@ class Setup(Checked):
             "fewer, or a larger world."
         )
 
-    def context(self, step: int, memory: Memory, method: Method) -> Context:
+    def context(self, step: int, memory: Memory, max_tokens: int) -> Context:
         return Context(
             step=step, steps=self.steps, seed=self.seed, memory=memory, prompts=self.prompts, samples=self.samples,
-            sampling=Sampling(max_tokens=self.world.depth + 2),
+            sampling=Sampling(max_tokens=max_tokens),
         )  # fmt: skip
 
     def measured_at(self, step: int) -> bool:

@@ -38,6 +38,7 @@ class Tables:
         begins = [[(a + ".").startswith(b + c) for a in world.answers] for b, c in cells]
         passes = [[a.startswith(b) for a in world.answers] for b, _ in cells]
         self.begins_AJ, self.passes_AJ = (torch.tensor(x, dtype=torch.float64).T for x in (begins, passes))
+        self.max_tokens = deep + 1
         self.right_A, self.reward_QA = world.right_A, world.reward_QA
 
     @cached_property

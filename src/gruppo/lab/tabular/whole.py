@@ -4,7 +4,7 @@
 a table, and the engine samples from it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, pack
+from gruppo.engines.base import Completion, Request
 from gruppo.lab.exact.groups import Masses, Script, Unlike
 from gruppo.lab.exact.trial import ExactJudge
-from gruppo.lab.exact.world import ExactWorld, TableCritic, TablePolicy
+from gruppo.lab.exact.world import NEVER, ExactWorld, TableCritic, TablePolicy
 from gruppo.lab.tabular.setup import Setup
 from gruppo.lab.tabular.tables import Tables
 from gruppo.stages import Context, Memory, Method
@@ -45,6 +46,12 @@ class TableEngine(Script):
             self._made[temperature] = Masses(mass_QA, Paths(self.tables, log_p[0]))
         return self._made[temperature]
 
+    async def generate(
+        self, requests: Sequence[Request], remember: bool = False
+    ) -> AsyncIterator[tuple[int, Completion]]:
+        async for i, c in super().generate(requests, remember):
+            yield i, replace(c, version=np.full(len(c.ids), self.version, np.int32))
+
     def sync(self, version: int, weights: Mapping[str, Any]) -> None:
         self._made, self.version = {}, version
 
@@ -54,6 +61,14 @@ class TableEngine(Script):
 
     def context(self) -> int:
         return self.policy.context
+
+
+class WidePolicy(TablePolicy):
+    """The policy with a logit for every token that a text can have: those that no answer has are impossible."""
+
+    def rows(self) -> Tensor:
+        more = self.world.tokenizer.vocab - self.world.tokenizer.choices
+        return torch.nn.functional.pad(super().rows(), (0, more), value=NEVER)
 
 
 class Paths(Sequence[Tensor]):
@@ -87,7 +102,8 @@ class TableRun:
 
     def __init__(self, method: Method, setup: Setup, tables: Tables, world: ExactWorld, seed: int) -> None:
         given = {name: replace(role, start=role.start or "policy") for name, role in method.cast.items()}
-        self.method, self.setup, self.world, self.seed = method.but(cast=given), setup, world, seed
+        self.method, self.setup, self.tables = method.but(cast=given), setup, tables
+        self.world, self.seed = world, seed
         if several := [name for name, role in method.cast.items() if role.outputs > 1]:
             raise Unlike(f"its role {several[0]} has several outputs, and a table holds one value")
         self.models = self._models()
@@ -108,12 +124,12 @@ class TableRun:
             raise Unlike(found[0].removeprefix(f"{method.name}: ").rstrip("."))
 
     def _models(self) -> dict[str, Any]:
-        policy = TablePolicy(self.world, self.world.theta)
+        policy = WidePolicy(self.world, self.world.theta)
         models: dict[str, Any] = {"policy": policy}
         for name, role in self.method.cast.items():
             if name != "policy":
                 head = role.as_ == "head"
-                models[name] = TableCritic(self.world, None) if head else TablePolicy(self.world, self.world.theta)
+                models[name] = TableCritic(self.world, None) if head else WidePolicy(self.world, self.world.theta)
         return models
 
     def _tasks(self) -> Any:
@@ -126,7 +142,7 @@ class TableRun:
         return [self.world.with_recorded(q, p.tolist()) for q, p in enumerate(picks)]
 
     def context(self, step: int) -> Context:
-        ctx = self.setup.context(step, self.memory, self.method)
+        ctx = self.setup.context(step, self.memory, self.tables.max_tokens)
         ctx.seed, ctx.version, ctx.cast = self.seed, self.version, self.models
         ctx.engine, ctx.tokenizer = self.engine, self.world.tokenizer
         self.ctx = self.walk.opened(ctx, self.replay)
@@ -177,11 +193,15 @@ class Whole:
         self.runs = [TableRun(method, setup, tables, world, seed) for world, seed in pairs]
 
     def step(self, step: int) -> Mapping[str, Tensor]:
-        facts = [self.loop(train_step(run, step)).facts for run in self.runs]  # type: ignore[arg-type]
+        facts = self.loop(self._facts(step))
         return {
             name: torch.tensor([f.get(name, torch.nan) for f in facts], dtype=torch.float64)
             for name in dict.fromkeys(n for f in facts for n in f)
         }
+
+    async def _facts(self, step: int) -> list[Mapping[str, float]]:
+        """Only numbers leave the event loop, which writes out what a task returned at every change of a signal."""
+        return [(await train_step(run, step)).facts for run in self.runs]  # type: ignore[arg-type]
 
     @property
     def theta(self) -> Tensor:
