@@ -12,7 +12,7 @@
 docs/exact_world.md says how it is used.
 """
 
-from gruppo.lab.tabular.setup import Setup, World
+from gruppo.lab.tabular.setup import Setup, World, exact
 from gruppo.lab.tabular.train import Trained, train_exact
 
-__all__ = ["Setup", "Trained", "World", "train_exact"]
+__all__ = ["Setup", "Trained", "World", "exact", "train_exact"]

@@ -1,7 +1,7 @@
 """The exact world and its training, as settings."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from math import exp, log
 from typing import Any, Literal
 
 from gruppo.fields import Checked, setting
@@ -11,7 +11,7 @@ from gruppo.stages.names import nearest
 from gruppo.train.config import RunConfig
 from gruppo.train.learner import OptimConfig
 
-LETTERS = "abcdefghijklmnopqrstuvwxyzαβγδεζηθικλμνξοπρστυφχψωабвгдежзийклмнопрстуфхцчшщъыьэюя"
+LETTERS = "".join(map(chr, (*range(0x61, 0x7B), *range(0x3B1, 0x3C2), *range(0x430, 0x450))))  # a-z, α-ρ, а-я
 TASK = "gruppo.lab.tabular:exact"  # as the task of a claim
 
 
@@ -53,8 +53,6 @@ def _words(answers: int, depth: int) -> tuple[str, ...]:
 
 def _rates(prompts: int, low: float, high: float) -> tuple[float, ...]:
     """Evenly spaced in log-odds."""
-    from math import exp, log
-
     a, b = (log(p / (1 - p)) for p in (low, high))
     at = [a + (b - a) * (i / (prompts - 1) if prompts > 1 else 0.5) for i in range(prompts)]
     return tuple(1 / (1 + exp(-x)) for x in at)
@@ -98,3 +96,35 @@ class Setup(Checked):
     def measured_at(self, step: int) -> bool:
         """Whether the state after so many steps is measured."""
         return step in (0, self.steps) or bool(self.every and step % self.every == 0)
+
+
+def setup_of(config: RunConfig) -> Setup:
+    """The setup that a run's configuration describes: `task.options` are fields of the world, or of the setup."""
+    world, own = {f.name for f in fields(World)}, ("optimiser", "gradient", "noise")
+    for name in config.task.options:
+        if name not in {*world, *own}:
+            raise ValueError(
+                f"task.options.{name}: an exact world has no such option{nearest(name, {*world, *own})}. It has "
+                f"{', '.join((*sorted(world), *own))}."
+            )
+    plain = RunConfig()
+    for name in ("model", "engine", "sampling", "budget_tokens"):
+        if getattr(config, name) != getattr(plain, name):
+            raise ValueError(
+                f"{name} has no effect in an exact world: the policy is a table, sampled at temperature 1. Leave it "
+                "out."
+            )
+    options: dict[str, Any] = dict(config.task.options)
+    return Setup(
+        world=World(**{k: v for k, v in options.items() if k in world}),
+        steps=config.steps, prompts=config.prompts, samples=config.samples, optim=config.optim, every=config.eval.every,
+        **{k: v for k, v in options.items() if k in own},
+    )  # fmt: skip
+
+
+def exact(**options: Any) -> Any:
+    """The name of the exact world as a task. A claim may have it; `gruppo train` cannot."""
+    raise ValueError(
+        f"task={TASK} is a policy that is a table, so no model can be trained on it. Use gruppo lab METHOD --train "
+        '"steps=500", gruppo.lab.tabular.train_exact, or a claim with this task.'
+    )

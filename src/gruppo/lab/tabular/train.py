@@ -10,7 +10,6 @@ batches of its own, where rooms compare over the batch; or the training loop its
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -21,9 +20,9 @@ from torch import Tensor
 from gruppo.lab.exact.groups import Unlike
 from gruppo.lab.tabular.expected import Expected
 from gruppo.lab.tabular.measure import measured
-from gruppo.lab.tabular.probe import EveryGroup, Probe
+from gruppo.lab.tabular.probe import Probe
 from gruppo.lab.tabular.quick import Mixed, Quick
-from gruppo.lab.tabular.setup import Setup, World
+from gruppo.lab.tabular.setup import Setup
 from gruppo.lab.tabular.tables import Tables
 from gruppo.lab.tabular.whole import Whole
 from gruppo.methods import method as by_name
