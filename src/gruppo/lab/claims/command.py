@@ -36,12 +36,7 @@ def claims(args: argparse.Namespace) -> int:
     if args.runs_only and (args.runs_only < 0 or not (args.names or args.all)):
         raise ValueError(f"--runs-only {args.runs_only}: nothing would run. Name the claims, and give how many seeds.")
     if args.show and not args.json:
-        print(
-            "\n\n".join(
-                page.section(claim, board.load(folder, claim), board.pilots_of(folder, claim.name))
-                for claim in found.values()
-            )
-        )
+        print("\n\n".join(page.of(folder, claim) for claim in found.values()))
         return 0
     wrong = settle_all(found.values(), args) if (args.names or args.all) and not args.show else []
     rows = [row(folder, claim) for claim in found.values()]

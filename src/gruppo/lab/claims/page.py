@@ -31,16 +31,12 @@ def whole(folder: Path, claims: Mapping[str, Claim]) -> str:
         f"{_short(found[n]) or ('' if claims[n].ready else DRAFT)} |"
         for n in names
     ]
-    return (
-        "\n\n".join(
-            [
-                f"{counts}.",
-                "\n".join([head, *rows]),
-                *(section(claims[n], found[n], board.pilots_of(folder, n)) for n in names),
-            ]
-        )
-        + "\n"
-    )
+    return "\n\n".join([f"{counts}.", "\n".join([head, *rows]), *(of(folder, claims[n]) for n in names)]) + "\n"
+
+
+def of(folder: Path, claim: Claim) -> str:
+    """The section of a claim, with its result and its stored pilots."""
+    return section(claim, board.load(folder, claim), board.pilots_of(folder, claim.name))
 
 
 def section(claim: Claim, result: Mapping[str, Any] | None, stored: Sequence[Mapping[str, Any]] = ()) -> str:

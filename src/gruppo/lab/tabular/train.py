@@ -96,20 +96,20 @@ def train_exact(
 
 
 def changed(setup: Setup, changes: Mapping[str, Any]) -> Setup:
-    """The setup with changes, wherever in it their names are."""
-    parts = {"world": setup.world, "optim": setup.optim}
+    """The setup with changes: `steps`, or of what it holds `world.prompts`, in short `answers` or `lr`."""
+    held = {name: changes.get(name, getattr(setup, name)) for name in ("world", "optim")}
     own = {f.name for f in fields(setup)}
-    inner = {name: {f.name for f in fields(part)} - own for name, part in parts.items()}
+    where = {f"{name}.{f.name}": (name, f.name) for name, part in held.items() for f in fields(part)}
+    where |= {short: place for place in where.values() if (short := place[1]) not in own}
     for name in changes:
-        if name not in own.union(*inner.values()):
-            raise ValueError(
-                f"{name}: an exact world has no such setting{nearest(name, own.union(*inner.values()))}. To change "
-                "the prompts of the world, give world=World(prompts=…)."
-            )
+        if name not in {*own, *where}:
+            raise ValueError(f"{name}: an exact world has no such setting{nearest(name, {*own, *where})}.")
+    deep: dict[str, dict[str, Any]] = {name: {} for name in held}
+    for name, value in changes.items():
+        if name in where:
+            deep[where[name][0]][where[name][1]] = value
     mine = {k: v for k, v in changes.items() if k in own}
-    deep = {name: {k: v for k, v in changes.items() if k in known and k not in own} for name, known in inner.items()}
-    held = {name: mine.get(name, parts[name]) for name in parts}
-    return replace(setup, **mine | {name: replace(held[name], **deep[name]) for name in parts})
+    return replace(setup, **mine | {name: replace(part, **deep[name]) for name, part in held.items()})
 
 
 class _Training:
