@@ -39,6 +39,7 @@ measure = "last(held_out)"
 kind = "higher"
 size = 0.05
 """
+CONDITION = TOML[TOML.index("[[condition]]") :]
 PLACEBO = TOML.replace('entrant = "rloo"', 'entrant = "rloo"\nplacebo = "reinforce"') + 'against = "placebo"\n'
 
 
@@ -150,7 +151,7 @@ def test_gates_and_placebo_are_part_of_the_rule_and_older_rules_keep_theirs() ->
 
 
 def test_a_placebo_is_an_arm_and_the_method_must_beat_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "claims" / "b.toml").write_text(PLACEBO + TOML[TOML.index("[[condition]]") :])
+    (here / "claims" / "b.toml").write_text(PLACEBO + CONDITION)
     commit(here)
     asked = pretend(monkeypatch, drop=0.3)
     main(["claims", "b"])
