@@ -7,15 +7,23 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from gruppo.cli import main
+from gruppo.cli.overrides import apply
+from gruppo.data import pack, single_turn
 from gruppo.lab.claims import board, command, page
 from gruppo.lab.claims.claim import Claim, Condition, all_claims, read
 from gruppo.lab.claims.gates import NO_REGIME, Gate
 from gruppo.lab.claims.in_tables import in_exact_world
+from gruppo.lab.claims.placebo import RandomTokens
 from gruppo.lab.claims.sense import refuse_senseless
+from gruppo.lab.compare import command as compare
 from gruppo.lab.compare.compare import Result
+from gruppo.stages import Context, Stats
+from gruppo.train.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
 TOML = """
@@ -285,3 +293,25 @@ def test_what_has_no_effect_in_an_exact_world_is_refused(here: Path, capsys: Any
         assert said in capsys.readouterr().err
     assert main(["train", "task=gruppo.lab.tabular:exact"]) == 2
     assert "no model can be trained on it" in capsys.readouterr().err
+
+
+# ---- placebos
+
+
+def test_random_tokens_are_a_share_of_the_policys_and_the_same_again() -> None:
+    kind = "gruppo.lab.claims.placebo:RandomTokens"
+    [chosen] = parsed_method(f"grpo method.select+={kind} method.select.random_tokens.share=0.3").select
+    logp = np.full(500, -0.5, np.float32)
+    ids = np.arange(500) % 7
+    episodes = [single_turn(i, "t", "g", np.array([1, 5]), ids, logp, 0, reward={"task": float(i)}) for i in range(4)]
+    batch = pack(episodes)
+    keep_N, weight_N = chosen.tokens(Context(), batch, Stats())
+    assert abs(float(keep_N.double().mean()) - 0.3) < 0.04 and bool((weight_N == 1).all())
+    assert torch.equal(chosen.tokens(Context(), batch, Stats())[0], keep_N)
+    assert not torch.equal(chosen.tokens(Context(step=1), batch, Stats())[0], keep_N)
+    every_N, weight_N = RandomTokens(0.3, counted=True).tokens(Context(), batch, Stats())
+    assert bool(every_N.all()) and torch.equal(weight_N > 0, keep_N)
+
+
+def parsed_method(text: str) -> Any:
+    return apply(RunConfig(), list(compare.parsed(text).settings)).method

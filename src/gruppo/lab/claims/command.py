@@ -133,7 +133,8 @@ def pilot(claim: Claim, args: argparse.Namespace) -> None:
     chosen: dict[str, str] = {}
     stored: list[dict[str, Any]] = []
     print(f"\n[[pilot]]  # of {claim.name}, seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]}")
-    for arm, text in (("baseline", claim.baseline), ("entrant", claim.entrant)):
+    plain = {"baseline": claim.baseline, "entrant": claim.entrant, "placebo": claim.placebo}
+    for arm, text in ((arm, text) for arm, text in plain.items() if text):
         figures: dict[str, float] = {}
         for setting in claim.sweep or ("",):
             runs = runs_of(
@@ -155,7 +156,7 @@ def pilot(claim: Claim, args: argparse.Namespace) -> None:
         },
     )  # fmt: skip
     if claim.sweep:
-        print("[chosen]\n" + "\n".join(f'{arm} = "{setting}"' for arm, setting in chosen.items()))
+        print("[chosen]\n" + "\n".join(f'{arm} = "{chosen[arm]}"' for arm in ("baseline", "entrant")))
 
 
 def _has(results: Sequence[Any], text: str) -> bool:

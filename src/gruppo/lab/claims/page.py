@@ -9,6 +9,7 @@ from gruppo.lab.claims import board
 from gruppo.lab.claims.claim import Claim, Condition
 from gruppo.lab.claims.gates import NO_REGIME, gates_of
 
+ARMS = {"baseline": "Baseline", "entrant": "Method", "placebo": "Placebo"}
 DRAFT = "a draft: its settings are not chosen yet"
 ORDER = ("reproduced", "not reproduced", "inconclusive", NO_REGIME, "not run")
 KINDS = {
@@ -117,7 +118,7 @@ def _stored(pilot: Mapping[str, Any]) -> str:
         for arm in dict.fromkeys(r["arm"] for r in pilot["runs"])
     }
     return f"- {pilot['date']}, seeds {pilot['seeds'][0]} to {pilot['seeds'][-1]}. " + " ".join(
-        f"{'Method' if arm == 'entrant' else 'Baseline'}: {text}." for arm, text in by.items()
+        f"{ARMS[arm]}: {text}." for arm, text in by.items()
     )
 
 
