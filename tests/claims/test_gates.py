@@ -17,7 +17,7 @@ from gruppo.data import pack, single_turn
 from gruppo.lab.claims import board, command, page
 from gruppo.lab.claims.claim import Claim, Condition, all_claims, read
 from gruppo.lab.claims.gates import NO_REGIME, Gate
-from gruppo.lab.claims.in_tables import in_exact_world
+from gruppo.lab.claims.in_tables import exact_runs, in_exact_world
 from gruppo.lab.claims.placebo import RandomTokens
 from gruppo.lab.claims.sense import refuse_senseless
 from gruppo.lab.compare import command as compare
@@ -178,6 +178,7 @@ def test_a_placebo_is_an_arm_and_the_method_must_beat_it(here: Path, monkeypatch
 
 def test_pilots_are_stored_with_their_values_and_none_is_replaced(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, drop=0.3)
+    (here / "claims" / "b.toml").write_text(PLACEBO)
     for times in (1, 2):
         assert main(["claims", "b", "--pilot"]) == 0
         stored = board.pilots_of(here / "claims", "b")
@@ -185,6 +186,7 @@ def test_pilots_are_stored_with_their_values_and_none_is_replaced(here: Path, mo
     assert stored[0]["seeds"] == list(range(100, 105)) and stored[0]["settings"] == ["steps=2"]
     first = stored[0]["runs"][0]
     assert (first["arm"], first["text"]) == ("baseline", "grpo")
+    assert [r["arm"] for r in stored[0]["runs"]] == ["baseline", "entrant", "placebo"]
     assert set(first["values"]) == {"last(held_out)", "drop(held_out)", "mean(kept)"}
     assert first["values"]["drop(held_out)"] == pytest.approx([0.3] * 5)
     assert "Stored pilots" in page.of(here / "claims", read(here / "claims" / "b.toml"))
@@ -281,6 +283,17 @@ def test_a_claim_is_judged_in_an_exact_world(here: Path, capsys: Any) -> None:
     again = json.dumps(body["conditions"])
     (here / "claims" / "results" / "b.json").unlink()
     assert main(["claims", "b"]) == 0 and json.dumps(result(here)["conditions"]) == again
+
+
+def test_noise_beyond_all_bounds_stays_so(here: Path) -> None:
+    """Where one draw leaves no signal the noise is infinite, in the runs that are read again, too."""
+    (here / "claims" / "b.toml").write_text(EXACT.replace("task.options.noise=4", "task.options.noise=2"))
+    claim = read(here / "claims" / "b.toml")
+    arms = {"baseline": compare.parsed("dr_grpo")}
+    once, again = (exact_runs(claim, arms, range(6), here / "runs", quiet=True) for _ in range(2))
+    noise = [row["noise"] for r in once["baseline"] for row in r.rows]
+    assert math.inf in noise and len(noise) == 6 * 4
+    assert [r.rows for r in again["baseline"]] == [r.rows for r in once["baseline"]]
 
 
 def test_what_has_no_effect_in_an_exact_world_is_refused(here: Path, capsys: Any) -> None:

@@ -210,6 +210,17 @@ def test_the_expected_gradient_climbs_and_is_the_same_by_draw() -> None:
     assert "remembers" in other.why and bool((other.of("reward")[-1] > other.of("reward")[0]).all())
 
 
+def test_noise_along_the_expected_gradient_is_exact() -> None:
+    """At the start it is that of all groups, whatever the number of draws that is asked for."""
+    setup = Setup(World(prompts=2, answers=3, right=1), steps=1, prompts=1, samples=2, gradient="expected", noise=1)
+    done = train_exact("grpo", setup, seeds=[4])
+    tables, first = Tables(setup.world.of(4)), Tables(setup.world.of(4)).start([setup.world.of(4)])[0]
+    found = EveryGroup(Probe(method("grpo"), setup, tables, together=True), 1).found(first, first, 0)
+    assert done.of("noise")[0, 0] == pytest.approx(found.noise(2), rel=1e-12)
+    assert done.of("falls")[0, 0] == pytest.approx(found.falls(tables, first), rel=1e-12)
+    assert "noise" not in train_exact("reinforce", setup, seeds=1).columns  # added up by the laboratory
+
+
 def test_the_true_gradient_is_followed_by_an_unbiased_method() -> None:
     """One expected step of rloo by sgd is lr · prompts · ∇J, with ∇J from the measured reward itself."""
     setup = Setup(World(prompts=2, answers=3, right=1), steps=1, prompts=1, samples=2, gradient="expected", every=0)

@@ -13,7 +13,6 @@ from gruppo.lab.compare.compare import Result
 from gruppo.lab.tabular import train_exact
 from gruppo.lab.tabular.setup import TASK, setup_of
 from gruppo.train.config import RunConfig
-from gruppo.train.folder import finite
 
 
 def in_exact_world(claim: Claim) -> bool:
@@ -39,7 +38,8 @@ def _arm(claim: Claim, entrant: Any, seeds: list[int], folder: Path, quiet: bool
         body = {"typed": typed, "how": done.how, "why": done.why, "seconds": done.seconds}
         body |= {"rows": {str(s): done.rows(s) for s in seeds}}
         folder.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".draft").write_text(json.dumps(finite(body)), encoding="utf-8")
+        # As Python writes it, with Infinity: a noise without bound is no missing value.
+        path.with_suffix(".draft").write_text(json.dumps(body), encoding="utf-8")
         os.replace(path.with_suffix(".draft"), path)
     body = json.loads(path.read_text(encoding="utf-8"))
     each = body["seconds"] / len(seeds)

@@ -1,6 +1,6 @@
 """Placebos: what a method does, without its idea. They are occupants for the third arm of a claim.
 
-    placebo = "dapo method.select+=gruppo.lab.claims.placebo:RandomTokens method.select.random_tokens.share=0.95"
+placebo = "dapo method.select+=gruppo.lab.claims.placebo:RandomTokens method.select.random_tokens.share=0.95"
 """
 
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ from torch import Tensor
 from gruppo.lab.exact.groups import Unlike
 from gruppo.lab.tabular.expected import Expected
 from gruppo.lab.tabular.measure import measured
-from gruppo.lab.tabular.probe import Probe
+from gruppo.lab.tabular.probe import Found, Probe
 from gruppo.lab.tabular.quick import Mixed, Quick
 from gruppo.lab.tabular.setup import Setup
 from gruppo.lab.tabular.tables import Tables
@@ -119,7 +119,7 @@ class _Training:
         self.tables = Tables(self.worlds[0])
         self.start = self.tables.start(self.worlds)
         self.rows: list[dict[str, Tensor]] = []
-        self.probe: Probe | None = None
+        self.found: Callable[[Tensor, int, int], Found] | None = None  # draws at the policy of a seed
 
     def trained(self) -> Trained:
         begun = time.process_time()
@@ -137,23 +137,23 @@ class _Training:
         """In one batch if that is right, else in another way."""
         if self.setup.gradient == "expected":
             runner = Expected(self.method, self.setup, self.tables, self.worlds, self.start)
-            self.probe = runner.probe
+            self.found = None if runner.why else lambda theta, i, step: runner.every.found(theta, self.start[i], step)
             return "expected", runner.why, self._steps(runner)
         seeds = torch.tensor(self.seeds)
         why = ""
         try:
             quick = Quick(self.method, self.setup, self.tables, self.start, seeds)
-            self.probe = Probe(self.method, self.setup, self.tables, together=True)
+            self.found = self._draws(together=True)
             try:
                 return "together", why, self._steps(quick)
             except Mixed as said:
                 why = str(said)
             quick = Quick(self.method, self.setup, self.tables, self.start, seeds)
             quick.together = False
-            self.probe = Probe(self.method, self.setup, self.tables, together=False)
+            self.found = self._draws(together=False)
             return "apart", why, self._steps(quick)
         except Unlike as said:
-            why, self.probe = str(said), None
+            why, self.found = str(said), None
         whole = Whole(self.method, self.setup, self.tables, self.worlds, seeds)
         try:
             return "loop", why, self._steps(whole)
@@ -171,12 +171,13 @@ class _Training:
 
     def _measured(self, theta: Tensor, step: int) -> dict[str, Tensor]:
         out = measured(self.tables, theta, self.start)
-        if not self.setup.noise or self.probe is None:
+        if not self.setup.noise or self.found is None:
             return out
-        found = [self._probed(theta[i], i, step) for i in range(len(self.seeds))]
-        return out | {k: torch.tensor([f[k] for f in found], dtype=torch.float64) for k in found[0]}
+        found = [self.found(theta[i], i, step) for i in range(len(self.seeds))]
+        noise = [f.noise(self.tables.prompts) for f in found]
+        falls = [f.falls(self.tables, theta[i]) for i, f in enumerate(found)]
+        return out | {k: torch.tensor(x, dtype=torch.float64) for k, x in (("noise", noise), ("falls", falls))}
 
-    def _probed(self, theta_QJ: Tensor, i: int, step: int) -> dict[str, float]:
-        assert self.probe is not None
-        found = self.probe.sampled(theta_QJ, self.start[i], self.seeds[i], self.setup.noise, step)
-        return {"noise": found.noise(self.tables.prompts), "falls": found.falls(self.tables, theta_QJ)}
+    def _draws(self, together: bool) -> Callable[[Tensor, int, int], Found]:
+        probe = Probe(self.method, self.setup, self.tables, together)
+        return lambda theta, i, step: probe.sampled(theta, self.start[i], self.seeds[i], self.setup.noise, step)
