@@ -100,7 +100,7 @@ def _short(result: Mapping[str, Any] | None) -> str:
 
 
 def _figures(c: Mapping[str, Any]) -> str:
-    said = f"- `{c['measure']}`: baseline {_mean(c['baseline'])}, method {_mean(c['entrant'])}; "
+    said = f"- `{c['measure']}`: {c.get('against', 'baseline')} {_mean(c['baseline'])}, method {_mean(c['entrant'])}; "
     if c["mean"] is None:
         return said + f"{c['how']}: **{c['holds']}**"
     of = "log ratio" if c["of"] == "ratio" else "value" if c["kind"] == "at_most" else "difference"
