@@ -21,6 +21,7 @@ from gruppo.lab.tabular.tables import Tables
 from gruppo.methods import method
 from gruppo.stages import Context, Memory, need
 from gruppo.stages.credit import GroupNormalised
+from gruppo.stages.curriculum import Uniform
 from gruppo.train.forward import serve
 from gruppo.train.learner import Learner, OptimConfig
 
@@ -199,6 +200,22 @@ def test_a_room_that_mixes_seeds_is_noticed_and_each_seed_trained_alone() -> Non
     assert among.how == "apart" and "at step 4" in among.why
     assert torch.allclose(among.theta[1], alone.theta[0], atol=1e-12)
     assert train_exact("bnpo", setup, seeds=2).how == "apart"  # one divisor for the batch
+
+
+def test_the_loop_and_the_quick_way_agree_on_what_an_sgd_step_is() -> None:
+    """The same gradient on average: one step of many answers to all prompts, in both ways, from the same table."""
+    setup = Setup(World(prompts=2, answers=3, right=1), steps=1, prompts=2, samples=400, optimiser="sgd", every=0)
+    plain, loop = method("rloo"), method("rloo").but(curriculum=Mine())
+    quick, slow = (train_exact(m, setup, seeds=1, lr=1.0, clip_norm=float("inf")) for m in (plain, loop))
+    assert (quick.how, slow.how) == ("together", "loop")
+    start = Tables(setup.world.of(0)).start([setup.world.of(0)])
+    one, two = quick.theta - start, slow.theta - start
+    assert float((one - two).norm()) < 0.25 * float(one.norm()) and float(one.norm()) > 0.05
+
+
+@dataclass(frozen=True)
+class Mine(Uniform):
+    """A curriculum of one's own, which asks as usual."""
 
 
 def test_the_expected_gradient_climbs_and_is_the_same_by_draw() -> None:

@@ -112,9 +112,8 @@ class TableRun:
         self.engine = TableEngine(world, tables, self.models["policy"], self)
         self.learner = Learner(self.method, self.models, setup.optim, say=lambda said: None)
         if setup.optimiser == "sgd":
-            self.learner.optimisers = {
-                r: Sgd([p for p in self.models[r].parameters()], setup.prompts) for r in self.learner.trained
-            }
+            for role in self.learner.trained:
+                self.learner.optimisers[role] = Sgd(self.models[role].parameters(), setup.prompts)
         self.clock = self.learner.clock
         self.walk = Walk(
             self.method, self.learner.read, self._tasks(), ExactJudge(world), self.packed, current=self.current
