@@ -86,7 +86,7 @@ def test_draws_are_all_draws(prompts: int, samples: int) -> None:
     [
         ({"rates": (0.5, 1.0)}, "between 0 and 1"),
         ({"rates": ()}, "between 0 and 1"),
-        ({"rates": (0.5,) * 27}, "Give fewer"),
+        ({"rates": (0.5,) * 257}, "Give fewer"),
         ({"right": ("z",)}, "some of the answers"),
         ({"right": ()}, "some of the answers"),
         ({"answers": ("a",), "right": ("a",)}, "not all"),

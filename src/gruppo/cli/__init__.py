@@ -15,7 +15,7 @@ from gruppo import __version__
 ALL_SETTINGS = "All settings with their defaults: gruppo train --dry-run, or docs/configuration.md."
 SETTINGS = ("method", "task", "model", "steps", "prompts", "samples", "seed", "threads", "lr", "optim", "eval", "save")
 SETTING = re.compile(r"[A-Za-z_][\w.]*(\+|-)?=")
-TEXTS = ("--contains", "--task")  # what follows may look like a setting, and is none
+TEXTS = ("--contains", "--task", "--train")  # what follows may look like a setting, and is none
 ELSEWHERE = {  # commands that are not in gruppo.cli.commands
     "eval": "gruppo.cli.evaluate",
     "runs": "gruppo.cli.runs",
@@ -190,6 +190,9 @@ def _lab(command: argparse.ArgumentParser) -> None:
     command.add_argument("--warm", type=int, default=8, help="earlier steps that memory has observed (default 8)")
     command.add_argument("--seed", type=int, default=0, help="of the answers' probabilities, the drift and the memory")
     command.add_argument("--plot", metavar="FILE", help="write a figure, .png or .svg")
+    command.add_argument(
+        "--train", metavar="SETTINGS", help='train tables in an exact world: "steps=500 seeds=20" (docs/exact_world.md)'
+    )
     _json(command)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gruppo.lab.claims.claim import Claim
+from gruppo.lab.claims.gates import NO_REGIME, recomputed
 from gruppo.lab.claims.verdict import Judged, of_values, together
 from gruppo.lab.compare.compare import Result
 from gruppo.train.estimates import mean_interval
@@ -43,11 +44,19 @@ def load(folder: Path, claim: Claim) -> dict[str, Any] | None:
             f"{path} was judged by the rule {found['rule']}, and {claim.name}.toml now says {claim.rule}: a rule is "
             "fixed before its runs. Take the change back; or, for a new claim, delete the result and say in `note` why."
         )
-    now = [of_values(c, *v).holds for c, v in zip(claim.conditions, values, strict=False)]
-    if (found["verdict"], written) != (together(now), now) or len(now) < len(claim.conditions):
+    opened = recomputed(claim, found.get("gates", []))
+    if opened is None or opened != [g["holds"] for g in found.get("gates", [])]:
+        raise ValueError(
+            f"{path}: its gates are not those of the rule, or do not follow from their own values. It was changed by "
+            "hand: take it back from git, or delete it."
+        )
+    wanted = claim.conditions if all(opened) else ()
+    now = [of_values(c, *v).holds for c, v in zip(wanted, values, strict=False)]
+    outcome = together(now) if all(opened) else NO_REGIME
+    if (found["verdict"], written) != (outcome, now) or len(now) < len(wanted):
         raise ValueError(
             f"{path} says {found['verdict']!r} ({', '.join(written)}); by its own values and the rule it is "
-            f"{together(now)!r} ({', '.join(now)}). It was changed by hand: take it back from git, or delete it."
+            f"{outcome!r} ({', '.join(now)}). It was changed by hand: take it back from git, or delete it."
         )
     return found
 
@@ -67,14 +76,19 @@ def committed(path: Path) -> str:
         ) from None
     if here not in there.split():
         raise ValueError(
-            f"{path} is not committed as it is: a rule is fixed before the seeds 0 to 9 are run. Commit it first; try "
-            "things out with --pilot, which takes other seeds."
+            f"{path} is not committed as it is: a rule is fixed before the seeds from 0 on are run. Commit it first; "
+            "try things out with --pilot, which takes other seeds."
         )
     return commit
 
 
 def result(
-    claim: Claim, outcome: str, judged: Sequence[Judged], runs: Mapping[str, Sequence[Result]], commit: str
+    claim: Claim,
+    outcome: str,
+    judged: Sequence[Judged],
+    runs: Mapping[str, Sequence[Result]],
+    commit: str,
+    gates: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The result file: everything that a reader needs to check the verdict."""
     every = [r for results in runs.values() for r in results]
@@ -84,10 +98,11 @@ def result(
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
         "verdict": outcome,
-        "seeds": [r.seed for r in runs["baseline"]],
+        "seeds": [r.seed for r in runs.get("baseline", ())],
         "arms": claim.arms,
         "settings": list(claim.settings),
         "conditions": [asdict(j.condition) | {k: v for k, v in asdict(j).items() if k != "condition"} for j in judged],
+        **({"gates": list(gates)} if gates else {}),
         "seconds": sum(r.seconds for r in every),
         "cores": os.cpu_count(),
         "curves": {arm: _curves(results) for arm, results in runs.items()},
@@ -112,7 +127,22 @@ def _curves(results: Sequence[Result]) -> dict[str, dict[str, list[float]]]:
 
 
 def write(folder: Path, body: Mapping[str, Any]) -> Path:
-    path = path_of(folder, body["claim"])
+    return _written(path_of(folder, body["claim"]), body)
+
+
+def pilots_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The pilot runs of a claim that are stored, the oldest first."""
+    path = folder / "pilots" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["pilots"] if path.is_file() else []
+
+
+def keep_pilot(folder: Path, name: str, made: Mapping[str, Any]) -> Path:
+    """Store a pilot with its values, after those that are there: none is ever replaced."""
+    body = {"claim": name, "pilots": [*pilots_of(folder, name), dict(made)]}
+    return _written(folder / "pilots" / f"{name}.json", body)
+
+
+def _written(path: Path, body: Mapping[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(finite(dict(body)), indent=1) + "\n", encoding="utf-8")

@@ -8,14 +8,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from gruppo.lab.claims.gates import Gate
 from gruppo.lab.claims.measures import measure
+from gruppo.lab.claims.sense import refuse_senseless
 from gruppo.stages.names import nearest
 
 Kind = Literal["higher", "lower", "not_worse", "at_most"]
 KINDS = ("higher", "lower", "not_worse", "at_most")
 PILOT_SEEDS = range(100, 105)
-SEEDS, MORE_SEEDS = range(10), range(20)  # the second only if the first leave it open
+SEEDS = 10  # of a verdict, from 0 on; twice as many if these leave it open
 RULE = ("method", "claim", "settings", "baseline", "entrant", "conditions", "chosen")
+LATER = {"gates": (), "mechanisms": (), "placebo": "", "seeds": SEEDS}  # part of a rule where a file has them
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,16 @@ class Condition:
     size: float
     of: Literal["difference", "ratio"] = "difference"
     better: Literal["higher", "lower"] = "higher"
+    against: Literal["baseline", "placebo"] = "baseline"  # what the entrant is compared with
 
     def __post_init__(self) -> None:
         measure(self.measure)
-        for name, known in (("kind", KINDS), ("of", ("difference", "ratio")), ("better", ("higher", "lower"))):
+        for name, known in (
+            ("kind", KINDS),
+            ("of", ("difference", "ratio")),
+            ("better", ("higher", "lower")),
+            ("against", ("baseline", "placebo")),
+        ):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} {value!r}{nearest(str(value), known)}: use one of {', '.join(known)}.")
         if not self.size >= 0 or (self.kind == "not_worse" and self.size == 0):
@@ -61,17 +70,28 @@ class Claim:
     chosen: Mapping[str, str] = field(default_factory=dict[str, str])
     pilots: tuple[Mapping[str, Any], ...] = ()
     note: str = ""
+    gates: tuple[Gate, ...] = ()  # of the baseline on pilot seeds: it has the disease
+    mechanisms: tuple[Gate, ...] = ()  # of the entrant on pilot seeds: its lever moves
+    placebo: str = ""  # a third arm, which does what the method does without its idea
+    seeds: int = SEEDS
 
     @property
     def arms(self) -> dict[str, str]:
-        """The command line of baseline and entrant, with the settings that the sweep chose."""
+        """The command line of each arm, with the settings that the sweep chose; the placebo has the entrant's."""
         plain = {"baseline": self.baseline, "entrant": self.entrant}
-        return {arm: f"{text} {self.chosen.get(arm, '')}".strip() for arm, text in plain.items()}
+        plain |= {"placebo": self.placebo} if self.placebo else {}
+        chosen = {"placebo": self.chosen.get("entrant", ""), **self.chosen}
+        return {arm: f"{text} {chosen.get(arm, '')}".strip() for arm, text in plain.items()}
 
     @property
     def rule(self) -> str:
         """A hash of everything that decides: results are valid for this rule only."""
-        body = {k: v for k, v in asdict(self).items() if k in RULE}
+        every = asdict(self)
+        body = {k: every[k] for k in every if k in RULE}
+        body |= {k: every[k] for k, plain in LATER.items() if every[k] != plain}
+        for c in body["conditions"]:  # rules that are older than placebos keep their hash
+            if c["against"] == "baseline":
+                del c["against"]
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -84,6 +104,8 @@ def read(path: Path) -> Claim:
     try:
         body = tomllib.loads(path.read_text(encoding="utf-8"))
         body["conditions"] = tuple(_made(Condition, c) for c in body.pop("condition", []))
+        for name, table in (("gates", "gate"), ("mechanisms", "mechanism")):
+            body[name] = tuple(_made(Gate, g) for g in body.pop(table, []))
         for name in ("settings", "sweep"):
             if isinstance(body.get(name), str):
                 raise ValueError(
@@ -94,12 +116,24 @@ def read(path: Path) -> Claim:
         claim = _made(Claim, {"name": path.stem, "method": path.stem, **body})
     except (tomllib.TOMLDecodeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
+    judged = path.parent / "results" / f"{path.stem}.json"
+    try:
+        _refuse_wrong(claim)
+        if not judged.is_file():  # what is judged stays as it is
+            refuse_senseless(claim)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return claim
+
+
+def _refuse_wrong(claim: Claim) -> None:
+    if not 2 <= claim.seeds <= PILOT_SEEDS[0] // 2:
+        raise ValueError(f"seeds = {claim.seeds}: twice as many would reach those of pilots. Use 2 to 50.")
     if not claim.conditions:
-        raise ValueError(f"{path}: no [[condition]], so nothing could be judged. Give at least one.")
+        raise ValueError("no [[condition]], so nothing could be judged. Give at least one.")
     for arm in claim.chosen:
         if arm not in claim.arms:
-            raise ValueError(f"{path}: [chosen] for {arm!r}{nearest(arm, claim.arms)}, and no arm has that name.")
-    return claim
+            raise ValueError(f"[chosen] for {arm!r}{nearest(arm, claim.arms)}, and no arm has that name.")
 
 
 def _made(kind: Any, body: Mapping[str, Any]) -> Any:

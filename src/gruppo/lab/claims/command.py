@@ -2,13 +2,16 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gruppo.cli.commands import print_json
 from gruppo.lab.claims import board, page
-from gruppo.lab.claims.claim import MORE_SEEDS, PILOT_SEEDS, SEEDS, SHIPPED, Claim, board_folder, chosen_claims
+from gruppo.lab.claims.claim import PILOT_SEEDS, SHIPPED, Claim, board_folder, chosen_claims
+from gruppo.lab.claims.gates import ARM, NO_REGIME, gates_of, passed
+from gruppo.lab.claims.in_tables import exact_runs, in_exact_world
 from gruppo.lab.claims.measures import measure
 from gruppo.lab.claims.verdict import verdict
 from gruppo.lab.compare import command as compare
@@ -33,7 +36,7 @@ def claims(args: argparse.Namespace) -> int:
     if args.runs_only and (args.runs_only < 0 or not (args.names or args.all)):
         raise ValueError(f"--runs-only {args.runs_only}: nothing would run. Name the claims, and give how many seeds.")
     if args.show and not args.json:
-        print("\n\n".join(page.section(claim, board.load(folder, claim)) for claim in found.values()))
+        print("\n\n".join(page.of(folder, claim) for claim in found.values()))
         return 0
     wrong = settle_all(found.values(), args) if (args.names or args.all) and not args.show else []
     rows = [row(folder, claim) for claim in found.values()]
@@ -70,6 +73,8 @@ def runs_of(claim: Claim, arms: dict[str, str], seeds: Sequence[int], args: argp
     """{arm: results, one per seed}; finished runs are not repeated."""
     entrants = {arm: compare.parsed(text) for arm, text in arms.items()}
     compare.refuse_twins(list(entrants.values()))
+    if in_exact_world(claim):
+        return exact_runs(claim, entrants, seeds, Path(args.runs) / f"{claim.name}-{name}", quiet=args.json)
     asked = argparse.Namespace(config=None, json=args.json, jobs=args.jobs, settings=[], resume=None)
     where = (f"save.folder={args.runs}", f"save.name={claim.name}-{name}")
     settings = [*LEAN, *claim.settings, *where]
@@ -103,32 +108,63 @@ def settle(claim: Claim, args: argparse.Namespace) -> None:
         runs_of(claim, claim.arms, range(args.runs_only), args, "verdict")
         return
     commit = board.committed(folder / f"{claim.name}.toml")
-    for seeds in (SEEDS, MORE_SEEDS):
+    gates = gated(claim, args)
+    if not all(g["holds"] for g in gates):
+        board.write(folder, board.result(claim, NO_REGIME, [], {}, commit, gates))
+        return
+    for seeds in (range(claim.seeds), range(2 * claim.seeds)):
         runs = runs_of(claim, claim.arms, seeds, args, "verdict")
         outcome, judged = verdict(claim, {arm: [r.rows for r in results] for arm, results in runs.items()})
         if outcome != "inconclusive":
             break
-    board.write(folder, board.result(claim, outcome, judged, runs, commit))
+    board.write(folder, board.result(claim, outcome, judged, runs, commit, gates))
+
+
+def gated(claim: Claim, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The gates of a claim with their values on pilot seeds."""
+    arms = {ARM[what]: claim.arms[ARM[what]] for what, _ in gates_of(claim)}
+    return passed(claim, {arm: runs_of(claim, {arm: arms[arm]}, PILOT_SEEDS, args, f"gate-{arm}")[arm] for arm in arms})
 
 
 def pilot(claim: Claim, args: argparse.Namespace) -> None:
     """The same small sweep for both arms, on pilot seeds; prints what to write to the file."""
-    by = measure(claim.sweep_by or claim.conditions[0].measure)
+    decides = claim.sweep_by or claim.conditions[0].measure
+    every = dict.fromkeys([decides, *(c.measure for c in claim.conditions), *(g.measure for _, g in gates_of(claim))])
     chosen: dict[str, str] = {}
+    stored: list[dict[str, Any]] = []
     print(f"\n[[pilot]]  # of {claim.name}, seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]}")
-    for arm, text in (("baseline", claim.baseline), ("entrant", claim.entrant)):
+    plain = {"baseline": claim.baseline, "entrant": claim.entrant, "placebo": claim.placebo}
+    for arm, text in ((arm, text) for arm, text in plain.items() if text):
         figures: dict[str, float] = {}
         for setting in claim.sweep or ("",):
             runs = runs_of(
                 claim, {"one": f"{text} {setting}".strip()}, PILOT_SEEDS, args, f"pilot-{arm}-{_slug(setting)}"
             )
-            values = [by(r.rows) for r in runs["one"]]
+            found = {m: [measure(m)(r.rows) for r in runs["one"]] for m in every if _has(runs["one"], m)}
+            stored.append({"arm": arm, "text": text, "setting": setting, "values": found})
+            values = found[decides]
             figures[setting] = sum(values) / len(values)
             print(f"{arm}{' ' + setting if setting else ''}: {figures[setting]:.4f}  {[round(v, 4) for v in values]}")
         lower = claim.conditions[0].kind in ("lower", "at_most") and not claim.sweep_by
         chosen[arm] = (min if lower else max)(figures, key=lambda s: figures[s])
+    board.keep_pilot(
+        Path(args.folder),
+        claim.name,
+        {
+            "date": time.strftime("%Y-%m-%d"), "seeds": list(PILOT_SEEDS), "settings": list(claim.settings),
+            "decided_by": decides, "runs": stored, "chosen": chosen if claim.sweep else {},
+        },
+    )  # fmt: skip
     if claim.sweep:
-        print("[chosen]\n" + "\n".join(f'{arm} = "{setting}"' for arm, setting in chosen.items()))
+        print("[chosen]\n" + "\n".join(f'{arm} = "{chosen[arm]}"' for arm in ("baseline", "entrant")))
+
+
+def _has(results: Sequence[Any], text: str) -> bool:
+    """Whether every run of an arm has a value: the lever of a method is no metric of another."""
+    try:
+        return all(measure(text)(r.rows) == measure(text)(r.rows) for r in results)
+    except ValueError:
+        return False
 
 
 def _slug(setting: str) -> str:
@@ -147,12 +183,14 @@ def row(folder: Path, claim: Claim) -> dict[str, Any]:
         "ready": claim.ready,
         "seeds": len(found["seeds"]) if found else 0,
         "conditions": found["conditions"] if found else [],
+        "gates": found.get("gates", []) if found else [],
     }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        f"{r['name']:18} {r['verdict']:15} {_figures(r['conditions']) or ('' if r['ready'] else page.DRAFT)}\n"
+        f"{r['name']:18} {r['verdict']:15} "
+        f"{_figures(r['conditions']) or _gate_figures(r['gates']) or ('' if r['ready'] else page.DRAFT)}\n"
         f"{'':18} {r['claim']}"
         for r in rows
     ]
@@ -165,6 +203,10 @@ def _figures(conditions: Sequence[dict[str, Any]]) -> str:
     return "; ".join(
         f"{c['measure']} {_mean(c['baseline'])} → {_mean(c['entrant'])} ({c['holds']})" for c in conditions
     )
+
+
+def _gate_figures(gates: Sequence[dict[str, Any]]) -> str:
+    return "; ".join(f"{g['arm']} {g['measure']} {_mean(g['values'])} ({g['kind']} {g['size']:g})" for g in gates)
 
 
 def _mean(values: Sequence[float | None]) -> str:

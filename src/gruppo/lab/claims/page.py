@@ -7,9 +7,11 @@ from typing import Any
 
 from gruppo.lab.claims import board
 from gruppo.lab.claims.claim import Claim, Condition
+from gruppo.lab.claims.gates import NO_REGIME, gates_of
 
+ARMS = {"baseline": "Baseline", "entrant": "Method", "placebo": "Placebo"}
 DRAFT = "a draft: its settings are not chosen yet"
-ORDER = ("reproduced", "not reproduced", "inconclusive", "not run")
+ORDER = ("reproduced", "not reproduced", "inconclusive", NO_REGIME, "not run")
 KINDS = {
     "higher": "{measure}, {entrant} minus {baseline}, is at least {size}, and its interval is above 0",
     "lower": "{measure}, {baseline} minus {entrant}, is at least {size}, and its interval is above 0",
@@ -30,18 +32,32 @@ def whole(folder: Path, claims: Mapping[str, Claim]) -> str:
         f"{_short(found[n]) or ('' if claims[n].ready else DRAFT)} |"
         for n in names
     ]
-    return "\n\n".join([f"{counts}.", "\n".join([head, *rows]), *(section(claims[n], found[n]) for n in names)]) + "\n"
+    return "\n\n".join([f"{counts}.", "\n".join([head, *rows]), *(of(folder, claims[n]) for n in names)]) + "\n"
 
 
-def section(claim: Claim, result: Mapping[str, Any] | None) -> str:
+def of(folder: Path, claim: Claim) -> str:
+    """The section of a claim, with its result and its stored pilots."""
+    return section(claim, board.load(folder, claim), board.pilots_of(folder, claim.name))
+
+
+def section(claim: Claim, result: Mapping[str, Any] | None, stored: Sequence[Mapping[str, Any]] = ()) -> str:
     arms = claim.arms
     parts = [
         f"## {claim.name}",
         claim.claim,
         f"Baseline `{arms['baseline']}`, method `{arms['entrant']}`; both with `{' '.join(claim.settings)}`.",
-        "Counts as reproduced when\n\n" + "\n".join(f"- {in_words(c, 'method', 'baseline')}" for c in claim.conditions),
+        "Counts as reproduced when\n\n" + "\n".join(f"- {in_words(c, 'method', c.against)}" for c in claim.conditions),
     ]
-    if result:
+    if claim.placebo:
+        parts[2] += f" Placebo `{arms['placebo']}`."
+    if gates_of(claim):
+        parts.append(_gates(claim, result))
+    if result and result["verdict"] == NO_REGIME:
+        parts.append(
+            f"**No regime found** ({result['date']}, rule {result['rule']} of commit {result['commit'][:10]}): a gate "
+            "did not hold, so the seeds of the verdict were not run."
+        )
+    elif result:
         parts.append(
             f"**{result['verdict'][0].upper()}{result['verdict'][1:]}**: {len(result['seeds'])} seeds, "
             f"{result['date']}, rule {result['rule']} of commit {result['commit'][:10]}, {result['seconds']:.0f} "
@@ -52,9 +68,23 @@ def section(claim: Claim, result: Mapping[str, Any] | None) -> str:
         parts.append("**Not run yet.**" if claim.ready else f"**Not run yet**: {DRAFT}.")
     if claim.note:
         parts.append(claim.note)
+    if stored:
+        parts.append("Stored pilots:\n\n" + "\n".join(_stored(p) for p in stored))
     if claim.pilots:
         parts.append("Pilots (seeds 100 to 104):\n\n" + "\n".join(_pilot(p) for p in claim.pilots))
     return "\n\n".join(parts)
+
+
+def _gates(claim: Claim, result: Mapping[str, Any] | None) -> str:
+    """What pilot seeds had to show, and what they showed."""
+    called = {"gate": "the baseline has the disease", "mechanism": "the method's lever moves"}
+    found = (result or {}).get("gates", [])
+    lines: list[str] = []
+    for i, (what, g) in enumerate(gates_of(claim)):
+        said = f"- {called[what]}: `{g.measure}` is {g.kind.replace('_', ' ')} {g.size:g}"
+        shown = f"; found {_mean(found[i]['values'])}: **{'yes' if found[i]['holds'] else 'no'}**" if found else ""
+        lines.append(said + shown)
+    return "Judged only if, on pilot seeds,\n\n" + "\n".join(lines)
 
 
 def in_words(c: Condition, entrant: str, baseline: str) -> str:
@@ -70,11 +100,26 @@ def _short(result: Mapping[str, Any] | None) -> str:
 
 
 def _figures(c: Mapping[str, Any]) -> str:
-    said = f"- `{c['measure']}`: baseline {_mean(c['baseline'])}, method {_mean(c['entrant'])}; "
+    said = f"- `{c['measure']}`: {c.get('against', 'baseline')} {_mean(c['baseline'])}, method {_mean(c['entrant'])}; "
     if c["mean"] is None:
         return said + f"{c['how']}: **{c['holds']}**"
     of = "log ratio" if c["of"] == "ratio" else "value" if c["kind"] == "at_most" else "difference"
     return said + f"{of} {c['mean']:+.4f} ({c['low']:+.4f} to {c['high']:+.4f}), {c['how']}: **{c['holds']}**"
+
+
+def _stored(pilot: Mapping[str, Any]) -> str:
+    """A pilot that the program stored: the mean of each measure for each setting."""
+    by = {
+        arm: "; ".join(
+            f"{r['setting'] or 'as it is'}: " + ", ".join(f"`{m}` {_mean(v)}" for m, v in r["values"].items())
+            for r in pilot["runs"]
+            if r["arm"] == arm
+        )
+        for arm in dict.fromkeys(r["arm"] for r in pilot["runs"])
+    }
+    return f"- {pilot['date']}, seeds {pilot['seeds'][0]} to {pilot['seeds'][-1]}. " + " ".join(
+        f"{ARMS[arm]}: {text}." for arm, text in by.items()
+    )
 
 
 def _pilot(pilot: Mapping[str, Any]) -> str:

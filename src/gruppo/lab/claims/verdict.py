@@ -3,6 +3,7 @@
 reproduced       every condition holds
 not reproduced   at least one is excluded: its interval does not reach the size that was claimed
 inconclusive     neither
+no regime found  a gate did not hold on pilot seeds, so that nothing was judged (gates.py)
 
 An infinite value (a run that never reached a goal) makes intervals useless. Then a sign test replaces the t-test: it
 counts the seeds in which each arm was better.
@@ -41,7 +42,7 @@ class Judged:
 def judge(condition: Condition, runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Judged:
     """`runs`: {arm: [rows of each seed]}, seeds in one order."""
     read = measure(condition.measure)
-    a, b = ([read(rows) for rows in runs[arm]] for arm in ("entrant", "baseline"))
+    a, b = ([read(rows) for rows in runs[arm]] for arm in ("entrant", condition.against))
     return of_values(condition, a, b)
 
 

@@ -17,6 +17,10 @@ def lab(args: argparse.Namespace) -> int:
     if bool(args.methods) == args.all:
         raise ValueError("gruppo lab wants the names of methods, or --all. `gruppo methods` lists them.")
     found = list(all_methods().values()) if args.all else [entrant(text) for text in args.methods]
+    if args.train is not None:
+        from gruppo.lab.tabular.command import train
+
+        return train(found, args.train, args.json)
     if bool(args.answers) != bool(args.right):
         raise ValueError("--answers and --right go together: which answers there are, and which are right. Give both.")
     given = {"rates": rates(args.rates), "answers": words(args.answers), "right": words(args.right)}

@@ -24,6 +24,12 @@ RATES = (0.1, 0.3, 0.5, 0.9)
 SHARES = (0.6, 0.3, 0.1)  # of the right answers in their mass, shuffled by the seed; the same for the wrong ones
 NEVER = -1e4  # the logit of what cannot follow: its probability is exactly 0, and 0 · log 0 is not NaN
 SEPARATORS = "\n "  # inside a prompt or between two pieces of an answer; the policies ignore them
+MOST_PROMPTS = 256
+
+
+def prompt_letter(q: int) -> str:
+    """The name of a prompt: a capital or, from the 27th on, a Chinese character, which no answer contains."""
+    return chr(ord("A") + q) if q < 26 else chr(0x4E00 + q)
 
 
 class Letters(CharTokenizer):
@@ -33,7 +39,7 @@ class Letters(CharTokenizer):
     stops = (0,)
 
     def __init__(self, letters: str, prompts: int) -> None:
-        self.prompts = "".join(chr(ord("A") + q) for q in range(prompts))
+        self.prompts = "".join(map(prompt_letter, range(prompts)))
         self.choices = 1 + len(letters)  # what a policy can write
         self.bos = self.pad = self.choices
         self._id = {c: 1 + i for i, c in enumerate(letters)}
@@ -70,9 +76,12 @@ class ExactWorld:
                 f"rates={list(self.rates)}: a prompt that is always or never solved has no gradient to compare with. "
                 "Give success rates between 0 and 1."
             )
-        if len(self.rates) > 26:
-            raise ValueError(f"{len(self.rates)} rates: prompts are capital letters, and there are 26. Give fewer.")
-        if len(set(self.answers)) < len(self.answers) or not all(re.fullmatch("[a-z]*", a) for a in self.answers):
+        if len(self.rates) > MOST_PROMPTS:
+            raise ValueError(
+                f"{len(self.rates)} rates: each is a prompt with a name of one letter, and there are {MOST_PROMPTS}. "
+                "Give fewer."
+            )
+        if len(set(self.answers)) < len(self.answers) or not all(re.fullmatch("[a-zα-ωа-я]*", a) for a in self.answers):
             raise ValueError(
                 f"answers={list(self.answers)}: each has one probability, and capitals are prompts. Use different "
                 "words of small letters."

@@ -1,0 +1,28 @@
+"""Placebos: what a method does, without its idea. They are occupants for the third arm of a claim.
+
+placebo = "dapo method.select+=gruppo.lab.claims.placebo:RandomTokens method.select.random_tokens.share=0.95"
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch
+from gruppo.stages import Context, Occupant, Stats, setting
+
+
+@dataclass(frozen=True)
+class RandomTokens(Occupant):
+    """Learn only from a random `share` of the policy's tokens.
+
+    counted  dropped tokens stay in the denominators; else they do not
+    """
+
+    share: float = setting(0.2, low=0, high=1)
+    counted: bool = False
+
+    def tokens(self, ctx: Context, batch: Batch, stats: Stats) -> tuple[Tensor, Tensor]:
+        kept_N = (ctx.uniform("placebo", batch.uid_N) < self.share) | ~batch.policy_N
+        every_N, one_N = torch.ones_like(kept_N), torch.ones_like(batch.weight_N)
+        return (every_N, kept_N.to(one_N.dtype)) if self.counted else (kept_N, one_N)

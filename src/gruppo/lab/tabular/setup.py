@@ -1,0 +1,130 @@
+"""The exact world and its training, as settings."""
+
+from dataclasses import dataclass, fields
+from math import exp, log
+from typing import Any, Literal
+
+from gruppo.fields import Checked, setting
+from gruppo.lab.exact.world import MOST_PROMPTS, ExactWorld
+from gruppo.stages import Context, Memory, Sampling
+from gruppo.stages.names import nearest
+from gruppo.train.config import RunConfig
+from gruppo.train.learner import OptimConfig
+
+LETTERS = "".join(map(chr, (*range(0x61, 0x7B), *range(0x3B1, 0x3C2), *range(0x430, 0x450))))  # a-z, α-ρ, а-я
+TASK = "gruppo.lab.tabular:exact"  # as the task of a claim
+
+
+@dataclass(frozen=True)
+class World(Checked):
+    """Prompts with the same answers, all words of `depth` letters; the seed says how likely each is at the start."""
+
+    prompts: int = setting(64, low=1, high=MOST_PROMPTS)
+    answers: int = setting(16, low=2, high=256)  # a power of `depth`: 16 with depth 2 are words of 4 letters
+    right: int = setting(4, low=1)  # right answers, of every prompt
+    depth: int = setting(1, low=1, high=6)  # letters of an answer; 1: an answer is a single choice
+    low: float = setting(0.05, above=0, below=1)  # success rate of the hardest prompt
+    high: float = setting(0.6, above=0, below=1)  # of the easiest; those between are evenly spaced in logits
+    steep: float = setting(0.5, above=0, high=1)  # each right (wrong) answer is this much as likely as the one before
+
+    def of(self, seed: int) -> ExactWorld:
+        """The world of a seed: the same prompts and answers, with other chances."""
+        words = _words(self.answers, self.depth)
+        if self.right >= self.answers:
+            raise ValueError(f"right={self.right} of answers={self.answers}: there must be wrong ones. Use fewer.")
+        # Right answers are spread over the words, so that in a tree they share beginnings with wrong ones.
+        right = tuple(words[(2 * i + 1) * self.answers // (2 * self.right)] for i in range(self.right))
+        shares = tuple(self.steep**i for i in range(self.answers))
+        return ExactWorld(_rates(self.prompts, self.low, self.high), words, right, shares, seed)
+
+
+def _words(answers: int, depth: int) -> tuple[str, ...]:
+    letters = round(answers ** (1 / depth))
+    if letters**depth != answers or letters > len(LETTERS):
+        raise ValueError(
+            f"answers={answers} with depth={depth}: no alphabet has so many words of that length. Use n**depth answers "
+            f"with n from 2 to {len(LETTERS)}, such as 16 with depth 1 or 2."
+        )
+    words = [""]
+    for _ in range(depth):
+        words = [w + c for w in words for c in LETTERS[:letters]]
+    return tuple(words)
+
+
+def _rates(prompts: int, low: float, high: float) -> tuple[float, ...]:
+    """Evenly spaced in log-odds."""
+    a, b = (log(p / (1 - p)) for p in (low, high))
+    at = [a + (b - a) * (i / (prompts - 1) if prompts > 1 else 0.5) for i in range(prompts)]
+    return tuple(1 / (1 + exp(-x)) for x in at)
+
+
+@dataclass(frozen=True)
+class Setup(Checked):
+    """How policies are trained in an exact world.
+
+    optimiser  adamw, as in a run; or sgd, whose step is lr · prompts · gradient: lr is then the rate of one prompt's
+               logits, however many prompts a step asks
+    gradient   of answers that are sampled; or expected, over all groups, weighted by their chances (small worlds only)
+    noise      draws for Var / |E g|² and for the chance that a right answer falls; 0: these are not measured
+    """
+
+    world: World = World()
+    steps: int = setting(2000, low=1)
+    prompts: int = setting(8, low=1)  # of a step
+    samples: int = setting(8, low=1)  # of a prompt
+    optim: OptimConfig = OptimConfig(lr=0.05)
+    optimiser: Literal["adamw", "sgd"] = "adamw"
+    gradient: Literal["sampled", "expected"] = "sampled"
+    every: int = setting(100, low=0)  # steps between two rows of measures; 0: only the first and the last
+    noise: int = setting(0, low=0)
+    seed: int = 0  # of random numbers that rooms draw themselves
+
+    def wrong(self) -> str:
+        if self.prompts <= self.world.prompts:
+            return ""
+        return (
+            f"prompts={self.prompts}: the world has {self.world.prompts}, and a step asks each at most once. Use "
+            "fewer, or a larger world."
+        )
+
+    def context(self, step: int, memory: Memory, max_tokens: int) -> Context:
+        return Context(
+            step=step, steps=self.steps, seed=self.seed, memory=memory, prompts=self.prompts, samples=self.samples,
+            sampling=Sampling(max_tokens=max_tokens),
+        )  # fmt: skip
+
+    def measured_at(self, step: int) -> bool:
+        """Whether the state after so many steps is measured."""
+        return step in (0, self.steps) or bool(self.every and step % self.every == 0)
+
+
+def setup_of(config: RunConfig) -> Setup:
+    """The setup that a run's configuration describes: `task.options` are fields of the world, or of the setup."""
+    world, own = {f.name for f in fields(World)}, ("optimiser", "gradient", "noise")
+    for name in config.task.options:
+        if name not in {*world, *own}:
+            raise ValueError(
+                f"task.options.{name}: an exact world has no such option{nearest(name, {*world, *own})}. It has "
+                f"{', '.join((*sorted(world), *own))}."
+            )
+    plain = RunConfig()
+    for name in ("model", "engine", "sampling", "budget_tokens"):
+        if getattr(config, name) != getattr(plain, name):
+            raise ValueError(
+                f"{name} has no effect in an exact world: the policy is a table, sampled at temperature 1. Leave it "
+                "out."
+            )
+    options: dict[str, Any] = dict(config.task.options)
+    return Setup(
+        world=World(**{k: v for k, v in options.items() if k in world}),
+        steps=config.steps, prompts=config.prompts, samples=config.samples, optim=config.optim, every=config.eval.every,
+        **{k: v for k, v in options.items() if k in own},
+    )  # fmt: skip
+
+
+def exact(**options: Any) -> Any:
+    """The name of the exact world as a task. A claim may have it; `gruppo train` cannot."""
+    raise ValueError(
+        f"task={TASK} is a policy that is a table, so no model can be trained on it. Use gruppo lab METHOD --train "
+        '"steps=500", gruppo.lab.tabular.train_exact, or a claim with this task.'
+    )

@@ -1,0 +1,210 @@
+"""The training loop itself on an exact world, one seed after another: for methods that need episodes.
+
+`train_step` is that of a run, with the same walk and the same learner. Only what surrounds them is small: the policy is
+a table, and the engine samples from it.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gruppo.data import Batch, Episode, pack
+from gruppo.engines.base import Completion, Request
+from gruppo.lab.exact.groups import Masses, Script, Unlike
+from gruppo.lab.exact.trial import ExactJudge
+from gruppo.lab.exact.world import NEVER, ExactWorld, TableCritic, TablePolicy
+from gruppo.lab.tabular.setup import Setup
+from gruppo.lab.tabular.tables import Tables
+from gruppo.stages import Context, Memory, Method
+from gruppo.stages.check import check_first_batch, problems
+from gruppo.stages.recorded import Recorded
+from gruppo.stages.walk import Walk
+from gruppo.train.learner import Learner
+from gruppo.train.loop import train_step
+from gruppo.train.waiting import Loop
+
+RECORDED = 16  # answers of the initial policy to each prompt, for methods that learn from recorded ones
+
+
+class TableEngine(Script):
+    """Samples answers from the policy's table; a request may have a part of an answer already."""
+
+    def __init__(self, world: ExactWorld, tables: Tables, policy: TablePolicy, run: "TableRun") -> None:
+        super().__init__(world, lambda *key: run.ctx.uniform(*key), self.at)
+        self.tables, self.policy, self._made = tables, policy, dict[float, Masses]()
+
+    def at(self, temperature: float) -> Masses:
+        if temperature not in self._made:
+            with torch.no_grad():
+                log_p = self.tables.log_p(self.policy.theta.view(1, self.tables.prompts, -1) / temperature)
+                mass_QA = self.tables.along(log_p)[0].exp()
+            self._made[temperature] = Masses(mass_QA, Paths(self.tables, log_p[0]))
+        return self._made[temperature]
+
+    async def generate(
+        self, requests: Sequence[Request], remember: bool = False
+    ) -> AsyncIterator[tuple[int, Completion]]:
+        async for i, c in super().generate(requests, remember):
+            yield i, replace(c, version=np.full(len(c.ids), self.version, np.int32))
+
+    def sync(self, version: int, weights: Mapping[str, Any]) -> None:
+        self._made, self.version = {}, version
+
+    @contextmanager
+    def without_memory(self) -> Iterator[None]:
+        yield
+
+    def context(self) -> int:
+        return self.policy.context
+
+
+class WidePolicy(TablePolicy):
+    """The policy with a logit for every token that a text can have: those that no answer has are impossible."""
+
+    def rows(self) -> Tensor:
+        more = self.world.tokenizer.vocab - self.world.tokenizer.choices
+        return torch.nn.functional.pad(super().rows(), (0, more), value=NEVER)
+
+
+class Paths(Sequence[Tensor]):
+    """The log-probabilities of the tokens of each answer to each prompt, looked up when asked for."""
+
+    def __init__(self, tables: Tables, log_p_QC: Tensor) -> None:
+        self.tables, self.log_p_QC = tables, log_p_QC
+
+    def __getitem__(self, number: Any) -> Any:
+        q, a = divmod(number, self.tables.answers)
+        return self.log_p_QC[q, self.tables.path_AD[a, : int(self.tables.length_A[a])]]
+
+    def __len__(self) -> int:
+        return self.tables.prompts * self.tables.answers
+
+
+class Sgd(torch.optim.SGD):
+    """Steps of lr · prompts · gradient."""
+
+    def __init__(self, params: Any, prompts: int) -> None:
+        super().__init__(params, lr=1.0)
+        self.prompts = prompts
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["lr"] *= self.prompts
+        return super().step(closure)
+
+
+class TableRun:
+    """What `train_step` asks of a run, for one seed."""
+
+    def __init__(self, method: Method, setup: Setup, tables: Tables, world: ExactWorld, seed: int) -> None:
+        given = {name: replace(role, start=role.start or "policy") for name, role in method.cast.items()}
+        self.method, self.setup, self.tables = method.but(cast=given), setup, tables
+        self.world, self.seed = world, seed
+        if several := [name for name, role in method.cast.items() if role.outputs > 1]:
+            raise Unlike(f"its role {several[0]} has several outputs, and a table holds one value")
+        self.models = self._models()
+        self.memory, self.replay = Memory(), list[Episode]()
+        self.version, self.checked, self.between_steps = 0, False, True
+        self.engine = TableEngine(world, tables, self.models["policy"], self)
+        self.learner = Learner(self.method, self.models, setup.optim, say=lambda said: None)
+        if setup.optimiser == "sgd":
+            for role in self.learner.trained:
+                self.learner.optimisers[role] = Sgd(self.models[role].parameters(), setup.prompts)
+        self.clock = self.learner.clock
+        self.walk = Walk(
+            self.method, self.learner.read, self._tasks(), ExactJudge(world), self.packed, current=self.current
+        )
+        self.ctx = self.context(0)
+        if found := problems(self.method, self.ctx, samples=setup.samples):
+            raise Unlike(found[0].removeprefix(f"{method.name}: ").rstrip("."))
+
+    def _models(self) -> dict[str, Any]:
+        policy = WidePolicy(self.world, self.world.theta)
+        models: dict[str, Any] = {"policy": policy}
+        for name, role in self.method.cast.items():
+            if name != "policy":
+                head = role.as_ == "head"
+                models[name] = TableCritic(self.world, None) if head else WidePolicy(self.world, self.world.theta)
+        return models
+
+    def _tasks(self) -> Any:
+        """The prompts; for a method that reads recorded answers, with answers of the initial policy."""
+        if not isinstance(self.method.rollout, Recorded):
+            return self.world.tasks
+        rng, many = np.random.default_rng(self.seed), len(self.world.answers)
+        mass_QA = self.world.mass_QA.numpy()
+        picks = [q * many + rng.choice(many, RECORDED, p=m / m.sum()) for q, m in enumerate(mass_QA)]
+        return [self.world.with_recorded(q, p.tolist()) for q, p in enumerate(picks)]
+
+    def context(self, step: int) -> Context:
+        ctx = self.setup.context(step, self.memory, self.tables.max_tokens)
+        ctx.seed, ctx.version, ctx.cast = self.seed, self.version, self.models
+        ctx.engine, ctx.tokenizer = self.engine, self.world.tokenizer
+        self.ctx = self.walk.opened(ctx, self.replay)
+        return self.ctx
+
+    def packed(
+        self, episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None, views: Sequence[str] = ()
+    ) -> Batch:
+        return pack(episodes, drawn=drawn, views=views, dtype=torch.float64)
+
+    def current(self) -> None:
+        if self.learner.moved:
+            self.next_version()
+
+    def next_version(self) -> None:
+        self.version += 1
+        self.engine.sync(self.version, self.models)
+        self.learner.moved.clear()
+
+    def look_at_first(self, drawn: Sequence[Episode], batch: Batch) -> None:
+        """As in a run, at the first batch with right and wrong answers."""
+        rewards = batch.reward_E[batch.judged_E]
+        if len(rewards) and float(rewards.min()) != float(rewards.max()):
+            check_first_batch(self.method, batch)
+            self.checked = True
+
+    def stop_if_failing(self, failed: float, drawn: Sequence[Episode]) -> None:
+        if failed:
+            raise Unlike(f"an answer could not be judged: {next(e.error for e in drawn if e.error)}")
+
+    def warn_if_empty(self, empty: bool) -> None:
+        """Nothing is said: rows of measures show what is learned."""
+
+    def warn_of_worlds(self, drawn: Sequence[Episode]) -> None: ...
+
+    def warn_if_dead(self, share: float, drawn: Sequence[Episode] = ()) -> None: ...
+
+    def theta(self) -> Tensor:
+        return self.models["policy"].theta.detach()
+
+
+class Whole:
+    """All seeds of one method, each with a loop of its own."""
+
+    def __init__(self, method: Method, setup: Setup, tables: Tables, worlds: Sequence[ExactWorld], seeds: Tensor):
+        self.tables, self.loop = tables, Loop()
+        pairs = zip(worlds, seeds.tolist(), strict=True)
+        self.runs = [TableRun(method, setup, tables, world, seed) for world, seed in pairs]
+
+    def step(self, step: int) -> Mapping[str, Tensor]:
+        facts = self.loop(self._facts(step))
+        return {
+            name: torch.tensor([f.get(name, torch.nan) for f in facts], dtype=torch.float64)
+            for name in dict.fromkeys(n for f in facts for n in f)
+        }
+
+    async def _facts(self, step: int) -> list[Mapping[str, float]]:
+        """Only numbers leave the event loop, which writes out what a task returned at every change of a signal."""
+        return [(await train_step(run, step)).facts for run in self.runs]  # type: ignore[arg-type]
+
+    @property
+    def theta(self) -> Tensor:
+        return torch.stack([run.theta() for run in self.runs]).view(len(self.runs), self.tables.prompts, -1)
+
+    def close(self) -> None:
+        self.loop.close()
