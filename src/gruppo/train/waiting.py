@@ -34,8 +34,10 @@ class Loop:
             for task in left:
                 task.cancel()
             # A signal between two tasks can lose the one that was to be next, and who waits for it waits for ever.
-            _, lost = loop.run_until_complete(asyncio.wait(left, timeout=GRACE))
-            for task in lost:
+            asyncio.gather(*left, return_exceptions=True).add_done_callback(lambda _: loop.stop())
+            loop.call_later(GRACE, loop.stop)
+            loop.run_forever()
+            for task in (t for t in left if not t.done()):
                 asyncio._unregister_task(task)
         self._runner.close()
 
