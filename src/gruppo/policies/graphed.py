@@ -94,7 +94,7 @@ class Recorded:
 
         def backward() -> None:
             self.to_x_MD, *found = torch.autograd.grad(self.y_MD, [x_MD, *params], self.to_y_MD)
-            torch._foreach_copy_(grads, found)
+            torch._foreach_copy_(grads, found)  # type: ignore[attr-defined]
 
         self.forward, self.backward = recorded([forward, backward], memory)
         # The states in between belong to the graphs, and their memory to those of any shape.
@@ -122,7 +122,8 @@ class _Replayed(torch.autograd.Function):
         run.to_y_MD[:n], run.to_y_MD[n:] = to_y_MD, 0
         run.backward.replay()
         # New tensors, in few kernels: those of the graph are written again by the next pass.
-        return None, None, run.to_x_MD[:n].clone(), *torch._foreach_mul(run.grads, 1.0)
+        copies = torch._foreach_mul(run.grads, 1.0)  # type: ignore[attr-defined]
+        return None, None, run.to_x_MD[:n].clone(), *copies
 
 
 class Graphs:
