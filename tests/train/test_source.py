@@ -134,6 +134,25 @@ def test_a_serial_run_with_the_same_lag_gives_the_same_bits(case: tuple[str, ...
     same(*both)
 
 
+def test_a_draw_keeps_the_memory_and_the_weights_of_its_beginning() -> None:
+    run = run_of("ahead=1")
+    try:
+        with run.memory.writing() as memory:
+            memory["table"] = {"a": [1]}
+        sampler = run.source.samplers[0]  # type: ignore[attr-defined]
+        _, ctx = sampler.opened(3, [], None)
+        with run.memory.writing() as memory:
+            memory["table"]["a"].append(2)
+            memory["later"] = 1
+        mine, learned = (next(m["policy"].parameters()) for m in (sampler.models, run.models))
+        assert torch.equal(mine, learned)
+        with torch.no_grad():
+            learned.add_(1.0)
+        assert ctx.memory.plain == {"table": {"a": [1]}} and not torch.equal(mine, learned)
+    finally:
+        run.close()
+
+
 def test_the_lag_is_exact_and_nothing_is_dropped() -> None:
     run = run_of("steps=7", "ahead=3", "method.select+=truncated_importance")
     records = taken(run, 7)
