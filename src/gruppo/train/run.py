@@ -109,20 +109,24 @@ class Run:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
         self.judge = judge_of(self.tasks, config.task, self.warn).start()
-        self.walk = Walk(
+        self.walk = self._walk()
+        self.source = source_of(self)
+        if said := planned(self):
+            self.say(said)
+
+    def _walk(self) -> Walk:
+        """The rooms around the learner, from tasks to a batch with credit."""
+        return Walk(
             self.method,
             self.learner.read,
             self.tasks.train,
             self.judge,
             self.packed,
-            play_of(self.tasks, config.task, self.tokenizer, self.say, self.method.writers),
+            play_of(self.tasks, self.config.task, self.tokenizer, self.say, self.method.writers),
             self.current,
-            budget_tokens=config.budget_tokens,
+            budget_tokens=self.config.budget_tokens,
             clock=self.clock,
         )
-        self.source = source_of(self)
-        if said := planned(self):
-            self.say(said)
 
     def _learner(self, together: Ranks) -> Learner:
         """The learner; of several ranks one that has the others learn with it, and `models` are whole copies."""
