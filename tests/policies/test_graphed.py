@@ -75,6 +75,29 @@ def test_what_fills_a_pass_up_changes_nothing(lengths: list[int], shared: int) -
     assert off(found, wanted) < 1e-12
 
 
+def test_where_memory_runs_out_the_model_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing more is recorded; another error is nobody's to hide."""
+    model, tried = made(), list[int]()
+
+    def full(parts: Any, memory: Any) -> Any:
+        tried.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory") if len(tried) == 1 else RuntimeError("another one")
+
+    monkeypatch.setattr(graphed, "recorded", full)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    inputs = tree(model, [20, 5, 60], 30)
+    seen, x_MD = varlen_of(inputs, model.context), model.model.embed_tokens(inputs.ids_M)
+    graphs = graphed.Graphs(model)
+    assert [graphs(model, x_MD, inputs.pos_M, seen) for _ in range(6)] == [None] * 6 and len(tried) == 1
+    with pytest.raises(RuntimeError, match="another one"):
+        graphs = graphed.Graphs(model)
+        for _ in range(3):
+            graphs(model, x_MD, inputs.pos_M, seen)
+    monkeypatch.setattr(graphed, "LARGEST", 100)
+    graphs = graphed.Graphs(model)
+    assert [graphs(model, x_MD, inputs.pos_M, seen) for _ in range(6)] == [None] * 6 and not graphs.grads
+
+
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_graphs_give_what_the_model_gives(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """CUDA graphs of some work, one after the other."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,8 +24,11 @@ def recorded(parts: Sequence[Callable[[], None]], memory: Any) -> list[torch.cud
             graph.capture_begin(pool=memory, capture_error_mode="thread_local")  # another thread may be learning
             try:
                 work()
-            finally:
-                graph.capture_end()
+            except BaseException:  # such as no memory; what is said about a recording that broke off would hide it
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
             graphs.append(graph)
     torch.cuda.current_stream().wait_stream(side)
     return graphs

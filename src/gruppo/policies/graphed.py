@@ -14,9 +14,11 @@ from torch import Tensor
 from gruppo.kernels.language import power_of_two
 from gruppo.kernels.record import recorded
 from gruppo.policies.base import weights_of
+from gruppo.policies.memory import free_memory, out_of_memory
 from gruppo.policies.varlen import Varlen
 
 SMALL = 2048  # tokens; what is larger is bound by its products. At 0.5 B these keep some 3 GB of activations
+LARGEST = 2_000_000_000  # parameters, likewise; their gradients are kept once more
 OFTEN = 3  # times that a shape is met before it is recorded, which takes as long as some steps
 MOST = 16  # shapes of a model that are recorded
 
@@ -133,10 +135,11 @@ class Graphs:
         trained = [*model.model.layers.parameters(), *model.model.norm.parameters()]
         self.params = [p for p in trained if p.requires_grad]
         self.where = _where(model)
-        self.grads = [torch.zeros_like(p) for p in self.params]
-        self.memory = torch.cuda.graph_pool_handle()
+        self.grads: list[Tensor] = []  # made when the first pass is recorded
+        self.memory: Any = None
         self.met: Counter[Shape] = Counter()
         self.runs: dict[Shape, Recorded] = {}
+        self.most = MOST if sum(p.numel() for p in self.params) <= LARGEST else 0  # fewer where memory has run out
         self.open: Any = lambda: None
 
     def __call__(self, model: Any, x_MD: Tensor, pos_M: Tensor, seen: Varlen) -> Tensor | None:
@@ -145,14 +148,28 @@ class Graphs:
         if self.open() is not None or self.met[shape] < OFTEN:
             return None
         if shape not in self.runs:
-            if len(self.runs) == MOST:
+            if len(self.runs) >= self.most:
                 return None
-            filled = Filled(shape, x_MD)
-            filled.fill(x_MD, pos_M, seen)
-            self.runs[shape] = Recorded(model, filled, self.params, self.grads, self.memory)
+            try:
+                self.runs[shape] = self._recorded(model, shape, x_MD, pos_M, seen)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                self.most = len(self.runs)
+        if shape not in self.runs:  # and the traceback, which holds tensors, is gone
+            free_memory()
+            return None
         run = self.runs[shape]
         run.filled.fill(x_MD, pos_M, seen)
         return _Replayed.apply(self, run, x_MD, *self.params)  # type: ignore[no-any-return]
+
+    def _recorded(self, model: Any, shape: Shape, x_MD: Tensor, pos_M: Tensor, seen: Varlen) -> Recorded:
+        if not self.grads:
+            self.memory = torch.cuda.graph_pool_handle()
+            self.grads = [torch.zeros_like(p) for p in self.params]
+        filled = Filled(shape, x_MD)
+        filled.fill(x_MD, pos_M, seen)
+        return Recorded(model, filled, self.params, self.grads, self.memory)
 
 
 _GRAPHS: WeakKeyDictionary[Any, Graphs] = WeakKeyDictionary()  # not in the model, which is copied
