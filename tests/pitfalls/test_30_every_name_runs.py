@@ -20,7 +20,7 @@ def test_what_is_advertised_is_registered(capsys: pytest.CaptureFixture[str]) ->
     assert main(["methods", "list"]) == 0
     listed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert names <= listed
-    assert {p.stem for p in DOCS.glob("*.md")} - {"index"} == names
+    assert {p.stem for p in DOCS.glob("*.md")} - {"index", "where"} == names
     assert {p.stem for p in Path(methods.__file__).parent.glob("*.py")} - {"__init__"} == names
     with pytest.raises(ValueError, match="is not known"):
         method("rloo_of_another_library")
