@@ -8,6 +8,7 @@ rank_worker.py steps FILE METHOD STEPS   weights after some steps of a run
 import asyncio
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from gruppo.lab.laws.episodes import random_episodes
 from gruppo.lab.laws.same import far
 from gruppo.lab.laws.world import World
 from gruppo.methods import method
-from gruppo.scale.ranks import follow
+from gruppo.scale.ranks import follow, leading
 from gruppo.stages import need
 from gruppo.train.config import EvalConfig, ModelConfig, RunConfig
 from gruppo.train.loop import train_step
@@ -73,13 +74,14 @@ def trained(name: str, steps: int) -> dict[str, torch.Tensor]:
         threads=1,
         model=ModelConfig(dtype="float64"),
     )
-    run = Run(config, say=lambda words: None)
-    try:
-        for step in range(steps):
-            asyncio.run(train_step(run, step))
-    finally:
-        run.close()
-    return {k: v.clone() for k, v in run.models["policy"].state_dict().items()}
+    with leading() if ranks().size > 1 else nullcontext():
+        run = Run(config, say=lambda words: None)
+        try:
+            for step in range(steps):
+                asyncio.run(train_step(run, step))
+        finally:
+            run.close()
+        return {k: v.clone() for k, v in run.models["policy"].state_dict().items()}
 
 
 def main(what: str, file: str, *words: str) -> None:

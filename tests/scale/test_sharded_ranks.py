@@ -200,6 +200,23 @@ def test_torchrun_is_the_same_run(tmp_path: Path) -> None:
     assert apart(*(tmp_path / name / "checkpoints/step-000002" for name in ("one", "two"))) <= EXACT
 
 
+SCRIPT = """
+import sys
+import gruppo
+
+run = gruppo.train("grpo", steps=2, prompts=2, samples=2, eval={"prompts": 4}, save={"folder": sys.argv[1]}, quiet=True)
+sys.stdout.write(f"{run.folder} {run.summary['steps']}\\n")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_under_torchrun_has_the_run_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    said = torchrun(2, str(tmp_path / "script.py"), str(tmp_path / "runs")).stdout.split()
+    (made,) = (tmp_path / "runs").iterdir()
+    assert said == [str(made), "2"] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_step_and_saves_it(number: signal.Signals, tmp_path: Path) -> None:
@@ -232,6 +249,10 @@ def test_ranks_that_are_not_there_are_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ValueError, match="there are 2 processes"):
         agreed(asked)
     assert agreed(config(tmp_path, "x", 1)).scale.ranks == 2
+    with pytest.raises(ValueError, match="ahead=1 on 2 ranks"):
+        agreed(config(tmp_path, "x", 1, ahead=1))
+    with pytest.raises(ValueError, match="ahead=2 on 4 ranks"):  # also by --dry-run, which starts no ranks
+        replace(asked, ahead=2)
 
 
 class Told:

@@ -49,7 +49,10 @@ def train(
     settings   as on the command line: steps=20, eval={"every": 5}, **{"optim.lr": 1e-4}; **{"method.select+": NAME}
     """
     config = configured(method, task=task, reward=reward, **settings)
-    return SavedRun(trainer.train(config, quiet=quiet, callbacks=_checked(callbacks))["folder"])
+    summary = trainer.train(config, quiet=quiet, callbacks=_checked(callbacks))
+    if not summary:
+        raise ValueError("the run failed on the first rank, so there is none here. What happened, that rank says.")
+    return SavedRun(summary["folder"])
 
 
 def steps(

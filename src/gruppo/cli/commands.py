@@ -79,7 +79,7 @@ def train(args: argparse.Namespace) -> int:
         if args.dry_run:
             return dry_run(config, args.json)
         result = trainer.train(config, quiet=args.json)
-    if args.json and result:  # of several ranks only the first has one
+    if args.json and not _follows():
         print_json(result)
     return 0
 

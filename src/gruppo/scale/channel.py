@@ -40,12 +40,12 @@ class Channel:
         self._send(body, seconds)
         return pickle.loads(body.numpy().tobytes())
 
-    def end(self) -> None:
+    def end(self, last: Any = None) -> None:
         """Nothing more will be said. If somebody does not listen, whoever has started the ranks ends it."""
         if not self.ended:
             self.ended = True
             try:
-                self.say((END, (), {}), GRACE)
+                self.say((END, last, {}), GRACE)
             except RuntimeError:
                 atexit.register(os._exit, 2)  # the end of the process would wait for the rank that hangs
 

@@ -31,8 +31,8 @@ def agreed(config: RunConfig) -> RunConfig:
     if wanted != size:
         raise ValueError(
             f"scale.ranks={wanted}, and there {f'are {size} processes' if size > 1 else 'is one process'}, so nothing "
-            f"was started. The command `gruppo train scale.ranks={wanted}` starts them itself; so does  torchrun "
-            f"--nproc_per_node={wanted} -m gruppo train"
+            f"was started. The command `gruppo train scale.ranks={wanted}` starts them itself; a script of yours is "
+            f"started with  torchrun --nproc_per_node={wanted} SCRIPT.py"
         )
     return config
 

@@ -102,10 +102,6 @@ class Lead:
         self._tell("load", _shapes(weights), _shapes(optimisers), **facts)
         self._here("load", weights, optimisers, **facts)
 
-    def close(self) -> None:
-        """The others end, too."""
-        self.channel.end()
-
     def __getattr__(self, name: str) -> Any:
         """What only the first rank knows: the tally, the clock, learning rates, what has moved …"""
         if name == "models":
@@ -194,11 +190,11 @@ def opened() -> Channel:
 
 
 @contextmanager
-def leading() -> Generator[None]:
+def leading() -> Generator[Channel]:
     """Around a run on the first rank: however it ends, the other ranks end as well."""
     channel = opened()
     try:
-        yield
+        yield channel
     finally:
         channel.end()
 
@@ -230,15 +226,15 @@ def _refuse_too_few(device: torch.device, size: int) -> None:
         )
 
 
-def follow() -> None:
-    """What every rank but the first does, from the start of the run to its end."""
+def follow() -> dict[str, Any]:
+    """What every rank but the first does, from the start of the run to its end: the summary, if there is one."""
     together = ranks()
     channel = Channel()
     for number in (signal.SIGINT, signal.SIGTERM):  # the first rank decides: it finishes the step and says the end
         signal.signal(number, signal.SIG_IGN)
     first: Any = channel.hear()
     if first[0] == END:  # nothing was started
-        return
+        return first[1] or {}
     table, told = first
     member = _member(table, told, together)
     failed: Exception | None = None
@@ -247,10 +243,10 @@ def follow() -> None:
             verb, given, named = channel.hear(GRACE if failed else None)
         except RuntimeError:
             if failed is None or lost(failed):
-                return  # another rank is gone, and the first one, or whoever has started them, says so
+                return {}  # another rank is gone, and the first one, or whoever has started them, says so
             _give_up(together.rank, failed)
         if verb == END:
-            return
+            return given or {}
         failed = _done(member, verb, *given, **named)
 
 

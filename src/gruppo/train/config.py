@@ -83,3 +83,12 @@ class RunConfig(Checked):
     threads: int = setting(0, low=0, high=4096)  # 0: torch's default
     deterministic: bool = False  # the same bits again on a GPU, also after a resume; a CPU gives them anyhow
     show: int = setting(30, low=0)  # seconds between two samples on the screen; 0: no samples
+
+    def wrong(self) -> str:
+        """What cannot go together, whatever the method and the task."""
+        if self.ahead and self.scale.ranks > 1:
+            return (
+                f"ahead={self.ahead} on {self.scale.ranks} ranks: the first rank would draw from weights that all of "
+                "them are changing. Use ahead=0, or scale.ranks=1."
+            )
+        return ""

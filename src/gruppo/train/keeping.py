@@ -70,9 +70,6 @@ class Keeping:
         self.bad_steps = facts["bad_steps"]
         self.micro_tokens = min(self.micro_tokens, facts["micro_tokens"])
 
-    def close(self) -> None:
-        """Nothing more will be learned."""
-
     def _params(self, role: str) -> list[Any]:
         return self.optimisers[role].param_groups[0]["params"]
 

@@ -355,7 +355,6 @@ class Run:
 
     def close(self) -> None:
         self.source.close()
-        self.learner.close()
         self.judge.close()
         close_play(self.walk.play)
 

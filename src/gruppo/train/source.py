@@ -122,11 +122,6 @@ class Ahead(Now):
 
     def __init__(self, run: "Run", versions: int) -> None:
         super().__init__(run)
-        if run.learner.ranks.size > 1:
-            raise ValueError(
-                f"ahead={versions} on {run.learner.ranks.size} ranks: each would draw by itself while all of them "
-                "learn, and wait for the others in another order. Use ahead=0."
-            )
         self.versions = versions
         self.samplers = [Sampler(run) for _ in range(versions + 1)]
         self.thread, self.work = ThreadPoolExecutor(1, "learner"), Future[Any]()

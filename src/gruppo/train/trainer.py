@@ -44,17 +44,21 @@ Steps = Generator[Step, None, dict[str, Any]]
 
 
 def _on_ranks(steps: Steps) -> Steps:
-    """A run in one process, or on the first of several ranks; on the others what that one says, without steps."""
+    """A run in one process, or on the first of several ranks; on the others what that one says, without steps.
+
+    All of them have its summary; where it failed, those that only followed have none.
+    """
     size, rank = (int(os.environ.get(name, "0")) for name in ("WORLD_SIZE", "RANK"))
     if size < 2:
         return (yield from steps)
     from gruppo.scale.ranks import follow, leading
 
     if rank > 0:
-        follow()
-        return {}
-    with leading():
-        return (yield from steps)
+        return follow()
+    with leading() as channel:
+        summary = yield from steps
+        channel.end(summary)
+        return summary
 
 
 def train(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
