@@ -26,6 +26,7 @@ from gruppo.stages.recorded import Recorded
 from gruppo.stages.walk import Walk
 from gruppo.train.learner import Learner
 from gruppo.train.loop import train_step
+from gruppo.train.source import Now
 from gruppo.train.waiting import Loop
 
 RECORDED = 16  # answers of the initial policy to each prompt, for methods that learn from recorded ones
@@ -118,6 +119,7 @@ class TableRun:
         self.walk = Walk(
             self.method, self.learner.read, self._tasks(), ExactJudge(world), self.packed, current=self.current
         )
+        self.source = Now(self)  # type: ignore[arg-type]
         self.ctx = self.context(0)
         if found := problems(self.method, self.ctx, samples=setup.samples):
             raise Unlike(found[0].removeprefix(f"{method.name}: ").rstrip("."))
@@ -174,6 +176,8 @@ class TableRun:
 
     def warn_if_empty(self, empty: bool) -> None:
         """Nothing is said: rows of measures show what is learned."""
+
+    def warn_if_stale(self, age: float) -> None: ...
 
     def warn_of_worlds(self, drawn: Sequence[Episode]) -> None: ...
 
