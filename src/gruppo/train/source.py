@@ -128,7 +128,7 @@ class Ahead(Now):
                 "learn, and wait for the others in another order. Use ahead=0."
             )
         self.versions = versions
-        self.samplers = [Sampler(run) for _ in range(versions + 1)]
+        self.samplers = [Sampler(run) for _ in range(min(versions + 1, run.config.steps))]  # no step has two
         self.thread, self.work = ThreadPoolExecutor(1, "learner"), Future[Any]()
         run.say(f"ahead={versions}: {self._copies()}")
 
