@@ -4,9 +4,9 @@
     python scripts/break_runs.py --count 200 --seed 1
     python scripts/break_runs.py --save FILE           writes the table of outcomes (docs/design/damage.md)
 
-Small runs are made once, finished and stopped half-way: of four methods with state, and runs that keep their best
-policy, a LoRA adapter, or several writers (`--kinds` chooses). For each damage one is copied, one file of it is damaged
-in one of eight ways, and `--resume` runs in a fork. Outcomes:
+Small runs are made once, finished and stopped half-way: of four methods with state, and runs that sample ahead, or keep
+their best policy, a LoRA adapter, or several writers (`--kinds` chooses). For each damage one is copied, one file is
+damaged in one of eight ways, and `--resume` runs in a fork. Outcomes:
 
     refused   exit code 2 and a sentence that names the file or folder; no traceback
     repaired  exit code 0, and what the run leaves equals the undamaged run bit for bit
@@ -44,6 +44,7 @@ KINDS = {
     "ppo": ("method=ppo",),  # a critic
     "spo_single": ("method=spo_single",),  # a memory of tasks
     "pipo": ("method=pipo",),  # a replay
+    "ahead": ("method=pipo", "ahead=2"),  # drawn-*.arrow: episodes that were not learned from yet
     "best": ("method=grpo", *BEST),
     "lora": ("method=grpo", "model.lora.rank=2", *BEST),  # adapter/, also in best/
     "writers": WRITERS,

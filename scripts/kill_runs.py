@@ -3,6 +3,7 @@
     python scripts/kill_runs.py                    1,000 stops: kill -9, SIGTERM, SIGINT, or two signals in a row
     python scripts/kill_runs.py --count 100 --jobs 2 --seed 1
     python scripts/kill_runs.py --count 40 --device cuda   with deterministic=true
+    python scripts/kill_runs.py --count 40 --settings ahead=2
 
 Four methods with state: pipo (replay), ppo (critic), grpo with a reference that is an EMA of the policy, and spo_single
 (memory of tasks). A run of twelve steps is started, stopped at a random moment of its life (while it starts, samples,
@@ -157,12 +158,13 @@ def main() -> int:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--jobs", type=int, default=1, help="processes at once")
     p.add_argument("--device", choices=DEVICES, default="cpu")
+    p.add_argument("--settings", nargs="+", default=[], metavar="KEY=VALUE", help="of all runs, such as ahead=2")
     args = p.parse_args()
     import_all()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gruppo-kill-") as home:
         work = partial(share, Path(home), jobs=args.jobs, count=args.count, seed=args.seed)
-        settings = (*SETTINGS, *DEVICES[args.device])
+        settings = (*SETTINGS, *DEVICES[args.device], *args.settings)
         pids = [_started(partial(work, job=j, settings=settings)) for j in range(args.jobs)]
         wrong = sum(bool(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) for pid in pids)
     print(f"{args.count} stops in {time.monotonic() - begun:.0f} s: {f'{wrong} FAILED' if wrong else 'all runs equal'}")

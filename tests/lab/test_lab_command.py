@@ -70,3 +70,32 @@ def test_refusals(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
     out, err = capsys.readouterr()
     assert said in err and err.startswith("gruppo: ") and "Traceback" not in err and not out
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--train", "=3"), "'=3' is no setting"),
+        (("--train", "steps='x"), "No closing quotation. Write NAME=VALUE"),
+        (("--train", "steps=1 seeds=abc"), "seeds=abc: no run"),
+        (("--train", "steps=1", "--samples", "2"), "--samples beside --train: it would have no effect"),
+        (("--train", "steps=1", "--off-policy", "nan", "--seed", "3"), "--off-policy, --seed beside --train"),
+    ],
+)
+def test_training_refuses_what_it_cannot_read(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", "grpo", *words]) == 2
+    out, err = capsys.readouterr()
+    assert said in err and not out
+
+
+def test_a_method_that_cannot_be_trained_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--train", "steps=1 seeds=1"]
+    assert main(["lab", "archer", "rloo", *words]) == 0
+    assert "archer: not done: its role critic has several outputs" in capsys.readouterr().out
+    assert main(["lab", "archer", "rloo", *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [t["method"] for t in told["trained"]] == ["rloo"] and set(told["not_done"]) == {"archer"}
+    assert main(["lab", "archer", *words]) == 2
+    assert "archer cannot be trained in an exact world: its role critic" in capsys.readouterr().err

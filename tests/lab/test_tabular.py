@@ -272,6 +272,10 @@ def test_settings_that_make_no_sense() -> None:
         ({"world": World(right=16)}, "must be wrong ones"),
         ({"stepz": 3}, "nearest: steps"),
         ({"seeds": [1, 1]}, "same one twice"),
+        ({"seeds": "abc"}, "seeds=abc: no run"),
+        ({"seeds": 1.5}, "seeds=1.5: no run"),
+        ({"world": 3}, r"world=3: .* Write world\.prompts=VALUE"),
+        ({"optim": None}, r"optim=None: .* Write optim\."),
         ({"samples": 9, "gradient": "expected"}, "different draws"),
     ):
         with pytest.raises(ValueError, match=said):

@@ -20,7 +20,7 @@ from starting import ENV, FAILING, config, torchrun, words_of, worked
 from gruppo.methods import all_methods
 from gruppo.scale.channel import lost
 from gruppo.scale.config import ScaleConfig
-from gruppo.scale.launch import _first_to_end, agreed
+from gruppo.scale.launch import _first_to_end, agreed, launch
 from gruppo.scale.ranks import Lead
 from gruppo.train import trainer
 from gruppo.train.ranks import Ranks, local, whole
@@ -230,6 +230,25 @@ def test_a_signal_finishes_the_step_and_saves_it(number: signal.Signals, tmp_pat
 
 
 @pytest.mark.slow
+def test_ranks_whose_launcher_was_killed_save_and_end(tmp_path: Path) -> None:
+    run = started(*words_of(tmp_path, "two", 1000), "scale.ranks=2")
+    while not (tmp_path / "two/checkpoints/step-000001/manifest.json").is_file():
+        assert run.poll() is None
+        time.sleep(0.05)
+    left = [rank_of(run.pid, rank) for rank in (0, 1)]
+    run.kill()
+    said = run.communicate(timeout=60)[0]  # until the ranks, which write to the same pipe, have ended
+    assert "stopped after step" in said and not any(alive(pid) for pid in left)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_rank_that_runs_out_of_memory_alone_hangs_nobody(rank: str, tmp_path: Path) -> None:
     done = torchrun(2, str(FAILING), rank, *words_of(tmp_path, "two", 9), seconds=120, fails=True)
@@ -253,6 +272,29 @@ def test_ranks_that_are_not_there_are_refused(tmp_path: Path, monkeypatch: pytes
         agreed(config(tmp_path, "x", 1, ahead=1))
     with pytest.raises(ValueError, match="ahead=2 on 4 ranks"):  # also by --dry-run, which starts no ranks
         replace(asked, ahead=2)
+
+
+def test_more_ranks_than_a_machine_can_hold_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(
+        ValueError, match=r"scale\.ranks=1000 on a machine with 0 GPUs and 2 cores.*scale\.ranks=2 or less"
+    ):
+        launch(1000, ["train"])
+
+
+def test_a_rank_ends_as_by_a_signal_if_its_launcher_is_gone() -> None:
+    """The launcher is this process while it lives, and then any other one."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from gruppo.scale.launch import LAUNCHER, end_with_launcher\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))\n"
+        "os.environ[LAUNCHER] = str(os.getppid() + int(sys.argv[1]))\n"
+        "end_with_launcher()\n"
+        "time.sleep(float(sys.argv[2]))\n"
+    )
+    for other, seconds, ends in (("0", "1", 0), ("1", "60", 7)):
+        assert subprocess.run([sys.executable, "-c", code, other, seconds], env=ENV, timeout=60).returncode == ends
 
 
 class Told:

@@ -7,6 +7,7 @@ import time
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,8 +37,9 @@ from gruppo.train import loop, trainer
 from gruppo.train.checkpoint import load_checkpoint
 from gruppo.train.config import RunConfig
 from gruppo.train.learner import Tally, sampler_gap
+from gruppo.train.ranks import Ranks
 from gruppo.train.run import Run
-from gruppo.train.source import Ahead, Drawn, InTurn, Now, draw
+from gruppo.train.source import Ahead, Drawn, InTurn, Now, Sampler, draw
 from gruppo.train.waiting import Loop
 
 TINY = ("prompts=3", "samples=3", "threads=1", "save.tensorboard=no", "eval.every=0")
@@ -394,3 +396,14 @@ def test_steps_are_taken_in_their_order() -> None:
             asyncio.run(skip())
     finally:
         run.close()
+
+
+def test_there_are_no_more_copies_of_the_weights_than_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Sampler] = []
+    monkeypatch.setattr(Sampler, "__init__", lambda self, run: made.append(self))
+    monkeypatch.setattr(Ahead, "_copies", lambda self: "")
+    run: Any = SimpleNamespace(learner=SimpleNamespace(ranks=Ranks()), config=SimpleNamespace(steps=3), say=print)
+    for versions, count in ((1_000_000, 3), (2, 3), (1, 2)):
+        made.clear()
+        Ahead(run, versions).close()
+        assert len(made) == count

@@ -1,7 +1,7 @@
 """`gruppo train scale.ranks=4`: the ranks of one machine as processes, and what is said when one of them dies.
 
 torch's own launcher (`torch.distributed.elastic`) starts and ends them. The first rank is the run, so signals go to it
-alone, and its exit code is that of the command.
+alone, and its exit code is that of the command. If this process is gone (a closed terminal, kill -9), the ranks notice.
 """
 
 import logging
@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,9 @@ from typing import Any
 from gruppo.train.config import RunConfig
 
 NOTE = "GRUPPO_RANKS_NOTE"  # the file in which the first rank writes the name of its run folder
+LAUNCHER = "GRUPPO_RANKS_LAUNCHER"  # the process that has started the ranks
 LOOK = 0.2  # seconds between two looks at the processes
+A_CORE = 4  # ranks that may share a core; more would need all memory before the first step
 FAREWELL = 10.0  # seconds in which the others may end by themselves once one has ended: all is over within 20
 
 
@@ -43,10 +46,37 @@ def note(folder: Path) -> None:
         Path(path).write_text(str(folder), encoding="utf-8")
 
 
+def end_with_launcher() -> None:
+    """If the launcher is gone, this rank ends as by SIGTERM: the first one finishes its step, saves, ends the others.
+
+    torch gives every rank a session of its own, so nothing else would tell them.
+    """
+    if launcher := int(os.environ.get(LAUNCHER, "0")):
+        threading.Thread(target=_end_without, args=(launcher,), name="launcher", daemon=True).start()
+
+
+def _end_without(launcher: int) -> None:
+    while os.getppid() == launcher:
+        time.sleep(LOOK)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _refuse_too_many(size: int) -> None:
+    import torch
+
+    cores, gpus = os.cpu_count() or 1, torch.cuda.device_count()
+    if size > max(gpus, A_CORE * cores):
+        raise ValueError(
+            f"scale.ranks={size} on a machine with {gpus} GPUs and {cores} cores: every rank is a process that loads "
+            f"all models, and memory would run out before the first step. Use scale.ranks={gpus or cores} or less."
+        )
+
+
 def launch(size: int, argv: Sequence[str]) -> int:
     """`gruppo ARGV` on so many ranks of this machine; the exit code."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
+    _refuse_too_many(size)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say what happened
     with tempfile.TemporaryDirectory(prefix="gruppo-ranks-") as folder:
         where = Path(folder) / "run"
@@ -69,7 +99,8 @@ def launch(size: int, argv: Sequence[str]) -> int:
 def _env(rank: int, size: int, port: int, where: Path) -> dict[str, str]:
     cores = os.environ.get("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // size, 1)))
     counts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    named = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), NOTE: str(where), "OMP_NUM_THREADS": cores}
+    named = {"MASTER_ADDR": "127.0.0.1", NOTE: str(where), "OMP_NUM_THREADS": cores}
+    counts |= {"MASTER_PORT": port, LAUNCHER: os.getpid()}
     return {**{k: str(v) for k, v in counts.items()}, **named}
 
 

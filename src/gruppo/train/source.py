@@ -123,7 +123,7 @@ class Ahead(Now):
     def __init__(self, run: "Run", versions: int) -> None:
         super().__init__(run)
         self.versions = versions
-        self.samplers = [Sampler(run) for _ in range(versions + 1)]
+        self.samplers = [Sampler(run) for _ in range(min(versions + 1, run.config.steps))]  # no step has two
         self.thread, self.work = ThreadPoolExecutor(1, "learner"), Future[Any]()
         run.say(f"ahead={versions}: {self._copies()}")
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gruppo.methods import refurnished
-from gruppo.scale.launch import agreed, note
+from gruppo.scale.launch import agreed, end_with_launcher, note
 from gruppo.stages import StepRecord
 from gruppo.tasks.channel import refuse_inside
 from gruppo.train.callbacks import Callback, Step, standing
@@ -51,6 +51,7 @@ def _on_ranks(steps: Steps) -> Steps:
     size, rank = (int(os.environ.get(name, "0")) for name in ("WORLD_SIZE", "RANK"))
     if size < 2:
         return (yield from steps)
+    end_with_launcher()
     from gruppo.scale.ranks import follow, leading
 
     if rank > 0:

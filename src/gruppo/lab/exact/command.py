@@ -20,6 +20,7 @@ def lab(args: argparse.Namespace) -> int:
     if args.train is not None:
         from gruppo.lab.tabular.command import train
 
+        _refuse_beside_train(args)
         return train(found, args.train, args.json)
     if bool(args.answers) != bool(args.right):
         raise ValueError("--answers and --right go together: which answers there are, and which are right. Give both.")
@@ -42,6 +43,20 @@ def lab(args: argparse.Namespace) -> int:
         if not args.json:
             print(f"\npicture: {picture}")
     return 0
+
+
+def _refuse_beside_train(args: argparse.Namespace) -> None:
+    """The flags describe the world of the laboratory, which is not trained in; they would have no effect."""
+    from gruppo.cli import arguments
+
+    usual = vars(arguments(["lab", "--all"]))
+    more = [k for k, v in vars(args).items() if v != usual[k] and k not in ("methods", "all", "train", "json", "typed")]
+    if more:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in more)
+        raise ValueError(
+            f"{flags} beside --train: it would have no effect, so nothing was trained. Settings of the training are "
+            'written inside: --train "steps=500 seeds=20 samples=4".'
+        )
 
 
 def entrant(text: str) -> Any:

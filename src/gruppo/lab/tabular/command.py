@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gruppo.cli.commands import print_json
+from gruppo.lab.exact.groups import Unlike
 from gruppo.lab.tabular.measure import MEASURES
 from gruppo.lab.tabular.train import WORDS, Trained, train_exact
 from gruppo.stages import Method
@@ -19,20 +20,35 @@ def train(methods: Sequence[Method], text: str, as_json: bool) -> int:
     changes = settings(text)
     seeds = changes.pop("seeds", 10)
     done: list[Trained] = []
+    undone: dict[str, str] = {}
     for m in methods:
         if not as_json:
             print(f"{m.name} …", file=sys.stderr, flush=True)
-        done.append(train_exact(m, seeds=seeds, **changes))
-    print_json({"trained": [_table(t) for t in done]}) if as_json else print(in_words(done))
+        try:
+            done.append(train_exact(m, seeds=seeds, **changes))
+        except Unlike as said:  # the others can be done all the same
+            undone[m.name] = str(said)
+    if not done:
+        raise ValueError(
+            "; ".join(f"{name} cannot be trained in an exact world: {why}" for name, why in undone.items())
+        )
+    if as_json:
+        print_json({"trained": [_table(t) for t in done], "not_done": undone})
+    else:
+        print("\n".join([in_words(done), *(f"{name}: not done: {why}" for name, why in undone.items())]))
     return 0
 
 
 def settings(text: str) -> dict[str, Any]:
     """{"steps": 500} of "steps=500"."""
     out: dict[str, Any] = {}
-    for word in shlex.split(text):
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f'--train {text!r}: {error}. Write NAME=VALUE, such as "steps=500 seeds=20".') from None
+    for word in words:
         name, equals, value = word.partition("=")
-        if not equals:
+        if not (name and equals):
             raise ValueError(
                 f'--train {text!r}: {word!r} is no setting. Write NAME=VALUE, such as "steps=500 seeds=20".'
             )

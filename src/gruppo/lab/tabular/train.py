@@ -10,7 +10,7 @@ batches of its own, where rooms compare over the batch; or the training loop its
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,8 +89,10 @@ def train_exact(
     """Train a method in an exact world. `changes` are fields of Setup, of its world, or of its optimiser (`lr`)."""
     m = by_name(method) if isinstance(method, str) else method
     setup = changed(setup or Setup(), changes)
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
+    chosen: list[Any] = (
+        list(range(seeds)) if isinstance(seeds, int) else list(seeds) if isinstance(seeds, Sequence) else []
+    )
+    if not all(type(s) is int and s >= 0 for s in chosen) or not 0 < len(set(chosen)) == len(chosen):
         raise ValueError(f"seeds={seeds}: no run, or the same one twice. Give a number, or different seeds from 0 on.")
     return _Training(m, setup, chosen, tick).trained()
 
@@ -98,6 +100,10 @@ def train_exact(
 def changed(setup: Setup, changes: Mapping[str, Any]) -> Setup:
     """The setup with changes: `steps`, or of what it holds `world.prompts`, in short `answers` or `lr`."""
     held = {name: changes.get(name, getattr(setup, name)) for name in ("world", "optim")}
+    for name, part in held.items():
+        if not is_dataclass(part):
+            one = next(f.name for f in fields(getattr(setup, name)))
+            raise ValueError(f"{name}={part}: it has fields of its own, and this is none. Write {name}.{one}=VALUE.")
     own = {f.name for f in fields(setup)}
     where = {f"{name}.{f.name}": (name, f.name) for name, part in held.items() for f in fields(part)}
     where |= {short: place for place in where.values() if (short := place[1]) not in own}
