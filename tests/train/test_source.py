@@ -239,9 +239,10 @@ def test_one_signal_saves_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None
 def test_two_signals_end_draws_and_learning_at_once() -> None:
     process = start("train", *SMALL, *SLOWLY, "ahead=2", "steps=500", "save.name=b", seconds_each=0.02)
     wait_for(lambda: len(metrics("b")) >= 3, process)
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.01)
+    Path("hold").touch()  # from here on draws take many seconds: the second signal comes before the first has ended it
+    process.send_signal(signal.SIGINT)
+    wait_for(lambda: "Ctrl-C again" in said(), process)
+    process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert "stopped at once. No step is saved yet" in said() and "Traceback" not in said()
 
