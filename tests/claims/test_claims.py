@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from claim_folder import commit, folder_with
 
 from gruppo.cli import main
 from gruppo.cli.overrides import apply
@@ -127,16 +128,7 @@ def test_a_page_says_what_was_found(tmp_path: Path) -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "claims").mkdir()
-    (tmp_path / "claims" / "b.toml").write_text(TOML)
-    return tmp_path
-
-
-def commit(here: Path) -> None:
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    for words in (["init", "-q"], ["add", "claims"], ["commit", "-qm", "a rule"]):
-        subprocess.run([*git, *words], cwd=here, check=True)
+    return folder_with(TOML, tmp_path, monkeypatch)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, shift: float) -> list[Any]:

@@ -3,13 +3,13 @@
 import json
 import math
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from claim_folder import commit, folder_with
 
 from gruppo.cli import main
 from gruppo.cli.overrides import apply
@@ -53,16 +53,7 @@ PLACEBO = TOML.replace('entrant = "rloo"', 'entrant = "rloo"\nplacebo = "reinfor
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "claims").mkdir()
-    (tmp_path / "claims" / "b.toml").write_text(TOML)
-    return tmp_path
-
-
-def commit(here: Path) -> None:
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    for words in (["init", "-q"], ["add", "claims"], ["commit", "-qm", "a rule"]):
-        subprocess.run([*git, *words], cwd=here, check=True)
+    return folder_with(TOML, tmp_path, monkeypatch)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, drop: float, kept: float = 0.5) -> list[Any]:

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from starting import ENV, FAILING, config, torchrun, words_of, worked
 
+from gruppo.cli import main
 from gruppo.methods import all_methods
 from gruppo.scale.channel import lost
 from gruppo.scale.config import ScaleConfig
@@ -351,3 +352,9 @@ def test_the_rank_that_died_is_blamed_and_not_the_first_that_noticed(codes: list
 def test_only_a_lost_rank_is_told_as_one() -> None:
     assert lost(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
     assert not lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) and not lost(ValueError("Connection"))
+
+
+def test_a_damaged_number_of_ranks_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.toml").write_text("scale = 3\n")
+    assert main(["train", "--resume", str(tmp_path)]) != 0
+    assert "config.toml" in capsys.readouterr().err

@@ -61,6 +61,20 @@ def test_twice_stops_at_once_and_the_last_checkpoint_stands() -> None:
     same_run("a", "b")
 
 
+def test_a_loop_ends_although_a_signal_has_lost_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two tasks, where Python may raise KeyboardInterrupt, the next one is in nobody's hands."""
+    monkeypatch.setattr("gruppo.train.waiting.GRACE", 0.1)
+    waits = Loop()
+    waits(asyncio.sleep(0))
+    inner = waits._runner.get_loop()
+    lost, other = inner.create_task(asyncio.sleep(0)), inner.create_task(asyncio.sleep(1000))
+    inner._ready.popleft()  # type: ignore[attr-defined]
+    begun = time.monotonic()
+    waits.close()
+    assert not lost.done() and other.cancelled() and time.monotonic() - begun < 60
+    lost.get_coro().close()  # type: ignore[union-attr]
+
+
 def test_a_signal_while_tasks_are_cancelled_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     """The second Ctrl-C may end a task that is just being cancelled; nobody asks for its exception."""
     loop, left = Loop(), list[asyncio.Task[None]]()

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import threading
-import time
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +39,6 @@ from gruppo.train.learner import Tally, sampler_gap
 from gruppo.train.ranks import Ranks
 from gruppo.train.run import Run
 from gruppo.train.source import Ahead, Drawn, InTurn, Now, Sampler, draw
-from gruppo.train.waiting import Loop
 
 TINY = ("prompts=3", "samples=3", "threads=1", "save.tensorboard=no", "eval.every=0")
 
@@ -343,20 +341,6 @@ def test_a_scorer_with_a_state_hears_one_draw_after_the_other(in_order: bool) ->
     asyncio.run(both())
     told = ["first", "first again", "second", "second again"]
     assert judge.heard == (told if in_order else told[2:] + told[:2])
-
-
-def test_a_loop_ends_although_a_signal_has_lost_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two tasks, where Python may raise KeyboardInterrupt, the next one is in nobody's hands."""
-    monkeypatch.setattr("gruppo.train.waiting.GRACE", 0.1)
-    waits = Loop()
-    waits(asyncio.sleep(0))
-    inner = waits._runner.get_loop()
-    lost, other = inner.create_task(asyncio.sleep(0)), inner.create_task(asyncio.sleep(1000))
-    inner._ready.popleft()  # type: ignore[attr-defined]
-    begun = time.monotonic()
-    waits.close()
-    assert not lost.done() and other.cancelled() and time.monotonic() - begun < 60
-    lost.get_coro().close()  # type: ignore[union-attr]
 
 
 # words

@@ -98,8 +98,8 @@ def _ranks(args: argparse.Namespace) -> int:
     args.resume = args.resume or str(_newest(args))
     said = [s.partition("=")[2] for s in args.settings if s.startswith("scale.ranks=")]
     kept = RunFolder(Path(args.resume))
-    known = kept.config_table().get("scale", {}) if kept["config.toml"].is_file() else {}
-    wanted = said[-1] if said else str(known.get("ranks", 1))
+    known = kept.config_table().get("scale") if kept["config.toml"].is_file() else None
+    wanted = said[-1] if said else str(known.get("ranks", 1) if isinstance(known, dict) else 1)
     return int(wanted) if wanted.isdecimal() else 1  # what cannot be read is refused later
 
 

@@ -134,6 +134,7 @@ class Run:
             return Learner(self.method, self.models, self.config.optim, self.warn, together)
         from gruppo.scale.ranks import lead
 
+        self.say(f"scale.ranks={together.size}: the weights are spread over so many processes, and this one samples")
         learner, self.models = lead(self, self.bare_context(0), together)
         return cast(Learner, learner)
 

@@ -85,11 +85,11 @@ class TableLearner:
     def _read(self, theta: Tensor, readout: str) -> Tensor:
         return self.tables.log_p(theta) if readout == "logp" else self.tables.entropy(theta)
 
-    def sampled(self, luck_E: Any) -> Tensor:
+    def sampled(self, uniform_E: Any) -> Tensor:
         """The answers that the policies give, for a random number from 0 to 1 each."""
         upto_PXA = self.tables.along(self.table("old", "logp")).exp().cumsum(-1)
-        luck = luck_E.view(*upto_PXA.shape[:2], -1)
-        answer = torch.searchsorted(upto_PXA, luck * upto_PXA[..., -1:], right=True)
+        uniform = uniform_E.view(*upto_PXA.shape[:2], -1)
+        answer = torch.searchsorted(upto_PXA, uniform * upto_PXA[..., -1:], right=True)
         return answer.clamp(max=self.tables.answers - 1).flatten()
 
     # what updates call
