@@ -25,12 +25,10 @@ from gruppo.kernels.language import (
 )
 
 PAGE = 64
-# Positions that a program reads at once, of one page or of several; of heads with 128 numbers one page. Where the page
-# of every position was looked up, attention took 1,183 us of a step of 1.5 B at 256 rows with two pages at once and
-# 1,220 with one; with one lookup a page it took 948. Of heads with 64 numbers all take as long.
-SPAN = 128
+SPAN = 64  # positions that a program reads at once, of one page: one lookup of its address; 32 take 5 to 9 % longer
 SPLITS_FOR = 512  # programs that fill a GPU; fewer rows are split along their positions
 MOST_SPLITS = 8
+STAGES = 3
 
 
 @dataclass(frozen=True)
@@ -96,11 +94,17 @@ def attend(
     _attend[(rows, h.kv_heads, splits)](
         qkv_BX, rope.cos, rope.sin, *weights, pos_B, table_BP, keys, values, out_BX, part,
         arrivals(out_BX.device, rows * h.kv_heads if splits > 1 else 0), h.eps, h.dim**-0.5, table_BP.stride(0), splits,
-        h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, SPAN if d_size <= 64 else PAGE, MOST_SPLITS,
+        h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, SPAN, MOST_SPLITS,
         norms is not None, "ieee" if qkv_BX.dtype == torch.float32 else "tf32", chain,
-        num_warps=4, num_stages=3, **launched(chain),
+        num_warps=_warps(d_size), num_stages=STAGES, **launched(chain),
     )  # fmt: skip
     return out_BX
+
+
+def _warps(d_size: int) -> int:
+    """Few, so that all programs of 256 rows are resident at once: over 256 positions the layers of 0.5 B (heads of 64)
+    took 316 us with one warp, 346 with two, 344 with four, those of 1.5 B (heads of 128) 597 with two, 723 with four."""
+    return 1 if d_size <= 64 else 2
 
 
 @jit
@@ -152,22 +156,18 @@ def _attend(
     spans = (at + SPAN - 1) // SPAN
     each = (spans + splits - 1) // splits
     for j in range(split * each, tl.minimum((split + 1) * each, spans)):
-        here = j * SPAN + t
-        seen = here < at
-        if SPAN == PAGE:  # one address for all, so that loads can be wide
-            cell_t = (tl.load(table + row * stride + j).to(tl.int64) * KV + h) * PAGE + t
-        else:
-            page = tl.load(table + row * stride + here // PAGE, mask=seen, other=0).to(tl.int64)
-            cell_t = (page * KV + h) * PAGE + here % PAGE
-        cells = cell_t[:, None] * D + d[None, :]
+        seen = j * SPAN + t < at
+        page = tl.load(table + row * stride + j * SPAN // PAGE).to(tl.int64)
+        first_cell = (page * KV + h) * PAGE + j * SPAN % PAGE
+        cells = first_cell * D + t[:, None] * D + d[None, :]
         used = seen[:, None] & inside[None, :]
         k_ = tl.load(keys + cells, mask=used, other=0.0)
+        v_ = tl.load(values + cells, mask=used, other=0.0)
         z = tl.dot(q, tl.trans(k_), input_precision=PRECISION) * scale
         z = tl.where(seen[None, :], z, float("-inf"))
         top = tl.maximum(m, tl.max(z, 1))
         shrink = tl.exp(m - top)
         p = tl.exp(z - top[:, None])
-        v_ = tl.load(values + cells, mask=used, other=0.0)
         total = total * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None] + tl.dot(p.to(kind), v_, input_precision=PRECISION)
         m = top
