@@ -12,7 +12,7 @@ from gruppo.engines.paged import SHARE, decoder_of, page_bytes, pool_pages
 from gruppo.policies import TinyConfig, TinyTransformer, clone, packed
 from gruppo.train import memory_plan
 from gruppo.train.memory_plan import GIB, Plan, kept_bytes, optimiser_bytes, plan, plan_of, planned, stored
-from gruppo.train.optim import MasterAdamW
+from gruppo.train.optim import AdamW
 
 SHAPE = TinyConfig(vocab=50, dim=64, layers=3, heads=4, kv_heads=2, ffn=160, context=256)
 
@@ -50,8 +50,7 @@ def test_the_gradients_in_float32_take_the_place_of_activations() -> None:
 def test_the_optimiser_keeps_what_is_planned(dtype: torch.dtype) -> None:
     p = torch.nn.Parameter(torch.zeros(64, 32, dtype=dtype))
     p.grad = torch.ones_like(p)
-    kind: Any = MasterAdamW if dtype == torch.bfloat16 else torch.optim.AdamW
-    optimiser = kind([p], lr=1.0, betas=(0.9, 0.99), weight_decay=0.0, fused=False)
+    optimiser = AdamW([p], lr=1.0, betas=(0.9, 0.99), weight_decay=0.0, fused=False)
     optimiser.step()
     kept = sum(x.nbytes for x in optimiser.state[p].values() if x.numel() > 1)
     assert kept == optimiser_bytes(p.numel(), p.element_size())

@@ -16,7 +16,7 @@ from train_runs import SMALL, gruppo
 from gruppo.cli import main
 from gruppo.policies import Lora, Unadapted, load_policy, load_tokenizer, packed
 from gruppo.train.config import EvalConfig, ModelConfig, RunConfig, SaveConfig
-from gruppo.train.optim import MasterAdamW
+from gruppo.train.optim import AdamW
 from gruppo.train.run import Run
 
 LORA = ("model.lora.rank=4", "model.lora.alpha=8")
@@ -248,7 +248,7 @@ def test_small_steps_are_not_rounded_away():
     told = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.01}
     exact = torch.nn.Parameter(torch.ones(50))
     half, naive = (torch.nn.Parameter(exact.detach().half()) for _ in range(2))
-    steppers = [torch.optim.AdamW([exact], fused=True, **told), MasterAdamW([half], fused=True, **told)]
+    steppers = [torch.optim.AdamW([exact], fused=True, **told), AdamW([half], fused=True, **told)]
     steppers.append(torch.optim.AdamW([naive], **told))
     for _ in range(40):
         slope = torch.rand(50) + 0.1

@@ -1,21 +1,57 @@
-"""An optimiser as a checkpoint brings it back."""
+"""Our AdamW is torch's, without its compiler; and as a checkpoint brings it back."""
 
+import subprocess
+import sys
+
+import pytest
 import torch
 
 from gruppo.train.checkpoint import optimiser_tensors, restore_optimiser
-from gruppo.train.optim import MasterAdamW
+from gruppo.train.optim import AdamW
 
 
-def stepped() -> tuple[torch.nn.Parameter, MasterAdamW]:
+def stepped() -> tuple[torch.nn.Parameter, AdamW]:
     p = torch.nn.Parameter(torch.linspace(-1, 1, 8, dtype=torch.bfloat16))
-    optimiser = MasterAdamW([p], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=False)
+    optimiser = AdamW([p], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=False)
     _step(p, optimiser)
     return p, optimiser
 
 
-def _step(p: torch.nn.Parameter, optimiser: MasterAdamW) -> None:
+def _step(p: torch.nn.Parameter, optimiser: AdamW) -> None:
     p.grad = torch.full_like(p, 0.3)
     optimiser.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fused", [True, False])
+def test_it_is_torchs_bit_for_bit(dtype: torch.dtype, fused: bool) -> None:
+    torch.manual_seed(0)
+    p, q = (torch.nn.Parameter(torch.linspace(-1, 1, 33, dtype=dtype)) for _ in range(2))
+    idle = torch.nn.Parameter(torch.ones(3, dtype=dtype))  # without a gradient it stays
+    told = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.01, "fused": fused}
+    ours, theirs = AdamW([p, idle], **told), torch.optim.AdamW([q], **told)
+    for _ in range(5):
+        p.grad = torch.randn_like(p)
+        q.grad = p.grad.clone()
+        ours.step()
+        theirs.step()
+    assert torch.equal(p, q) and idle.tolist() == [1, 1, 1] and "master" not in ours.state[p]
+
+
+def test_nobody_imports_the_compiler() -> None:
+    code = """
+        import sys, torch
+        from gruppo.train.optim import AdamW
+        p = torch.nn.Parameter(torch.ones(3))
+        optimiser = AdamW([p], lr=1.0, betas=(0.9, 0.95), weight_decay=0.0)
+        p.grad = torch.ones(3)
+        optimiser.step()
+        optimiser.load_state_dict(optimiser.state_dict())
+        optimiser.zero_grad()
+        sys.exit("torch._dynamo" in sys.modules)
+    """
+    lines = "\n".join(line.strip() for line in code.splitlines())
+    assert subprocess.run([sys.executable, "-c", lines], check=False, timeout=120).returncode == 0
 
 
 def test_float32_copies_of_bfloat16_weights_are_not_rounded() -> None:

@@ -26,7 +26,7 @@ from gruppo.train.cast import average
 from gruppo.train.forward import put_into, rows_of, serve, serve_into
 from gruppo.train.keeping import Keeping
 from gruppo.train.metrics import refuse_metrics, term_name
-from gruppo.train.optim import MasterAdamW
+from gruppo.train.optim import AdamW
 from gruppo.train.ranks import Ranks, whole
 from gruppo.train.tally import Tally
 from gruppo.train.timing import Clock
@@ -77,9 +77,7 @@ class Learner(Keeping):
 
     def _optimiser(self, model: Any) -> torch.optim.Optimizer:
         c, params = self.config, [p for p in model.parameters() if p.requires_grad]
-        small = any(torch.finfo(p.dtype).bits < 32 for p in params)
-        adam = MasterAdamW if small else torch.optim.AdamW
-        return adam(params, lr=1.0, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True)
+        return AdamW(params, lr=1.0, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay)
 
     def begin(self, ctx: Context) -> None:
         """Start a batch: set the context for schedules, and clear the tally."""

@@ -1,18 +1,30 @@
-"""AdamW for weights with less precision than float32."""
+"""torch's optimisers without its compiler, and AdamW for weights with less precision than float32."""
 
+import inspect
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+# These methods (and the step of torch's AdamW) import its compiler, torch._dynamo, 1 to 2 s of every start, only to ask
+# it to leave them alone. Each remembers the answer in an attribute; where it is, nobody is asked. A torch that has no
+# such attribute ignores it.
+for _method in (Optimizer.add_param_group, Optimizer.zero_grad, Optimizer.state_dict, Optimizer.load_state_dict):
+    _plain = inspect.unwrap(_method)
+    setattr(_plain, "__dynamo_disable", _plain)
 
-class MasterAdamW(torch.optim.Optimizer):
-    """AdamW on float32 copies of the weights, which are rounded from them after each step.
+
+class AdamW(Optimizer):
+    """torch's AdamW; of weights with less precision than float32 it updates float32 copies, and rounds.
 
     bfloat16 has 8 significant bits: an update of less than 1/512 of a weight would be lost, and most in RL are smaller.
     """
 
-    def __init__(self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float, fused: bool) -> None:
+    def __init__(
+        self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float, fused: bool = True
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "fused": fused})
 
     @torch.no_grad()
@@ -21,17 +33,16 @@ class MasterAdamW(torch.optim.Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
                 if not self.state[p]:
-                    master = p.detach().float().clone()
-                    self.state[p] = {"master": master, "exp_avg": torch.zeros_like(master)}
-                    self.state[p] |= {"exp_avg_sq": torch.zeros_like(master), "step": torch.zeros((), device=p.device)}
-            column = {k: [self.state[p][k] for p in params] for k in ("master", "exp_avg", "exp_avg_sq", "step")}
+                    self.state[p] = _first_state(p)
+            states = [self.state[p] for p in params]
+            weights = [state.get("master", p) for p, state in zip(params, states, strict=True)]
             adamw(
-                column["master"],
-                [p.grad.float() for p in params],
-                column["exp_avg"],
-                column["exp_avg_sq"],
+                weights,
+                [p.grad.to(w.dtype) for p, w in zip(params, weights, strict=True)],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
                 [],
-                column["step"],
+                [state["step"] for state in states],
                 fused=group["fused"],
                 amsgrad=False,
                 beta1=group["betas"][0],
@@ -41,5 +52,13 @@ class MasterAdamW(torch.optim.Optimizer):
                 eps=1e-8,
                 maximize=False,
             )
-            for p, master in zip(params, column["master"], strict=True):
-                p.copy_(master)
+            for p, w in zip(params, weights, strict=True):
+                if w is not p:
+                    p.copy_(w)
+
+
+def _first_state(p: Tensor) -> dict[str, Tensor]:
+    small = torch.finfo(p.dtype).bits < 32
+    weight = p.detach().float().clone() if small else p.detach()
+    state = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+    return ({"master": weight} if small else {}) | state | {"step": torch.zeros((), device=p.device)}

@@ -33,7 +33,6 @@ WARM = (
     "gruppo.train.best",  # these three are imported when a run needs them
     "gruppo.train.loggers",
     "gruppo.train.curves",
-    "torch._dynamo",  # imported by torch's optimisers
     "matplotlib.pyplot",
     "matplotlib.backends.backend_agg",
 )
