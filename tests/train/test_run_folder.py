@@ -72,8 +72,11 @@ def test_everything_is_there(picture: None, capsys: pytest.CaptureFixture[str]) 
     assert "try next:" in words and "gruppo eval runs/a task.level=3" in words
 
     assert load_policy(run / "policy").vocab == load_tokenizer(run / "policy").vocab
-    assert gruppo("eval", "runs/a/policy", "eval.prompts=8", "task.level=2", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["accuracy"] == summary["accuracy_after"]
+    words = ("eval.prompts=8", "task.level=2", "steps=3", "scale.ranks=2")
+    assert gruppo("eval", "runs/a/policy", *words, "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["accuracy"] == summary["accuracy_after"]
+    assert "steps=3, scale.ranks=2 changes nothing: an evaluation does not train" in err
 
 
 @pytest.mark.parametrize(

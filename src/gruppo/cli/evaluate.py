@@ -6,6 +6,7 @@ Of a run that has not ended, the newest checkpoint is evaluated.
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -38,10 +39,12 @@ from gruppo.train.saved import agents_of, writers_beside, writers_in
 from gruppo.train.waiting import waited
 
 UNIT = "prompt"  # of the intervals
+ACTIVE = ("task", "model", "engine", "sampling", "eval", "seed")  # settings that an evaluation looks at
 
 
 def eval(args: argparse.Namespace) -> int:
     config = configured(args, as_trained(args.policies, args))
+    warn_of_idle(args.settings)
     warn_of_other_files(args.policies, config)
     wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)
     tasks = tasks_of(config)
@@ -58,6 +61,14 @@ def eval(args: argparse.Namespace) -> int:
         print("\n".join(lines(f"{name} on {tasks.name}", sampling, e)))
     print("\n".join(differences(pairs)) if pairs else "intervals: 95 %, over prompts")
     return 0
+
+
+def warn_of_idle(settings: Sequence[str]) -> None:
+    if idle := [s for s in settings if re.split(r"[.+=]", s)[0] not in ACTIVE]:
+        _to_stderr(
+            f"warning: {', '.join(idle)} changes nothing: an evaluation does not train. What acts here begins with "
+            f"{', '.join(ACTIVE)}."
+        )
 
 
 # ---- the run that a policy lies in

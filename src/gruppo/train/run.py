@@ -37,7 +37,7 @@ from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
 from gruppo.train.ranks import Ranks, ranks
 from gruppo.train.slow import told_if_slow
-from gruppo.train.source import source_of
+from gruppo.train.source import source_of, uncorrected
 from gruppo.train.worlds import (
     Recurring,
     overflown,
@@ -249,12 +249,8 @@ class Run:
         if self.told_stale or not (self.config.ahead and age > 0):
             return
         self.told_stale = True
-        if not any(o.corrects for _, o in self.method.occupants()):
-            self.warn(
-                f"ahead={self.config.ahead}: answers are up to {self.config.ahead} steps old when they are learned "
-                f"from, and {self.method.name} has nothing that corrects for it: it learns as if its own weights had "
-                "sampled them. Add method.select+=truncated_importance, or use ahead=0."
-            )
+        if said := uncorrected(self.method, self.config.ahead):
+            self.warn(said)
 
     def warn_if_empty(self, empty: bool) -> None:
         """Selection has kept nothing for three steps in a row: the run continues but learns nothing."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gruppo.data import Batch, Episode
 from gruppo.policies import Unadapted, clone, learned_state, load_learned
-from gruppo.stages import Context, Memory, Need
+from gruppo.stages import Context, Memory, Method, Need
 from gruppo.stages.walk import Walk
 from gruppo.train.memory_plan import stored
 from gruppo.train.timing import Clock
@@ -51,6 +51,17 @@ class Drawn:
 
 
 Draw = Drawn | asyncio.Task[Drawn]  # one that is there, or under way
+
+
+def uncorrected(method: Method, ahead: int) -> str:
+    """What is wrong with learning from answers of older weights when nothing in the method looks at the difference."""
+    if not ahead or any(o.corrects for _, o in method.occupants()):
+        return ""
+    return (
+        f"ahead={ahead}: answers are up to {ahead} steps old when they are learned from, and {method.name} has nothing "
+        "that corrects for it: it learns as if its own weights had sampled them. Add "
+        "method.select+=truncated_importance, or use ahead=0."
+    )
 
 
 async def draw(walk: Walk, ctx: Context) -> Drawn:

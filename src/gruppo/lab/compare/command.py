@@ -3,6 +3,7 @@
 import argparse
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,6 +19,7 @@ from gruppo.train.config import RunConfig
 from gruppo.train.evaluate import wanted_k
 from gruppo.train.folder import RunFolder
 from gruppo.train.run import tasks_of
+from gruppo.train.source import uncorrected
 
 SHARED = ("task", "eval", "save", "seed")  # what is measured, and where: the same for all entrants
 
@@ -42,6 +44,8 @@ def compare(args: argparse.Namespace) -> int:
     seeds, settings = _seeds(args), [*([f"task={args.task}"] if args.task else []), *args.settings]
     folder, planned = plan(args, entrants, seeds, settings)
     refuse_other_settings(planned, folder)
+    for said in filter(None, dict.fromkeys(uncorrected(p.config.method, p.config.ahead) for p in planned)):
+        print(f"warning: {said}", file=sys.stderr)
     again = "gruppo " + shlex.join(args.typed)
     try:
         failed = run_all(planned, folder, args.jobs, quiet=args.json)

@@ -83,8 +83,8 @@ class Setup(Checked):
         if self.prompts <= self.world.prompts:
             return ""
         return (
-            f"prompts={self.prompts}: the world has {self.world.prompts}, and a step asks each at most once. Use "
-            "fewer, or a larger world."
+            f"prompts={self.prompts}: the world has {self.world.prompts} (world.prompts), and a step asks each at most "
+            "once. Use fewer, or a larger world."
         )
 
     def context(self, step: int, memory: Memory, max_tokens: int) -> Context:

@@ -37,6 +37,9 @@ WORDS = {
 }
 
 
+MOST = 50_000_000  # numbers of all seeds in one table, 0.4 GB
+
+
 class Runner(Protocol):
     def step(self, step: int) -> Mapping[str, Tensor]: ...
 
@@ -89,6 +92,13 @@ def train_exact(
     """Train a method in an exact world. `changes` are fields of Setup, of its world, or of its optimiser (`lr`)."""
     m = by_name(method) if isinstance(method, str) else method
     setup = changed(setup or Setup(), changes)
+    count = seeds if isinstance(seeds, int) else len(seeds) if isinstance(seeds, Sequence) else 0
+    each = max(setup.world.prompts * setup.world.answers, setup.prompts * setup.samples)
+    if count * each > MOST:
+        raise ValueError(
+            f"seeds={count}: each has {each:,} numbers (prompts x answers), so together they fill the memory. Use "
+            f"at most {MOST // each:,} seeds, or a smaller world, or fewer samples."
+        )
     chosen: list[Any] = (
         list(range(seeds)) if isinstance(seeds, int) else list(seeds) if isinstance(seeds, Sequence) else []
     )
