@@ -25,7 +25,7 @@ for folder in ("train", "laws", "equivalences", "methods"):
         sys.path.insert(0, str(HERE / folder))
 
 # Files need not be on the disk: a test kills processes, never the machine. A tenth of the time of runs that save.
-setattr(os, "fsync", lambda handle: None)
+os.fsync = lambda handle: None
 
 # A busy machine is no bug: an example may take as long as it takes.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
