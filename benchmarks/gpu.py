@@ -10,6 +10,7 @@ Random weights in bfloat16 in the shapes of Qwen2 (0.5 B, 1.5 B, 7 B). Parts:
     ragged    1,024 requests whose lengths are geometric (mean 256, at most 2,048), 256 rows
     groups    32 prompts of 1,024 tokens x 16 answers of 256: one prompt for its group, against copies of it
     step      a whole GRPO step of plain_loop.py at 0.5 B and 1.5 B, and one with answers of 2,048 tokens
+    sharded   learning at 0.5 B and 1.5 B with weights that FSDP2 has sharded over one rank, against plain ones
     large     the 7 B shape: sampling, and a step of an adapter
     exact     a GRPO step at 0.5 B with deterministic=true, against one without, and whether two runs are equal
 
@@ -21,6 +22,7 @@ import asyncio
 import copy
 import gc
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,15 +32,18 @@ from typing import Any
 import numpy as np
 import plain_loop
 import torch
+import torch.distributed as dist
 from report import machine
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gruppo.engines import Completion, NativeEngine, Request, complete
 from gruppo.policies.layout import packed
 from gruppo.policies.lora import Lora
+from gruppo.scale.ranks import Member
+from gruppo.scale.shard import mesh_of, shard_cast
 from gruppo.train.exact import be_deterministic
 
-PARTS = ("sampling", "ragged", "groups", "step", "large", "exact")
+PARTS = ("sampling", "ragged", "groups", "step", "sharded", "large", "exact")
 BANDWIDTH = 4.8e12  # bytes a second, of an H200
 
 
@@ -269,6 +274,49 @@ def _long(b: Bench) -> None:
         ", ".join(f"{k} {v:.3g}" for k, v in mine.items()),
     )
     b.fresh()
+
+
+class Sharded(plain_loop.Gruppo):
+    """As a rank of several learns: from sharded weights, which a whole copy takes after every step to sample."""
+
+    def __init__(self, model: Any, work: plain_loop.Work) -> None:
+        super().__init__(model, work)
+        shards = shard_cast({"policy": self.policy}, mesh_of(self.policy.device, 1), frozenset({"policy"}))
+        self.learner = self.member = Member(self.method, shards, self.learner.config)
+
+    def publish(self) -> None:
+        self.member.do("publish_to", ["policy"], {"policy": self.policy})
+
+
+def sharded(b: Bench) -> None:
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if b.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    learned = ("forward and backward", "optimiser")
+    for shape in ("0.5b", "1.5b"):
+        prompts, samples, answer = (2, 2, 8) if b.small else (64, 8, 128)
+        found: list[dict[str, float]] = []
+        publishing = 0.0
+        for kind in (Sharded, plain_loop.Gruppo):
+            model = b.model(shape)
+            ids = torch.randint(0, model.config.vocab_size, (prompts, 128), device=b.device)
+            ours = kind(model, plain_loop.Work(ids, samples, answer))
+            del model
+            steps = [ours.step() for _ in range(4)][1:]
+            found.append({k: statistics.median(parts[k] for parts in steps) for k in learned})
+            if isinstance(ours, Sharded):
+                publishing = b.seconds(ours.publish)
+            del ours
+            b.fresh()
+        mine, plain = found
+        b.compare(
+            f"learning with FSDP2 on one rank, {shape}: {prompts} x {samples} answers of 128+{answer} tokens",
+            "s",
+            sum(mine.values()),
+            sum(plain.values()),
+            f"beside it: plain; {', '.join(f'{k} {mine[k]:.3g} and {plain[k]:.3g}' for k in learned)}; "
+            f"the sampler's copy takes the weights in {publishing:.3g} s",
+        )
 
 
 def large(b: Bench) -> None:
