@@ -12,6 +12,9 @@ sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 import break_runs
 import kill_runs
 
+# Shorter lives than those of the script.
+SHORT = ("steps=6", "save.checkpoint_every=2", "eval.every=3", "save.episodes_every=3", "samples=2", "show=0")
+
 
 @pytest.mark.parametrize("name", kill_runs.METHODS)
 @pytest.mark.parametrize("count", [25])  # a tenth of the script
@@ -19,9 +22,8 @@ def test_stopped_at_random_moments(name: str, count: int) -> None:
     break_runs.import_all()
     Path("own.py").write_text(kill_runs.OWN)
     seed = random.SystemRandom().randrange(10**6)
-    compared, wrong = kill_runs.lives(
-        name, count, (*kill_runs.SETTINGS, *kill_runs.DEVICES["cpu"]), random.Random(seed)
-    )
+    settings = (*kill_runs.SETTINGS, *kill_runs.DEVICES["cpu"], *SHORT)
+    compared, wrong = kill_runs.lives(name, count, settings, random.Random(seed))
     assert not wrong and compared, f"seed {seed}: {wrong}"
 
 
