@@ -25,12 +25,15 @@ train: $(VENV)/.train ## train a policy; ARGS="method=dapo seed=1" goes to grupp
 # Compiled files are kept, also where the shell says no: three workers and all their processes would compile them again.
 test test-all: export PYTHONDONTWRITEBYTECODE =
 
+# Tests by file, the longest folders first (tests/conftest.py).
+BY_FILE := --dist loadgroup --no-loadscope-reorder
+
 # Three workers on two cores: many tests wait for processes. 712 s instead of 803 s.
 test: lint ## all checks, then the tests; PYTEST_ARGS="-m slow" goes to pytest
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 $(BY_FILE) $(PYTEST_ARGS)
 
 test-all: lint ## the tests and the long sweeps: all seeds of the laws, learning curves, ranks; hours
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not gpu' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(BY_FILE) -m 'not gpu' $(PYTEST_ARGS)
 
 # In a folder of its own: with the extras in .venv, `make test` would take longer. Two of the adapters need Java.
 EXTRAS_TESTS := tests/envs/test_adapters.py tests/tools/test_mcp.py tests/train/test_loggers.py tests/policies/test_smollm2.py \

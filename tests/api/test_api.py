@@ -349,16 +349,16 @@ def test_evaluate_is_gruppo_eval(around: Callable[..., Any], capsys: pytest.Capt
 def test_compare_objects_and_finished_runs(capsys: pytest.CaptureFixture[str]) -> None:
     mine = gruppo.method("grpo").but(name="mine", credit=local_occupant()(scale=2.0))
     settings = {k: v for k, v in SMALL.items() if k != "save"} | {"steps": 1, "save.tensorboard": "no"}
-    found = in_a_loop(lambda: gruppo.compare(["grpo optim.lr=1e-3", mine], task=ROWS, seeds=[3, 5], **settings))
-    assert found.entrants == ["grpo optim.lr=1e-3", "mine"] and found.seeds == [3, 5] and not found.failed
+    found = in_a_loop(lambda: gruppo.compare(["grpo optim.lr=1e-3", mine], task=ROWS, seeds=[3], **settings))
+    assert found.entrants == ["grpo optim.lr=1e-3", "mine"] and found.seeds == [3] and not found.failed
     folders = [Path(r.folder) for r in found.results]
-    assert len(folders) == 4 and gruppo.load(folders[1]).config.method.credit.scale == 2.0
+    assert len(folders) == 2 and gruppo.load(folders[1]).config.method.credit.scale == 2.0
     before = [p.stat().st_mtime_ns for p in Path("runs").rglob("summary.json")]
-    again = gruppo.compare(["grpo optim.lr=1e-3", mine], task=ROWS, seeds=[3, 5], **settings)  # nothing to do
+    again = gruppo.compare(["grpo optim.lr=1e-3", mine], task=ROWS, seeds=[3], **settings)  # nothing to do
     assert again.table() == found.table()
     assert before == [p.stat().st_mtime_ns for p in Path("runs").rglob("summary.json")]
     read = gruppo.compare([gruppo.load(f) for f in folders])
-    assert len(read.results) == 4 and gruppo.compare(folders).table() == read.table()
+    assert len(read.results) == 2 and gruppo.compare(folders).table() == read.table()
     with pytest.raises(ValueError, match="there twice"):
         gruppo.compare(["grpo", "grpo"], **settings)
     shutil.rmtree("runs")

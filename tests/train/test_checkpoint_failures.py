@@ -30,6 +30,7 @@ from gruppo.train.folder import RunFolder
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_grow() -> None:
     """The system itself refuses to write: as on a full disk, in the middle of the weights."""
     settings = ("steps=4", "save.checkpoint_every=2", *SLOWLY)

@@ -28,7 +28,7 @@ def test_stopped_at_random_moments(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("lora", marks=pytest.mark.slow), "writers_best"])
-@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_damaged_at_random(name: str, count: int) -> None:
     break_runs.import_all()
     seed = random.SystemRandom().randrange(10**6)
