@@ -38,6 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="the files of tests, and the tests in them, shuffled")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Without `-m gpu` no test sees a GPU: on any machine the suite is that of a CPU."""
+    if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def concerns(item: pytest.Item, method: str) -> bool:
     if item.path == HERE / "methods" / f"test_{method}.py":
         return True
