@@ -25,8 +25,8 @@ train: $(VENV)/.train ## train a policy; ARGS="method=dapo seed=1" goes to grupp
 # Compiled files are kept, also where the shell says no: three workers and all their processes would compile them again.
 test test-all: export PYTHONDONTWRITEBYTECODE =
 
-# Tests by file, the longest folders first (tests/conftest.py).
-BY_FILE := --dist loadgroup --no-loadscope-reorder
+# A worker gets whole files, so that what their tests share is made once; the longest folders first (tests/conftest.py).
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 # Three workers on two cores: many tests wait for processes. 712 s instead of 803 s.
 test: lint ## all checks, then the tests; PYTEST_ARGS="-m slow" goes to pytest

@@ -57,12 +57,8 @@ def _late(item: pytest.Item) -> bool:
     return item.path.relative_to(HERE).parts[0] not in LONG
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_late)
-    for item in items:  # a worker gets a whole file, so that what its tests share is made once; torture is spread
-        alone = item.path.name == "test_torture.py"
-        item.add_marker(pytest.mark.xdist_group(item.nodeid if alone else item.path.relative_to(HERE).as_posix()))
     names, seed = config.getoption("--method"), config.getoption("--shuffle")
     if seed is not None:  # files stay together, because their fixtures are expensive
         draw = random.Random(seed)
