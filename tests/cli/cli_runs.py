@@ -3,9 +3,9 @@
 import atexit
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
-import re
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
