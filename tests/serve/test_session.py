@@ -37,6 +37,9 @@ class Talk:
         self.session = Session(Growing(7, "t", "g"), tokenizer)
         self.endpoint = Endpoint(ctx, "m", lambda *_: self.session, lambda _: ctx.sampling, say=self.told.append)
 
+    def run(self, asked: Asked) -> Answer:
+        return asyncio.run(self.endpoint.answer(self.session, asked))
+
     def all(self, *calls: Any, **options: Any) -> list[Answer]:
         """Calls at once."""
 
@@ -210,7 +213,9 @@ def test_the_sampling_of_a_run_holds_whatever_a_program_asks_for() -> None:
         ({"max_tokens": 0}, "not a whole number"),
         ({"stop": [""]}, "neither a text nor"),
         ({"tools": [1]}, "no function"),
-        ({"tool_choice": "required"}, "auto"),
+        ({"tool_choice": "required"}, "there are none"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "lock"}}}, "one of tools .look."),
+        ({"tools": TOOLS, "tool_choice": "always"}, "auto"),
     ],
 )
 def test_bad_requests_are_refused_with_a_sentence(body: dict[str, Any], said: str) -> None:

@@ -36,6 +36,32 @@ from gruppo.cli import main
 raise SystemExit(main())
 """
 
+# Kills itself in a step, when some of its episodes are over and others are in the middle of theirs.
+KILLED_IN_PLAY = """
+import json, os, signal
+from pathlib import Path
+from gruppo.stages.dialogue import Dialogue
+going, ended = {}, []
+played, paid = Dialogue.played, Dialogue._paid
+async def to_its_end(self):
+    episode = await played(self)
+    if going.pop(id(self), None):
+        ended.append(len(episode.turns))
+    return episode
+def turn(self, *given):
+    seen = paid(self, *given)
+    if self.ctx.step == STEP:
+        going[id(self)] = self
+        left = [len(d.grown.turns) for d in going.values()]
+        if ended and not seen.done:
+            Path("open.json").write_text(json.dumps({"open": left, "ended": ended}))
+            os.kill(os.getpid(), signal.SIGKILL)
+    return seen
+Dialogue.played, Dialogue._paid = to_its_end, turn
+from gruppo.cli import main
+raise SystemExit(main())
+"""
+
 
 def killed_and_resumed(method: str, steps: int, *settings: str) -> str:
     """Kills a run at a random moment of the steps after the checkpoint in its middle, and resumes it; says when."""
@@ -77,6 +103,26 @@ AGENTS = {"gigpo": "household", "spear": "household", "spiral": "kuhn", "archer"
 def test_forty_steps_in_a_world_are_twenty_killed_and_twenty_more(method: str) -> None:
     """In lockstep, the default on a CPU: the worlds are played again from the checkpoint on."""
     print(killed_and_resumed(method, 40, f"task={AGENTS[method]}", *(FEW if method == "archer" else ())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", AGENTS)
+def test_forty_steps_are_twenty_killed_with_open_episodes_and_twenty_more(method: str) -> None:
+    """Killed in step 27, in the middle of episodes: those are played again, with the same luck, and others not twice."""
+    few = FEW if method == "archer" else ()
+    settings = (f"task={AGENTS[method]}", f"method={method}", "steps=40", "save.checkpoint_every=20", *few)
+    process = start("train", *SMALL, *settings, "save.name=b", code=KILLED_IN_PLAY.replace("STEP", "26"))  # from 0
+    assert process.wait(280) == -9
+    found = json.loads(Path("open.json").read_text())
+    assert saved("b") == ["step-000020"] and len(metrics("b")) == 27  # steps 0 to 26
+    assert min(found["open"]) > 0 and found["ended"]
+    assert gruppo("train", "--resume", "runs/b") == 0
+    straight(*settings)
+    assert len(metrics("a")) == 41
+    same_run("a", "b", keep=2)
+    print(
+        f"{method}: killed in step 27, {len(found['open'])} episodes open, {len(found['ended'])} over; no bit differs"
+    )
 
 
 def test_killed_while_a_checkpoint_is_written() -> None:
