@@ -13,7 +13,6 @@ from test_session import CHATML, hf
 
 from gruppo.data import Episode, Source, Status
 
-# pytest puts the folder of a test on the path of this process only.
 PYDANTIC = """
 from pydantic_ai import Agent
 
@@ -124,7 +123,7 @@ def test_pydantic_ai(model: str, stream: bool, tmp_path: Path) -> None:
 def test_an_answer_of_a_type_is_a_call_that_is_required(model: str, tmp_path: Path) -> None:
     """The opening of the call is given, so nobody decides it; a wrong type comes back as a result, and is mended."""
     pytest.importorskip("pydantic_ai")
-    said = ['{"name": "final_result", "arguments": {"number": %s}}\n</tool_call>' % n for n in ('"x"', "7")]
+    said = [f'{{"name": "final_result", "arguments": {{"number": {n}}}}}\n</tool_call>' for n in ('"x"', "7")]
     episode, tokenizer = one(tmp_path, TYPED, said, model)
     [s] = episode.sequences
     assert episode.reward == {"task": 7.0} and len(episode.turns) == 2

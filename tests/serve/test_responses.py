@@ -36,11 +36,8 @@ def test_both_apis_ask_for_the_same() -> None:
         user("b"),
     ]
     how = {"temperature": 0.5, "top_p": 0.9, "stream": True}
-    choices = (
-        ("auto", {"type": "function", "function": {"name": "look"}}),
-        ("auto", {"type": "function", "name": "look"}),
-    )
-    for ours, theirs in zip(*choices, strict=True):
+    named = {"type": "function", "function": {"name": "look"}}, {"type": "function", "name": "look"}
+    for ours, theirs in (("auto", "auto"), named):
         plain = Asked.of({"messages": chat, "tools": TOOLS, "max_tokens": 7, "tool_choice": ours, **how})
         body = {"instructions": "be kind", "input": items, "tools": FLAT, "max_output_tokens": 7, "tool_choice": theirs}
         assert asked_of({**body, **how, "store": False, "include": ["reasoning"]}) == plain

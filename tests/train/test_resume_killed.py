@@ -108,7 +108,7 @@ def test_forty_steps_in_a_world_are_twenty_killed_and_twenty_more(method: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("method", AGENTS)
 def test_forty_steps_are_twenty_killed_with_open_episodes_and_twenty_more(method: str) -> None:
-    """Killed in step 27, in the middle of episodes: those are played again, with the same luck, and others not twice."""
+    """Killed in step 27, in the middle of episodes: they are played again with the same luck, and none counts twice."""
     few = FEW if method == "archer" else ()
     settings = (f"task={AGENTS[method]}", f"method={method}", "steps=40", "save.checkpoint_every=20", *few)
     process = start("train", *SMALL, *settings, "save.name=b", code=KILLED_IN_PLAY.replace("STEP", "26"))  # from 0

@@ -1,4 +1,4 @@
-"""The Responses API, which newer agent libraries speak: a request becomes one of chat completions, and the answer items.
+"""The Responses API, which newer agent libraries speak: a request is read as one for a chat completion.
 
 Nothing is stored: a request brings its whole dialogue, so `previous_response_id` and `conversation` are refused.
 """
