@@ -7,7 +7,7 @@ import pytest
 from served import Puppet, context
 from test_session import CHATML, TOOLS, Talk, hf, user
 
-from gruppo.data import Growing
+from gruppo.data import Growing, Source
 from gruppo.serve.chat import Asked
 from gruppo.serve.http import Refusal
 from gruppo.serve.responses import asked_of, reply_of
@@ -122,6 +122,8 @@ def test_a_required_call_is_opened_for_the_policy() -> None:
     [s], [one, two] = talk.episode.sequences, talk.episode.turns
     assert tokenizer.decode(s.ids[: one.start]).endswith("assistant\n<tool_call>\n")
     assert tokenizer.decode(s.ids[one.stop : two.start]).endswith('<tool_call>\n{"name": "look", "arguments": ')
+    for turn, before in ((one, s.prompt_len - len("<tool_call>\n")), (two, one.stop)):  # nobody decides the opening
+        assert (s.source[before : turn.start] == Source.ENV).all()
     assert two.text == rest
     third = talk(user("b"), tools=TOOLS, tool_choice="required")
     assert third == {"role": "assistant", "content": "<tool_call>\nno call"}  # the policy may not make a call of it

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chat_templates import EXTENDED
 from served import Puppet, context
 
 from gruppo.data import Episode, Growing, Source
@@ -222,3 +223,20 @@ def test_bad_requests_are_refused_with_a_sentence(body: dict[str, Any], said: st
     with pytest.raises(Refusal, match=said) as refused:
         Asked.of({"messages": [user("a")], **body})
     assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_three_served_turns_in_every_template(name: str) -> None:
+    """Pitfalls 1 to 4 for a program of the user: sampled ids, one sequence, one start of each answer, one bos."""
+    tokenizer = hf(EXTENDED[name])
+    talk, messages = Talk(["one", "two", "three"], tokenizer), [user("a")]
+    for word in "bcd":
+        messages += [talk(*messages), user(word)]
+    [s], turns = talk.episode.sequences, talk.episode.turns
+    said = [np.append(tokenizer.encode(text), tokenizer.eos).tolist() for text in ("one", "two", "three")]
+    assert [s.ids[t.start : t.stop].tolist() for t in turns] == said
+    assert [list(r.prefix) for r in talk.engine.asked] == [s.ids[: t.start].tolist() for t in turns]
+    if tokenizer.bos is not None:
+        assert (s.ids == tokenizer.bos).sum() == 1 and s.ids[0] == tokenizer.bos
+    if name != "mistral":  # which puts a blank before an answer: all others render at once what was extended
+        assert s.ids[: turns[-1].start].tolist() == tokenizer.chat(messages[:5]).tolist()
