@@ -219,6 +219,23 @@ def test_the_library_of_openai(live: Live) -> None:
     assert error.value.code == "context_length_exceeded"
 
 
+def test_the_library_of_openai_by_its_newer_api(live: Live) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=live.endpoint.address, api_key="newer")
+    talk: list[Any] = [{"role": "user", "content": "1+1="}]
+    first = client.responses.create(model="policy", input=talk, max_output_tokens=4)
+    talk += [*first.output, {"role": "user", "content": "2+2="}]
+    second = client.responses.create(model="policy", input=talk, max_output_tokens=4)
+    end = 0 if first.status == "completed" else 1
+    assert second.usage.input_tokens == first.usage.total_tokens + end + 4
+    with client.responses.stream(model="policy", input=talk) as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_response().output_text is not None
+    assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
+    with pytest.raises(openai.BadRequestError, match="send the whole dialogue"):
+        client.responses.create(model="policy", input="a", previous_response_id="resp_1")
+
+
 LIBRARY = """
 import openai
 
