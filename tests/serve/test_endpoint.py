@@ -95,7 +95,8 @@ def test_errors_have_the_format_of_openai(body: dict[str, Any], status: int, sai
         ("GET /v1/models HTTP/1.1\n\n", 403, "is not this machine"),
         ("GET /v1/models HTTP/1.1\nHost: localhost\nOrigin: https://evil.example\n\n", 403, "another site"),
         ("GET /v1/models HTTP/1.1\nHost: localhost:80\nOrigin: http://127.0.0.1:3000\n\n", 200, "policy"),
-        ("GET /v1/responses HTTP/1.1\nHost: localhost\n\n", 404, "/v1/chat/completions"),
+        ("GET /v1/embeddings HTTP/1.1\nHost: localhost\n\n", 404, "/v1/chat/completions"),
+        ("GET /v1/responses HTTP/1.1\nHost: localhost\n\n", 405, "by POST"),
         ("GET /v1/chat/completions HTTP/1.1\nHost: localhost\n\n", 405, "by POST"),
         ("POST /v1/chat/completions HTTP/1.1\nHost: localhost\nContent-Length: 2\n\n[]", 400, "Send an object"),
         ("POST /v1/chat/completions HTTP/1.1\nHost: localhost\nContent-Length: 1\n\n{", 400, "no JSON"),
@@ -216,6 +217,23 @@ def test_the_library_of_openai(live: Live) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x" * 300}])
     assert error.value.code == "context_length_exceeded"
+
+
+def test_the_library_of_openai_by_its_newer_api(live: Live) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=live.endpoint.address, api_key="newer")
+    talk: list[Any] = [{"role": "user", "content": "1+1="}]
+    first = client.responses.create(model="policy", input=talk, max_output_tokens=4)
+    talk += [*first.output, {"role": "user", "content": "2+2="}]
+    second = client.responses.create(model="policy", input=talk, max_output_tokens=4)
+    end = 0 if first.status == "completed" else 1
+    assert second.usage.input_tokens == first.usage.total_tokens + end + 4
+    with client.responses.stream(model="policy", input=talk) as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_response().output_text is not None
+    assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
+    with pytest.raises(openai.BadRequestError, match="send the whole dialogue"):
+        client.responses.create(model="policy", input="a", previous_response_id="resp_1")
 
 
 LIBRARY = """

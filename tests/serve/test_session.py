@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chat_templates import EXTENDED
 from served import Puppet, context
 
 from gruppo.data import Episode, Growing, Source
@@ -36,6 +37,9 @@ class Talk:
         ctx, self.told = context(self.engine, 64, tokenizer), list[str]()
         self.session = Session(Growing(7, "t", "g"), tokenizer)
         self.endpoint = Endpoint(ctx, "m", lambda *_: self.session, lambda _: ctx.sampling, say=self.told.append)
+
+    def run(self, asked: Asked) -> Answer:
+        return asyncio.run(self.endpoint.answer(self.session, asked))
 
     def all(self, *calls: Any, **options: Any) -> list[Answer]:
         """Calls at once."""
@@ -210,10 +214,29 @@ def test_the_sampling_of_a_run_holds_whatever_a_program_asks_for() -> None:
         ({"max_tokens": 0}, "not a whole number"),
         ({"stop": [""]}, "neither a text nor"),
         ({"tools": [1]}, "no function"),
-        ({"tool_choice": "required"}, "auto"),
+        ({"tool_choice": "required"}, "there are none"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "lock"}}}, "one of tools .look."),
+        ({"tools": TOOLS, "tool_choice": "always"}, "auto"),
     ],
 )
 def test_bad_requests_are_refused_with_a_sentence(body: dict[str, Any], said: str) -> None:
     with pytest.raises(Refusal, match=said) as refused:
         Asked.of({"messages": [user("a")], **body})
     assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_three_served_turns_in_every_template(name: str) -> None:
+    """Pitfalls 1 to 4 for a program of the user: sampled ids, one sequence, one start of each answer, one bos."""
+    tokenizer = hf(EXTENDED[name])
+    talk, messages = Talk(["one", "two", "three"], tokenizer), [user("a")]
+    for word in "bcd":
+        messages += [talk(*messages), user(word)]
+    [s], turns = talk.episode.sequences, talk.episode.turns
+    said = [np.append(tokenizer.encode(text), tokenizer.eos).tolist() for text in ("one", "two", "three")]
+    assert [s.ids[t.start : t.stop].tolist() for t in turns] == said
+    assert [list(r.prefix) for r in talk.engine.asked] == [s.ids[: t.start].tolist() for t in turns]
+    if tokenizer.bos is not None:
+        assert (s.ids == tokenizer.bos).sum() == 1 and s.ids[0] == tokenizer.bos
+    if name != "mistral":  # which puts a blank before an answer: all others render at once what was extended
+        assert s.ids[: turns[-1].start].tolist() == tokenizer.chat(messages[:5]).tolist()

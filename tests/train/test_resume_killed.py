@@ -36,6 +36,35 @@ from gruppo.cli import main
 raise SystemExit(main())
 """
 
+# Kills itself in step 27 or later, as soon as some of its episodes are over and others are in the middle of theirs.
+KILLED_IN_PLAY = """
+import json, os, signal
+from pathlib import Path
+from gruppo.stages.dialogue import Dialogue
+going, ended, step = {}, [], 0
+played, paid = Dialogue.played, Dialogue._paid
+async def to_its_end(self):
+    episode = await played(self)
+    if going.pop(id(self), None):
+        ended.append(len(episode.turns))
+    return episode
+def turn(self, *given):
+    global step
+    seen = paid(self, *given)
+    if self.ctx.step != step:
+        going.clear(), ended.clear()
+        step = self.ctx.step
+    going[id(self)] = self
+    if step >= 26 and ended and not seen.done:  # counted from 0
+        left = [len(d.grown.turns) for d in going.values()]
+        Path("open.json").write_text(json.dumps({"step": step + 1, "open": left, "ended": ended}))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return seen
+Dialogue.played, Dialogue._paid = to_its_end, turn
+from gruppo.cli import main
+raise SystemExit(main())
+"""
+
 
 def killed_and_resumed(method: str, steps: int, *settings: str) -> str:
     """Kills a run at a random moment of the steps after the checkpoint in its middle, and resumes it; says when."""
@@ -77,6 +106,27 @@ AGENTS = {"gigpo": "household", "spear": "household", "spiral": "kuhn", "archer"
 def test_forty_steps_in_a_world_are_twenty_killed_and_twenty_more(method: str) -> None:
     """In lockstep, the default on a CPU: the worlds are played again from the checkpoint on."""
     print(killed_and_resumed(method, 40, f"task={AGENTS[method]}", *(FEW if method == "archer" else ())))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # on a loaded machine
+@pytest.mark.parametrize("method", AGENTS)
+def test_forty_steps_are_twenty_killed_with_open_episodes_and_twenty_more(method: str) -> None:
+    """Killed in the middle of episodes: they are played again with the same luck, and none counts twice."""
+    few = FEW if method == "archer" else ()
+    settings = (f"task={AGENTS[method]}", f"method={method}", "steps=40", "save.checkpoint_every=20", *few)
+    settings += ("prompts=2", "eval.prompts=2", "eval.every=20")
+    process = start("train", *SMALL, *settings, "save.name=b", code=KILLED_IN_PLAY)
+    assert process.wait(1000) == -9
+    found = json.loads(Path("open.json").read_text())
+    assert saved("b") == ["step-000020"] and len(metrics("b")) == found["step"] >= 27  # with that of step 0
+    assert min(found["open"]) > 0 and found["ended"]
+    assert gruppo("train", "--resume", "runs/b") == 0
+    straight(*settings)
+    assert len(metrics("a")) == 41
+    same_run("a", "b", keep=2)
+    how_many = f"{len(found['open'])} episodes open, {len(found['ended'])} over"
+    print(f"{method}: killed in step {found['step']}, {how_many}; no bit differs")
 
 
 def test_killed_while_a_checkpoint_is_written() -> None:

@@ -12,6 +12,7 @@ from gruppo.serve.http import Refusal, Reply
 from gruppo.tasks.messages import turn_of
 
 CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)  # of Hermes, Qwen and others
+OPEN = "<tool_call>\n"
 # What would change the answer and cannot be done: {field: (what is harmless, the remedy)}.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "n": ((None, 1), "Ask several times: each answer is a sequence of its own."),
@@ -20,7 +21,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "presence_penalty": ((None, 0), "Leave it out."),
     "frequency_penalty": ((None, 0), "Leave it out."),
     "response_format": ((None, {"type": "text"}), "Ask for the format in a message, and read the text."),
-    "tool_choice": ((None, "auto", "none"), 'Use "auto".'),
     "functions": ((None, []), "Use tools."),
 }
 
@@ -38,6 +38,7 @@ class Asked:
     seed: int | None = None
     stream: bool = False
     usage: bool = False  # of a stream
+    opening: str = ""  # how the answer begins, where a call of a tool is required
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> "Asked":
@@ -57,6 +58,7 @@ class Asked:
             _number(body, "seed", -(1 << 63), 1 << 63, whole=True),
             bool(body.get("stream")),
             isinstance(options, Mapping) and bool(options.get("include_usage")),
+            _opening(body.get("tool_choice"), tools),
         )
 
 
@@ -93,6 +95,23 @@ def _stops(value: Any) -> tuple[str, ...]:
     if not isinstance(texts, list) or not all(isinstance(t, str) and t for t in texts):
         raise Refusal(400, f"stop={value!r} is neither a text nor a list of texts. Use such.", param="stop")
     return tuple(texts)
+
+
+def _opening(choice: Any, tools: tuple[dict[str, Any], ...]) -> str:
+    """The words that an answer begins with, so that it calls a tool; the policy only writes the rest."""
+    if choice in (None, "auto", "none"):
+        return ""
+    names = [t["function"]["name"] for t in tools]
+    if choice == "required" and names:
+        return OPEN
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if name not in names:
+        served = f'"auto", "none", "required" or one of tools ({", ".join(names) or "there are none"})'
+        raise Refusal(
+            400, f"tool_choice={choice!r} is not served here. Use {served}.", "unsupported_value", "tool_choice"
+        )
+    return f'{OPEN}{{"name": {json.dumps(name)}, "arguments": '
 
 
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:

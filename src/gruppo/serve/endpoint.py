@@ -8,12 +8,18 @@ from typing import Any
 from gruppo.engines.base import Request
 from gruppo.serve.chat import Answer, Asked
 from gruppo.serve.http import HOST, Call, Refusal, Reply, Server
+from gruppo.serve.responses import asked_of, reply_of
 from gruppo.serve.session import Plan, Session
 from gruppo.stages.context import Context, Sampling
 from gruppo.stages.play import request_after
 from gruppo.tasks.imports import nearest
 
 HEADER = "x-gruppo-episode"
+# How a request is read and an answer written, by route.
+FORMS: dict[str, tuple[Callable[[Any], Asked], Callable[[Answer, str, Asked], Reply]]] = {
+    "chat/completions": (Asked.of, Answer.reply),
+    "responses": (asked_of, reply_of),
+}
 EDITED = (
     "a call of an agent does not go on with the messages and answers before it (they were edited, or it is another "
     "dialogue), so a new sequence of its episode began. That is no mistake, and is told only once."
@@ -26,7 +32,7 @@ SAMPLED = (
 
 @dataclass
 class Endpoint:
-    """Serves a policy on this machine: POST /v1/chat/completions and GET /v1/models.
+    """Serves a policy on this machine: POST /v1/chat/completions, POST /v1/responses and GET /v1/models.
 
     find      the session of an episode by its name, which is in the path (/v1/NAME/…), in the header X-Gruppo-Episode
               or is the API key ("" if there is none), and by the API key. Raises a Refusal.
@@ -59,8 +65,9 @@ class Endpoint:
         if route == "models" and call.method == "GET":
             row = {"id": self.model, "object": "model", "created": 0, "owned_by": "gruppo"}
             return Reply({"object": "list", "data": [row]})
-        if route != "chat/completions":
-            raise Refusal(404, f"there is no {call.path} here. Use /v1/chat/completions or /v1/models.", "not_found")
+        if route not in FORMS:
+            here = "/v1/chat/completions, /v1/responses or /v1/models"
+            raise Refusal(404, f"there is no {call.path} here. Use {here}.", "not_found")
         if call.method != "POST":
             raise Refusal(405, f"{call.method} {call.path}: completions are asked for by POST.")
         body = call.json()
@@ -68,9 +75,10 @@ class Endpoint:
             near = nearest(str(model), [self.model])
             said = f"there is no model {model!r} here.{near} Models: {self.model}."
             raise Refusal(404, said, "model_not_found", "model")
-        session, asked = self.find(name, key), Asked.of(body)
+        read, write = FORMS[route]
+        session, asked = self.find(name, key), read(body)
         with session:
-            return (await self.answer(session, asked)).reply(self.model, asked)
+            return write(await self.answer(session, asked), self.model, asked)
 
     async def answer(self, session: Session, asked: Asked) -> Answer:
         if session.calls >= session.turns:
@@ -148,7 +156,7 @@ def where(call: Call) -> tuple[str, str, str]:
     parts = parts[1:] if parts[:1] == ["v1"] else parts
     key = call.headers.get("authorization", "").partition(" ")[2].strip()
     name = call.headers.get(HEADER, "") or key
-    for route in (["chat", "completions"], ["models"]):
+    for route in (*(form.split("/") for form in FORMS), ["models"]):
         if parts[-len(route) :] == route and len(parts) <= len(route) + 1:
             return "/".join(route), parts[0] if len(parts) > len(route) else name, key
     return "/".join(parts), name, key

@@ -200,5 +200,6 @@ def _message(status: int, table: Mapping[str, Any], keep: bool) -> bytes:
 def _stream(events: tuple[Mapping[str, Any], ...]) -> bytes:
     """Events of the server, up to the end of the connection."""
     head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nConnection: close\r\n\r\n"
-    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+    kinds = [f"event: {event['type']}\n" if "type" in event else "" for event in events]
+    lines = [f"{kind}data: {json.dumps(event)}\n\n" for kind, event in zip(kinds, events, strict=True)]
     return (head + "".join(lines) + "data: [DONE]\n\n").encode()

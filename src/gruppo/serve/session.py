@@ -96,7 +96,7 @@ class Session:
 
     def plan(self, asked: Asked) -> Plan:
         """Where this call goes on. Nothing is changed but that the place is taken, until `take` or `drop`."""
-        options = self._options(asked)
+        options, opening = self._options(asked), self.tokenizer.encode(asked.opening)
         chains = _chains(asked.messages, asked.tools)
         for n in range(len(asked.messages) - 1, 0, -1):
             states = self._states.get(chains[n])
@@ -108,12 +108,13 @@ class Session:
             for s in states:
                 if s.context not in self._busy and self._ends[s.context] == len(s.ids):
                     follow = self._following(asked.messages[n:], int(s.ids[-1]), options)
+                    follow = np.concatenate([follow, opening])
                     self._busy.add(s.context)
                     ids = np.concatenate([s.ids, follow])
                     return Plan(ids, follow, s.context, self._keys[s.context], chains[-1])
-            ids = np.concatenate([states[-1].ids, seen])  # from an earlier point: a branch
+            ids = np.concatenate([states[-1].ids, seen, opening])  # from an earlier point: a branch
             return Plan(ids, ids, -1, self._new_key(ids), chains[-1])
-        ids = self._rendered(asked, options)
+        ids = np.concatenate([self._rendered(asked, options), opening])
         return Plan(ids, ids, -1, self._new_key(ids), chains[-1], edited=bool(self._states))
 
     def take(self, plan: Plan, asked: Asked, c: Completion, temperature: float) -> Answer:
@@ -126,7 +127,7 @@ class Session:
             grown.switch(context)
             grown.observe(plan.seen)
         full = self.tokenizer.decode(c.ids)
-        answer = Answer.of(full, c.reason == "length", asked, len(plan.ids), len(c.ids))
+        answer = Answer.of(asked.opening + full, c.reason == "length", asked, len(plan.ids), len(c.ids))
         flags = {"truncated"} if c.reason == "length" else set[str]()
         flags |= {"void"} if not full.strip() else set()
         # The program makes the calls, so how long they take and whether they succeed is not known here.
@@ -138,7 +139,7 @@ class Session:
         self._states.setdefault(chain, []).append(State(context, grown.ids))
         self._ends[context] = len(grown.ids)
         self._busy.discard(context)
-        self._tell(asked, full)
+        self._tell(asked, asked.opening + full)
         return answer
 
     def drop(self, plan: Plan) -> None:
