@@ -1,0 +1,83 @@
+"""Runs on Ray are the run in one process; and what if an actor dies. `make test-ray` runs them."""
+
+import importlib.util
+import random
+import time
+from pathlib import Path
+
+import pytest
+from ray_runs import RAY, Started, apart, moved, resumed, words_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-ray"),
+    pytest.mark.skipif(not Path("/proc/self/cmdline").is_file(), reason="processes are found in /proc"),
+]
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two runs are: `one` in one process, `ray` on two ranks with a sampler and a judge, both undisturbed."""
+    folder = tmp_path_factory.mktemp("ray")
+    Started(folder / "one.log", *words_of(folder, "one", STEPS)).well()
+    said = Started(folder / "ray.log", *words_of(folder, "ray", STEPS, *RAY.split())).well()
+    placed = [line for line in said.splitlines() if line.startswith("Ray at ")]
+    assert len(placed) == 1 and "rank 0, rank 1, sampler 0, judge 0 on" in placed[0]
+    return folder
+
+
+def test_twenty_steps_are_those_of_one_process(folder: Path) -> None:
+    assert moved(folder / "one", STEPS) > 1e-4
+    assert apart(folder / "one", folder / "ray", STEPS) <= 1e-5
+
+
+def test_a_sampler_that_is_killed_at_ten_random_moments_draws_the_same(folder: Path) -> None:
+    """Each time in a later step than before: its replacement has answered."""
+    luck, lost = random.Random(0), list[int]()
+    run = Started(folder / "killed.log", *words_of(folder, "killed", STEPS, *RAY.split()))
+    for k in range(10):
+        run.until(lambda k=k: (folder / f"killed/checkpoints/step-{k + 1:06d}/manifest.json").is_file())
+        time.sleep(luck.uniform(0, 0.6))
+        lost.append(run.kill("Sampler"))
+    said = run.well()
+    assert len(set(lost)) == 10
+    assert said.count("sampler 0 died and was replaced; what it was asked, it was asked again") == 10
+    assert apart(folder / "ray", folder / "killed", STEPS) == 0.0
+
+
+def test_a_rank_that_is_killed_ends_the_run_and_a_resume_is_equal(folder: Path) -> None:
+    run = Started(folder / "rank.log", *words_of(folder, "rank", STEPS, *RAY.split()))
+    run.until(lambda: (folder / "rank/checkpoints/step-000003/manifest.json").is_file())
+    began = time.monotonic()
+    run.kill("Rank")
+    said = run.ended()
+    assert time.monotonic() - began < 30 and run.process.returncode != 0
+    assert "Traceback" not in said and "rank" in said
+    print(f"ended after {time.monotonic() - began:.1f} s")
+    Started(folder / "resumed.log", *resumed(said)).well()
+    assert apart(folder / "ray", folder / "rank", STEPS) == 0.0
+
+
+SLOW = """
+import time
+
+
+def score(task, text):
+    time.sleep(0.1)
+    return float(text.strip() == task.answer)
+"""
+
+
+def test_a_judge_that_is_killed_has_its_answers_scored_again(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    words = [f"task.reward={tmp_path / 'slow.py'}:score", *RAY.split(), "scale.ranks=1", "scale.samplers=0"]
+    plain = Started(tmp_path / "plain.log", *words_of(tmp_path, "plain", 4, words[0]))
+    plain.well()
+    run = Started(tmp_path / "ray.log", *words_of(tmp_path, "ray", 4, *words))
+    run.until(lambda: (tmp_path / "ray/checkpoints/step-000001/manifest.json").is_file())
+    run.kill("JudgeActor")
+    said = run.well()
+    assert "judge 0 died and was replaced; its answers were scored again" in said
+    assert apart(tmp_path / "plain", tmp_path / "ray", 4) == 0.0
