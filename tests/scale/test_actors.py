@@ -1,8 +1,9 @@
-"""Samplers and judges that are actors, with a Ray of one process: what is asked, what is asked again, what is shared."""
+"""Samplers and judges that are actors, with a Ray of one process: what is asked, asked again, and shared."""
 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from gruppo.cli import main
 from gruppo.engines import Completion, EngineConfig, NativeEngine, Request, complete
-from gruppo.methods import method
+from gruppo.methods import all_methods, method
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.scale.judges import JudgeActor, Judges
-from gruppo.scale.samplers import Sampler, Samplers, Team
-from gruppo.stages import Context, Sampling
+from gruppo.scale.samplers import Question, Samplers, Team, refusals, samplers_of
+from gruppo.stages import Sampling
 from gruppo.stages.record import to_table
 from gruppo.tasks import Task, TaskConfig
 from gruppo.tasks.base import Scorer
@@ -47,8 +50,8 @@ class Actor:
 
     def __getattr__(self, verb: str) -> Any:
         async def call(*given: Any) -> Any:
-            *found, _ = await getattr(self.inside, verb)(*given)
-            return (*found, id(self.inside))
+            found = await getattr(self.inside, verb)(*given)
+            return (*found[:-1], id(self.inside)) if isinstance(found, tuple) else id(self.inside)
 
         def remote(*given: Any) -> Ref:
             self.asked.append(given)
@@ -68,6 +71,12 @@ class Ray:
 
         return Ref(found)
 
+    def get(self, asked: list[Ref]) -> list[Any]:
+        async def found() -> list[Any]:
+            return [await ref for ref in asked]
+
+        return asyncio.run(found())
+
 
 class OneProcess:
     """In place of the cluster of a run."""
@@ -76,19 +85,11 @@ class OneProcess:
 
     def __init__(self, samplers: int = 1, judges: int = 1) -> None:
         self.ray, self.said = Ray(), list[str]()
-        self.say = self.said.append
+        self.say, self.team = self.said.append, None
         self.config = SimpleNamespace(scale=SimpleNamespace(samplers=samplers, judges=judges))
 
     def actor(self, _: str, kind: type, *given: Any, **__: Any) -> Actor:
         return Actor(kind, *given)
-
-
-class Alone(Team):
-    """Models are there at the first question."""
-
-    def begin(self) -> int:
-        self.processes = {i: id(actor.inside) for i, actor in enumerate(self.actors)}
-        return next(self.numbers)
 
 
 def sampling(n: int, config: EngineConfig | None = None) -> tuple[Samplers, NativeEngine, OneProcess]:
@@ -96,11 +97,15 @@ def sampling(n: int, config: EngineConfig | None = None) -> tuple[Samplers, Nati
     run = RunConfig(method=method("grpo"), threads=1)
     told = {"sampling": Sampling(max_tokens=8), "seed": 0}
     cluster: Any = OneProcess(n)
-    team = Alone(cluster, to_table(run), told, config or EngineConfig())
+    team = Team(cluster, to_table(run), told, config or EngineConfig())
     tokenizer, device = load_tokenizer("tiny"), torch.device("cpu")
     models = [{"policy": load_policy("tiny", torch.float32, device, 0)} for _ in range(2)]
     here, alone = (NativeEngine(m, eos=tokenizer.stops, decode=tokenizer.decode) for m in models)
     return Samplers(team, lambda role: True, here), alone, cluster
+
+
+def questions(engine: Samplers, i: int) -> list[Question]:
+    return [given[0] for given in engine.team.actors[i].asked if isinstance(given[0], Question)]
 
 
 def requests(n: int, start: int = 0) -> list[Request]:
@@ -134,7 +139,9 @@ def test_an_actor_draws_what_this_process_would_also_after_new_weights() -> None
     assert second[0].version.tolist() == [1] * len(second[0].ids)
 
 
-async def talk(engine: NativeEngine, number: int, between: Callable[[int], None] = lambda turn: None) -> list[Completion]:
+async def talk(
+    engine: NativeEngine, number: int, between: Callable[[int], None] = lambda turn: None
+) -> list[Completion]:
     """Three turns that go on from what is kept of the turn before."""
     ids, out = np.arange(3, 9 + number % 3), list[Completion]()
     for turn in range(3):
@@ -182,8 +189,7 @@ def test_what_was_kept_is_what_makes_those_bits() -> None:
 def test_the_calls_of_a_wave_are_one_question() -> None:
     far, _, _ = sampling(1)
     talked(far)
-    assert len(far.team.actors[0].asked) == 3
-    assert [len(q.asked) for (q,) in far.team.actors[0].asked] == [4, 4, 4]
+    assert [len(q.asked) for q in questions(far, 0)] == [4, 4, 4]
 
 
 def test_several_samplers_draw_the_same_and_share_the_work() -> None:
@@ -192,7 +198,7 @@ def test_several_samplers_draw_the_same_and_share_the_work() -> None:
     assert [c.ids.tolist() for c in found] == [c.ids.tolist() for c in plain]
     gap = max(float(np.abs(a.logp - b.logp).max()) for a, b in zip(found, plain, strict=True))
     assert gap <= 1e-5
-    parts = [q.asked[0][0] for actor in far.team.actors for (q,) in actor.asked]
+    parts = [q.asked[0][0] for i in range(2) for q in questions(far, i)]
     assert [len(part) for part in parts] == [6, 6]
     homes = [{r.prefix.tobytes() for r in part} for part in parts]
     assert not homes[0] & homes[1]  # requests that begin alike are computed together
@@ -228,6 +234,60 @@ def test_a_call_that_nobody_waits_for_is_not_answered() -> None:
     assert not asyncio.run(leave()) and not far._open
 
 
+# ---- runs
+
+REWARD = (
+    "def even(task, text):\n    return float(sum(map(ord, text)) % 2 == 0)\n"
+    "even.answer = lambda task, text: str(sum(map(ord, text)) % 3)\n"
+)
+
+
+def weights_after(folder: Path, name: str, *words: str) -> dict[str, Any]:
+    """Two steps of a method; what it has learned."""
+    roles = [f"method.cast.{r}=tiny" for r, role in all_methods()[name].cast.items() if not role.start]
+    light = ["method.update.critic_epochs=3"] if name == "archer" else []
+    few = ["model=tiny-random", "prompts=2", "samples=4", "steps=2", "eval.prompts=2", "threads=1", "show=0"]
+    place = [
+        "save.tensorboard=no",
+        f"save.folder={folder.parent}",
+        f"save.name={folder.name}",
+        f"task.reward={folder.parent / 'even.py'}:even",
+    ]
+    assert main(["train", f"method={name}", *few, *roles, *light, *place, *words]) == 0
+    return load_file(folder / "policy/model.safetensors")
+
+
+def unlike(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of weights that differ between a run in one process and one whose sampler is an actor."""
+    (tmp_path / "even.py").write_text(REWARD)
+    plain = weights_after(tmp_path / "plain", name)
+    cluster = OneProcess()
+    monkeypatch.setattr("gruppo.scale.cluster.current", lambda: cluster)
+    monkeypatch.setattr("gruppo.train.trainer.opened", lambda *_: nullcontext())
+    far = weights_after(tmp_path / "far", name, "scale.address=local", "scale.samplers=1")
+    assert questions(SimpleNamespace(team=cluster.team), 0)  # type: ignore[arg-type]
+    return [k for k in plain if not torch.equal(plain[k], far[k])]
+
+
+def test_a_run_is_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not unlike("grpo", tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, m in all_methods().items() if not refusals(m)])
+def test_all_methods_are_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not unlike(name, tmp_path, monkeypatch)
+
+
+def test_a_method_that_steers_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (said,) = refusals(method("latr"))
+    assert "lookahead_tree in rollout needs an engine that promises 'steer'" in said and "scale.samplers=0" in said
+    run: Any = SimpleNamespace(method=method("latr"), config=RunConfig())
+    cluster: Any = OneProcess()
+    with pytest.raises(ValueError, match="promises 'steer'"):
+        samplers_of(cluster, run, EngineConfig(), sampling(1)[1])
+
+
 # ---- judges
 
 SCORER = """
@@ -249,13 +309,9 @@ def judging(folder: Path, name: str, judges: int) -> tuple[Judges, OneProcess]:
     (folder / "mine.py").write_text(SCORER)
     cluster: Any = OneProcess(judges=judges)
     judge = Judges(cluster, Scorer(f"{folder / 'mine.py'}:{name}"), TaskConfig(workers=1), cluster.say)
-
-    async def ready() -> None:
-        for actor in judge.actors:
-            judge.in_order = (await actor.inside.start())[0]
-        judge.processes = [id(actor.inside) for actor in judge.actors]
-
-    asyncio.run(ready())
+    judge.start()
+    for actor in judge.actors:
+        actor.asked.clear()
     return judge, cluster
 
 

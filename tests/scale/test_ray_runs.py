@@ -60,6 +60,35 @@ def test_a_rank_that_is_killed_ends_the_run_and_a_resume_is_equal(folder: Path) 
     assert apart(folder / "ray", folder / "rank", STEPS) == 0.0
 
 
+STUCK = """
+import pathlib
+import time
+
+
+def score(task, text):
+    while pathlib.Path(__file__).with_name("stuck").exists():
+        time.sleep(0.1)
+    return float(text.strip() == task.answer)
+"""
+
+
+def test_a_rank_that_is_killed_ends_a_run_that_waits_for_something_else(tmp_path: Path) -> None:
+    """Nobody learns meanwhile, so no rank would notice."""
+    (tmp_path / "mine.py").write_text(STUCK)
+    words = [f"task.reward={tmp_path / 'mine.py'}:score", "task.seconds=500", *RAY.split(), "scale.samplers=0"]
+    run = Started(tmp_path / "run.log", *words_of(tmp_path, "run", 1000, *words))
+    run.until(lambda: (tmp_path / "run/checkpoints/step-000002/manifest.json").is_file())
+    (tmp_path / "stuck").touch()
+    time.sleep(5)
+    began = time.monotonic()
+    run.kill("Rank")
+    said = run.ended()
+    seconds = time.monotonic() - began
+    print(f"ended after {seconds:.1f} s")
+    assert seconds < 30 and run.process.returncode != 0 and "Traceback" not in said
+    assert "rank 1 of 2 is gone, and the run ends with it" in said and resumed(said)
+
+
 SLOW = """
 import time
 

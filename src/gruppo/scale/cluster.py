@@ -69,8 +69,8 @@ def _refuse(parts: Sequence[Part], scale: ScaleConfig, has: Mapping[str, float])
     fewer = f"scale.cpus={int(100 * missing['CPU'][1] / len(parts)) / 100:g}, or " if "CPU" in missing else ""
     raise ValueError(
         f"scale.address={scale.address}: the run asks for {said} ({', '.join(p.name for p in parts)}), so it would "
-        f"wait for ever. Use {fewer}fewer scale.ranks, scale.samplers or scale.judges, or add machines: ray start "
-        "--address=HOST:PORT"
+        f"wait for ever. Use {fewer}fewer scale.ranks, scale.samplers or scale.judges, or a larger cluster: "
+        "ray start --address=HOST:PORT on each machine, and scale.address=auto."
     )
 
 
@@ -174,7 +174,7 @@ def told(error: Any, who: str, remedy: str) -> Exception:
     """What an actor raised, as it raised it; if it died again and again, a sentence."""
     if isinstance(cause := getattr(error, "cause", None), Exception):
         return cause
-    first = str(error).splitlines()[0]
+    first = str(error).splitlines()[0].rstrip(".")
     return ValueError(f"{who} died {RETRIES + 1} times over the same question: {first}. {remedy}")
 
 

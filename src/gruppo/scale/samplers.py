@@ -23,9 +23,12 @@ from gruppo.engines.config import EngineConfig, engine_of
 from gruppo.engines.native import NativeEngine
 from gruppo.policies import learned_state, load_learned
 from gruppo.scale.cluster import RESTARTED, Cluster, at_home, told
+from gruppo.stages import Method, kind
+from gruppo.stages.requires import Promised
 
 Plain = dict[str, dict[str, NDArray[np.uint8]]]  # bytes of weights, by role and name
 Asked = list[tuple[list[Request], bool]]  # calls of one wave: requests, and whether they are remembered
+UNLIKE = {"steer", "fork", "shared"}  # what an engine in the process of the run may promise, and an actor may not
 REMEDY = "If memory ran out there, lower engine.rows or sampling.max_tokens, or give it a larger machine."
 Found = list[tuple[int, int, Completion]]  # (call, request, completion), in the order in which they ended
 
@@ -194,7 +197,7 @@ class Samplers(NativeEngine):
 
     @property
     def promises(self) -> frozenset[str]:
-        return super().promises - {"steer", "fork"}
+        return super().promises - UNLIKE
 
     def forget(self) -> None:
         self.epoch += 1
@@ -263,12 +266,31 @@ class Samplers(NativeEngine):
             task.cancel()
 
 
+def refusals(method: Method) -> list[str]:
+    """Why a method cannot be sampled by actors, one sentence each."""
+    return [
+        f"{method.name}: {kind(o)} in {room} needs an engine that promises {r.promise!r}"
+        f"{f' ({r.why})' if r.why else ''}, and a sampler in another process does not. Use scale.samplers=0: then the "
+        "first rank samples."
+        for room, o in method.occupants()
+        for r in o.requires
+        if isinstance(r, Promised) and r.promise in UNLIKE
+    ]
+
+
 def samplers_of(cluster: Cluster, run: Any, engine: EngineConfig, here: NativeEngine) -> NativeEngine:
     """The engine of a run with sampler actors, which all engines of the run share."""
     from gruppo.scale.config import ScaleConfig
     from gruppo.scale.ranks import SENT
     from gruppo.stages.record import to_table
 
+    if engine.name != "native":
+        raise ValueError(
+            f"scale.samplers={run.config.scale.samplers} with engine={engine.name}: actors sample with the native "
+            "engine, and this one is a process of its own already. Use engine=native, or scale.samplers=0."
+        )
+    if said := refusals(run.method):
+        raise ValueError("\n".join(said))
     if cluster.team is None:
         told = {name: getattr(run.bare_context(0), name) for name in SENT}
         cluster.team = Team(cluster, to_table(replace(run.config, scale=ScaleConfig())), told, engine)

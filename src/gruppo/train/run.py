@@ -135,8 +135,7 @@ class Run:
             return Learner(self.method, self.models, self.config.optim, self.warn, together)
         from gruppo.scale.ranks import lead
 
-        what = "serves them" if self.config.scale.samplers else "samples"
-        self.say(f"scale.ranks={together.size}: the weights are spread over so many processes, and this one {what}")
+        self.say(f"scale.ranks={together.size}: the weights are spread over so many processes, and this one draws")
         learner, self.models = lead(self, self.bare_context(0), together)
         return cast(Learner, learner)
 
