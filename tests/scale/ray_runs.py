@@ -14,6 +14,8 @@ from starting import ENV
 
 RAY = "scale.address=local scale.ranks=2 scale.samplers=1 scale.judges=1 scale.cpus=0.5"
 
+PATIENCE = 600.0  # seconds: the actors of Ray give way to everybody else on a busy machine
+
 
 def words_of(folder: Path, name: str, steps: int, *more: str) -> list[str]:
     small = "method=grpo prompts=8 samples=4 threads=1 show=0 eval.every=0 eval.prompts=4"
@@ -34,16 +36,19 @@ class Started:
     def said(self) -> str:
         return self.log.read_text()
 
-    def until(self, seen: Callable[[], object], seconds: float = 200) -> None:
-        limit = time.monotonic() + seconds
+    def until(self, seen: Callable[[], object]) -> None:
+        """Waits for something. Whatever fails here, nothing is left behind: Ray ends with the process of the run."""
+        limit = time.monotonic() + PATIENCE
         while not seen():
-            assert self.process.poll() is None and time.monotonic() < limit, self.said
+            if self.process.poll() is not None or time.monotonic() > limit:
+                self.process.kill()
+                raise AssertionError(self.said)
             time.sleep(0.02)
 
-    def ended(self, seconds: float = 250) -> str:
+    def ended(self) -> str:
         """What it said; its exit code is in `process`."""
         try:
-            self.process.wait(seconds)
+            self.process.wait(PATIENCE)
         finally:
             self.process.kill()
         return self.said
@@ -59,10 +64,15 @@ class Started:
 
     def kill(self, kind: str) -> int:
         """Kills the actor of this class that runs now."""
-        self.until(lambda: self.actors(kind))
-        (pid,) = self.actors(kind)
-        os.kill(pid, signal.SIGKILL)
-        return pid
+        found = list[int]()
+
+        def one() -> bool:
+            found[:] = self.actors(kind)
+            return len(found) == 1  # none while its title changes
+
+        self.until(one)
+        os.kill(found[0], signal.SIGKILL)
+        return found[0]
 
 
 def title(pid: int) -> str:

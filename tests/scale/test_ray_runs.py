@@ -10,7 +10,7 @@ from ray_runs import RAY, Started, apart, moved, resumed, words_of
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(2400),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-ray"),
     pytest.mark.skipif(not Path("/proc/self/cmdline").is_file(), reason="processes are found in /proc"),
 ]

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from gruppo.scale.config import ScaleConfig
-from gruppo.scale.launch import FAREWELL
 from gruppo.tasks.imports import library
 from gruppo.train.config import RunConfig
 
@@ -28,7 +27,8 @@ RESTARTED = {"max_restarts": -1, "max_task_retries": RETRIES}  # what Ray does b
 SAID = 5.0  # seconds of waiting for resources before the user is told, then ever more rarely
 PATIENCE = 600.0  # seconds of waiting for resources that others use
 START = 300.0  # seconds in which the process of a rank starts
-AGAIN = 3.0  # seconds between two signals to a run that has lost a rank
+NOTICED = 5.0  # seconds in which a run that has lost a rank may notice and end by itself
+AGAIN = 3.0  # seconds between two signals to one that has not
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ def _watch(cluster: Cluster, actors: Sequence[Any]) -> None:
             return
         cluster.dead = f"rank {asked[done[0]]} of {len(actors) + 1}"
         cluster.say(f"{cluster.dead} is gone, and the run ends with it")
-        for seconds in (FAREWELL, AGAIN, AGAIN):  # by itself, once it learns; else as by Ctrl-C, and again
+        for seconds in (NOTICED, AGAIN, AGAIN):  # by itself, once it learns; else as by Ctrl-C, and again
             if cluster.over.wait(seconds):
                 return
             os.kill(os.getpid(), signal.SIGINT)
