@@ -30,7 +30,9 @@ class Started:
         self.log = log
         command = [sys.executable, "-m", "gruppo", "train", *words]
         with log.open("w") as out:
-            self.process = subprocess.Popen(command, env=ENV, stdout=out, stderr=subprocess.STDOUT, text=True)
+            self.process = subprocess.Popen(
+                command, env=ENV, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     @property
     def said(self) -> str:

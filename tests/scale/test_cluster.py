@@ -1,6 +1,8 @@
 """A cluster of Ray before it is one: what a run asks for, what is refused, and the words for it. No Ray is needed."""
 
 import importlib.util
+import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +11,13 @@ from typing import Any
 import pytest
 from starting import config
 
-from gruppo.cli import main
+from gruppo.cli import main, overrides
 from gruppo.cli.commands import _ranks
 from gruppo.scale.cluster import Cluster, _refuse, current, lacking, opened, plan, told
 from gruppo.scale.config import ScaleConfig
 from gruppo.scale.launch import agreed
 from gruppo.train import trainer
+from gruppo.train.config import RunConfig
 
 SCALE = ScaleConfig(ranks=2, address="local", samplers=2, judges=1, cpus=0.5)
 
@@ -142,3 +145,11 @@ def test_what_an_actor_raised_is_told_as_it_was() -> None:
     assert str(told(SimpleNamespace(cause=ValueError("mine")), "judge 0", "Mend it.")) == "mine"
     error = told(ConnectionError("The actor died.\nmore"), "sampler 1", "Mend it.")
     assert str(error) == "sampler 1 died 4 times over the same question: The actor died. Mend it."
+
+
+def test_the_run_files_of_the_page_can_be_placed() -> None:
+    page = (Path(__file__).parents[2] / "docs/scale.md").read_text()
+    files = [tomllib.loads(text) for text in re.findall(r"^```toml\n(.*?)^```$", page, re.M | re.S)]
+    read = [overrides.from_toml(table, RunConfig()).scale for table in files if "scale" in table]
+    assert len(read) >= 3 and any(scale.address for scale in read)
+    assert not any(scale.unplaced() for scale in read)

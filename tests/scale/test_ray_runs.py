@@ -1,7 +1,9 @@
 """Runs on Ray are the run in one process; and what if an actor dies. `make test-ray` runs them."""
 
 import importlib.util
+import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -33,17 +35,20 @@ def test_twenty_steps_are_those_of_one_process(folder: Path) -> None:
     assert apart(folder / "one", folder / "ray", STEPS) <= 1e-5
 
 
+AGAIN = "sampler 0 died and was replaced; what it was asked, it was asked again"
+
+
 def test_a_sampler_that_is_killed_at_ten_random_moments_draws_the_same(folder: Path) -> None:
-    """Each time in a later step than before: its replacement has answered."""
+    """Each time its replacement has answered before."""
     luck, lost = random.Random(0), list[int]()
     run = Started(folder / "killed.log", *words_of(folder, "killed", STEPS, *RAY.split()))
-    for k in range(10):
-        run.until(lambda k=k: (folder / f"killed/checkpoints/step-{k + 1:06d}/manifest.json").is_file())
-        time.sleep(luck.uniform(0, 0.6))
+    run.until(lambda: "step 1/" in run.said)
+    for _ in range(10):
+        time.sleep(luck.uniform(0, 0.3))
         lost.append(run.kill("Sampler"))
-    said = run.well()
-    assert len(set(lost)) == 10
-    assert said.count("sampler 0 died and was replaced; what it was asked, it was asked again") == 10
+        run.until(lambda: run.said.count(AGAIN) == len(lost))
+        print(f"killed after step {len(list((folder / 'killed/checkpoints').glob('step-*')))}")
+    assert len(set(lost)) == 10 and run.well().count(AGAIN) == 10
     assert apart(folder / "ray", folder / "killed", STEPS) == 0.0
 
 
@@ -58,6 +63,27 @@ def test_a_rank_that_is_killed_ends_the_run_and_a_resume_is_equal(folder: Path) 
     print(f"ended after {time.monotonic() - began:.1f} s")
     Started(folder / "resumed.log", *resumed(said)).well()
     assert apart(folder / "ray", folder / "rank", STEPS) == 0.0
+
+
+@pytest.mark.parametrize("whom", ["run", "all"])
+def test_a_signal_finishes_the_step_and_saves_it(whom: str, tmp_path: Path) -> None:
+    """Of a scheduler to the run, and of a terminal, which all processes of Ray get, too."""
+    run = Started(tmp_path / "run.log", *words_of(tmp_path, "run", 1000, *RAY.split()))
+    run.until(lambda: (tmp_path / "run/checkpoints/step-000001/manifest.json").is_file())
+    if whom == "run":
+        run.process.send_signal(signal.SIGTERM)
+    else:
+        os.killpg(run.process.pid, signal.SIGINT)
+    said = run.well()
+    assert "stopped after step" in said and resumed(said)
+
+
+def test_what_is_missing_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+    words = ["scale.address=local", "scale.samplers=1", "scale.judges=1", "scale.cpus=1000"]
+    run = Started(tmp_path / "run.log", *words_of(tmp_path, "run", 1, *words))
+    said = run.ended()
+    assert run.process.returncode != 0 and "the run asks for 2000 CPU where there" in said
+    assert "fewer scale.ranks, scale.samplers or scale.judges" in said and not (tmp_path / "run").exists()
 
 
 STUCK = """

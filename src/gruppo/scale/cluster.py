@@ -66,7 +66,8 @@ def _refuse(parts: Sequence[Part], scale: ScaleConfig, has: Mapping[str, float])
     if not missing:
         return
     said = " and ".join(f"{asked:g} {name} where there {_are(there)}" for name, (asked, there) in missing.items())
-    fewer = f"scale.cpus={int(100 * missing['CPU'][1] / len(parts)) / 100:g}, or " if "CPU" in missing else ""
+    each = int(100 * missing["CPU"][1] / len(parts)) / 100 if "CPU" in missing else 0.0
+    fewer = f"scale.cpus={each:g}, or " if each else ""
     raise ValueError(
         f"scale.address={scale.address}: the run asks for {said} ({', '.join(p.name for p in parts)}), so it would "
         f"wait for ever. Use {fewer}fewer scale.ranks, scale.samplers or scale.judges, or a larger cluster: "
@@ -89,7 +90,6 @@ class Cluster:
     group: Any = None  # Ray's placement group: one bundle for each part
     actors: list[Any] = field(default_factory=list[Any])
     team: Any = None  # the samplers
-    dead: str = ""  # the rank that is gone
     over: threading.Event = field(default_factory=threading.Event)
 
     def actor(self, name: str, kind: type, *given: Any, **options: Any) -> Any:
@@ -208,8 +208,11 @@ def opened(config: RunConfig, say: Callable[[str], None]) -> Generator[None]:
 def _join(ray: Any, address: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run of ours reports nothing to anybody
     more: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, logging_level="ERROR", **more)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray has put an exit there, and a run saves its step
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ValueError(
             f"scale.address={address}: no cluster of Ray answers there ({str(error).splitlines()[0]}). Start one with  "
@@ -316,8 +319,7 @@ def _watch(cluster: Cluster, actors: Sequence[Any]) -> None:
             continue
         if cluster.over.wait(1.0):  # a run that ends has its ranks end first
             return
-        cluster.dead = f"rank {asked[done[0]]} of {len(actors) + 1}"
-        cluster.say(f"{cluster.dead} is gone, and the run ends with it")
+        cluster.say(f"rank {asked[done[0]]} of {len(actors) + 1} is gone, and the run ends with it")
         for seconds in (NOTICED, AGAIN, AGAIN):  # by itself, once it learns; else as by Ctrl-C, and again
             if cluster.over.wait(seconds):
                 return

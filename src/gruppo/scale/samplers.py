@@ -39,6 +39,7 @@ class Question:
 
     engine: int  # of those of the run: `ahead` has several, each with weights of its own
     version: int
+    stamp: int  # of the weights: another one for each sync
     weights: list[Any]
     epoch: int  # a new one: what is kept is forgotten
     past: list[Any]  # waves of this epoch that left something behind
@@ -51,7 +52,7 @@ class _Engine:
 
     models: dict[str, Any]
     native: NativeEngine
-    version: int = -1
+    stamp: int = -1
     epoch: int = -1
     seen: int = 0  # waves of this epoch that left something behind
 
@@ -72,7 +73,7 @@ class Sampler:
     async def answer(self, q: Question) -> tuple[Found, int]:
         """What was drawn, and the process that drew it."""
         mine = self._engine(q.engine)
-        if mine.version != q.version:
+        if mine.stamp != q.stamp:
             await self._load(mine, q)
         if mine.epoch != q.epoch:
             mine.native.forget()
@@ -86,13 +87,13 @@ class Sampler:
 
     async def _load(self, mine: _Engine, q: Question) -> None:
         weights: Plain = await q.weights[0]
-        if mine.version == q.version:  # another question has done it meanwhile
+        if mine.stamp == q.stamp:  # another question has done it meanwhile
             return
         for role, table in weights.items():
             own = learned_state(mine.models[role])
             load_learned(mine.models[role], {name: _tensor(x, own[name]) for name, x in table.items()})
         mine.native.sync(q.version, mine.models)
-        mine.version, mine.epoch = q.version, -1
+        mine.stamp, mine.epoch = q.stamp, -1
 
     def _engine(self, number: int) -> _Engine:
         if number not in self.engines:
@@ -190,7 +191,7 @@ class Samplers(NativeEngine):
         )
         self.team, self.number = team, team.begin()
         self.roles = [role for role in self.models if changing(role)]
-        self.epoch, self.past = 0, [list[Any]() for _ in team.actors]
+        self.stamp, self.epoch, self.past = 0, 0, [list[Any]() for _ in team.actors]
         self._due: list[tuple[Call, list[Request], bool]] = []
         self._open: dict[Call, asyncio.Task[None]] = {}
         self.sync(0, self.models)
@@ -207,7 +208,7 @@ class Samplers(NativeEngine):
         """The weights go into Ray's store, once; samplers fetch them when they are asked."""
         super().sync(version, weights)
         state = {role: {name: _bytes(p) for name, p in learned_state(weights[role]).items()} for role in self.roles}
-        self.stored = self.team.ray.put(state)
+        self.stored, self.stamp = self.team.ray.put(state), self.stamp + 1
 
     def _start(self, call: Call, requests: list[Request], remember: bool) -> None:
         """Calls of the same moment, such as those of a wave, are one question."""
@@ -238,7 +239,7 @@ class Samplers(NativeEngine):
 
     async def _ask(self, i: int, asked: Asked, places: list[list[int]]) -> Found:
         past = self.past[i]
-        question = Question(self.number, self.version, [self.stored], self.epoch, list(past), asked)
+        question = Question(self.number, self.version, self.stamp, [self.stored], self.epoch, list(past), asked)
         found = await self.team.answer(i, question)
         if remembered(asked) and self.waves.lockstep:  # elsewhere no run repeats itself
             past.append(self.team.ray.put(asked))
