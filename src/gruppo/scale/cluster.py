@@ -296,9 +296,7 @@ class Seat:
     """An actor that holds the place of this process, the first rank."""
 
     def gpu(self) -> int:
-        import ray
-
-        return int(ray.get_gpu_ids()[0])
+        return int(library("ray", "this is an actor of it", "ray").get_gpu_ids()[0])
 
 
 def _seat(cluster: Cluster) -> int:
