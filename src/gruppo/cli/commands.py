@@ -94,13 +94,15 @@ def _ranks(args: argparse.Namespace) -> int:
     if "WORLD_SIZE" in os.environ or args.dry_run:
         return 1
     if args.resume is None:
-        return configured(args).scale.ranks
+        scale = configured(args).scale
+        return 1 if scale.address else scale.ranks  # Ray starts them
     args.resume = args.resume or str(_newest(args))
-    said = [s.partition("=")[2] for s in args.settings if s.startswith("scale.ranks=")]
     kept = RunFolder(Path(args.resume))
     known = kept.config_table().get("scale") if kept["config.toml"].is_file() else None
-    wanted = said[-1] if said else str(known.get("ranks", 1) if isinstance(known, dict) else 1)
-    return int(wanted) if wanted.isdecimal() else 1  # what cannot be read is refused later
+    wanted = {f"scale.{name}": str(x) for name, x in known.items()} if isinstance(known, dict) else {}
+    wanted |= dict(s.split("=", 1) for s in args.settings if s.startswith("scale.") and "=" in s)
+    ranks = "1" if wanted.get("scale.address") else wanted.get("scale.ranks", "1")
+    return int(ranks) if ranks.isdecimal() else 1  # what cannot be read is refused later
 
 
 def _launched(size: int, args: argparse.Namespace) -> int:

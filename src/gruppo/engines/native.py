@@ -170,9 +170,7 @@ class NativeEngine:
         finally:
             if call.left:
                 self.waves.drop(call)
-                for stream in self._streams.values():
-                    with without_gradients(stream.model):
-                        stream.leave(call)
+                self._leave(call)
 
     def _start(self, call: Call, requests: list[Request], remember: bool) -> None:
         items = items_of(call, requests, remember)
@@ -184,6 +182,12 @@ class NativeEngine:
                 # A Ctrl-C that hits the driver ends the loop, too: nobody else needs to hear of it.
                 driver.add_done_callback(lambda done: done.cancelled() or done.exception())
                 self._drivers[role] = driver
+
+    def _leave(self, call: Call) -> None:
+        """Nobody waits for it any more."""
+        for stream in self._streams.values():
+            with without_gradients(stream.model):
+                stream.leave(call)
 
     def _stream(self, role: str) -> Stream:
         """The running batch of a role. One that an event loop left behind when it was closed is cleared."""

@@ -29,6 +29,15 @@ FAREWELL = 10.0  # seconds in which the others may end by themselves once one ha
 def agreed(config: RunConfig) -> RunConfig:
     """The configuration with the ranks that there are; a ValueError if it asks for others."""
     size, wanted = int(os.environ.get("WORLD_SIZE", "1")), config.scale.ranks
+    if said := config.scale.unplaced():
+        raise ValueError(said)
+    if config.scale.address and size > 1:
+        raise ValueError(
+            f"scale.address={config.scale.address} in one of {size} processes that torchrun has started: Ray starts "
+            "the ranks itself, and there would be too many. Start one process, or leave scale.address out."
+        )
+    if config.scale.address:
+        return config
     if wanted == 1:
         return replace(config, scale=replace(config.scale, ranks=size)) if size > 1 else config
     if wanted != size:

@@ -26,7 +26,7 @@ from gruppo.policies import learned_state, load_policy
 from gruppo.scale.channel import END, GRACE, Channel, lost
 from gruppo.scale.config import ScaleConfig
 from gruppo.scale.shard import at_rest, mesh_of, shard_cast
-from gruppo.stages import Context, Memory, Need
+from gruppo.stages import Context, Memory, Method, Need
 from gruppo.stages.record import from_table, to_table
 from gruppo.stages.writers import with_companions, writers_of
 from gruppo.train.cast import build_cast
@@ -274,7 +274,8 @@ def _on(device: torch.device, x: Any) -> Any:
     return x.to(device) if isinstance(x, Batch) else x
 
 
-def _member(table: Mapping[str, Any], told: Mapping[str, Any], together: Ranks) -> Member:
+def cast_of(table: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[RunConfig, Method, dict[str, Any]]:
+    """The models of a run as they start, in another process than the run's."""
     config: RunConfig = from_table(table)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -283,8 +284,13 @@ def _member(table: Mapping[str, Any], told: Mapping[str, Any], together: Ranks) 
         be_deterministic()
     m, method = config.model, with_companions(config.method)
     policy = load_policy(m.name, dtype, device, config.seed, m.lora, m.checkpointing)
-    models = build_cast(method, policy, Context(**told))
-    return Member(method, shard_cast(models, mesh_of(device, together.size)), config.optim, _silent, together)
+    return config, method, build_cast(method, policy, Context(**told))
+
+
+def _member(table: Mapping[str, Any], told: Mapping[str, Any], together: Ranks) -> Member:
+    config, method, models = cast_of(table, told)
+    mesh = mesh_of(place_of(config)[0], together.size)
+    return Member(method, shard_cast(models, mesh), config.optim, _silent, together)
 
 
 def _silent(words: str) -> None:

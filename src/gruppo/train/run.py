@@ -14,6 +14,7 @@ from gruppo.data.prefix import WORTH
 from gruppo.engines.config import engine_of
 from gruppo.engines.native import NativeEngine
 from gruppo.policies import load_policy, load_tokenizer
+from gruppo.scale.cluster import engine_at, judge_at
 from gruppo.stages import Context, Memory, Never, kind
 from gruppo.stages.check import check, check_first_batch, refuse_weaker
 from gruppo.stages.converse import HEARD, play_of
@@ -108,7 +109,7 @@ class Run:
         if self.tokenizer.rewrites:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
-        self.judge = judge_of(self.tasks, config.task, self.warn).start()
+        self.judge = judge_at(self, judge_of(self.tasks, config.task, self.warn)).start()
         self.walk = self._walk()
         self.source = source_of(self)
         if said := planned(self):
@@ -134,7 +135,7 @@ class Run:
             return Learner(self.method, self.models, self.config.optim, self.warn, together)
         from gruppo.scale.ranks import lead
 
-        self.say(f"scale.ranks={together.size}: the weights are spread over so many processes, and this one samples")
+        self.say(f"scale.ranks={together.size}: the weights are spread over so many processes, and this one draws")
         learner, self.models = lead(self, self.bare_context(0), together)
         return cast(Learner, learner)
 
@@ -146,7 +147,7 @@ class Run:
         """An engine with the settings of the run, for these models."""
         c = self.config
         engine = replace(c.engine, lockstep="yes") if c.deterministic else c.engine
-        return engine_of(engine, models, self.tokenizer, self.warn)
+        return engine_at(self, engine, engine_of(engine, models, self.tokenizer, self.warn))
 
     def bare_context(self, step: int) -> Context:
         return Context(

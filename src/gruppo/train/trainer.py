@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gruppo.methods import refurnished
+from gruppo.scale.cluster import opened
 from gruppo.scale.launch import agreed, end_with_launcher, note
 from gruppo.stages import StepRecord
 from gruppo.tasks.channel import refuse_inside
@@ -74,7 +75,8 @@ def train_steps(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[C
 
 
 def _train_steps(config: RunConfig, quiet: bool, callbacks: Sequence[Callback]) -> Steps:
-    with Stop(lambda: NOTHING) as stop, new_folder(config) as folder, told(folder, stop):
+    say = Display("", 0, quiet=quiet).say
+    with Stop(lambda: NOTHING) as stop, new_folder(config) as folder, told(folder, stop), opened(config, say):
         note(folder.path)
         trainer = Trainer(config, folder, quiet, callbacks=callbacks, stop=stop)
         yield from trainer.steps()
@@ -142,7 +144,7 @@ def _resume_steps(
             if state is not None and (done := finished(folder, state.step, config.steps, bool(changes))):
                 say(done)
                 return {**read_json(folder["summary.json"]), "folder": str(folder.path)}
-        with told(folder, stop):
+        with told(folder, stop), opened(config, say):
             trainer = Trainer(
                 config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow, skipped=skipped
             )
