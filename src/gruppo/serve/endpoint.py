@@ -1,11 +1,13 @@
 """The endpoint: who calls, what is asked, and one engine that answers all of them."""
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gruppo.engines.base import Request
+from gruppo.serve import ids
 from gruppo.serve.chat import Answer, Asked
 from gruppo.serve.http import HOST, Call, Refusal, Reply, Server
 from gruppo.serve.session import Plan, Session
@@ -26,7 +28,7 @@ SAMPLED = (
 
 @dataclass
 class Endpoint:
-    """Serves a policy on this machine: POST /v1/chat/completions and GET /v1/models.
+    """Serves a policy on this machine: POST /v1/chat/completions, GET /v1/models and, if free, POST /v1/completions of ids.
 
     find      the session of an episode by its name, which is in the path (/v1/NAME/…), in the header X-Gruppo-Episode
               or is the API key ("" if there is none), and by the API key. Raises a Refusal.
@@ -59,7 +61,7 @@ class Endpoint:
         if route == "models" and call.method == "GET":
             row = {"id": self.model, "object": "model", "created": 0, "owned_by": "gruppo"}
             return Reply({"object": "list", "data": [row]})
-        if route != "chat/completions":
+        if route != "chat/completions" and not (self.free and route == "completions"):
             raise Refusal(404, f"there is no {call.path} here. Use /v1/chat/completions or /v1/models.", "not_found")
         if call.method != "POST":
             raise Refusal(405, f"{call.method} {call.path}: completions are asked for by POST.")
@@ -68,9 +70,20 @@ class Endpoint:
             near = nearest(str(model), [self.model])
             said = f"there is no model {model!r} here.{near} Models: {self.model}."
             raise Refusal(404, said, "model_not_found", "model")
-        session, asked = self.find(name, key), Asked.of(body)
+        session = self.find(name, key)
+        if route == "completions":
+            return await self.completed(body)
+        asked = Asked.of(body)
         with session:
             return (await self.answer(session, asked)).reply(self.model, asked)
+
+    async def completed(self, body: dict[str, Any]) -> Reply:
+        """A completion of ids, for another engine: no dialogue, and nothing is remembered of it."""
+        request = ids.request_of(body, secrets.randbits(62))
+        try:
+            return ids.reply_of(request, await self.ctx.engine.ask(request), self.model)
+        except ValueError as error:  # such as ids without an embedding
+            raise Refusal(400, str(error)) from None
 
     async def answer(self, session: Session, asked: Asked) -> Answer:
         if session.calls >= session.turns:
@@ -148,7 +161,7 @@ def where(call: Call) -> tuple[str, str, str]:
     parts = parts[1:] if parts[:1] == ["v1"] else parts
     key = call.headers.get("authorization", "").partition(" ")[2].strip()
     name = call.headers.get(HEADER, "") or key
-    for route in (["chat", "completions"], ["models"]):
+    for route in (["chat", "completions"], ["completions"], ["models"]):
         if parts[-len(route) :] == route and len(parts) <= len(route) + 1:
             return "/".join(route), parts[0] if len(parts) > len(route) else name, key
     return "/".join(parts), name, key
