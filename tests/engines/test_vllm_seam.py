@@ -93,7 +93,7 @@ def test_weights_that_did_not_arrive_stop_the_run(fake, monkeypatch):
             run.models["policy"].model.embed_tokens.weight.mul_(1.5)
         run.next_version()
         with pytest.raises(
-            ValueError, match="sampler_gap.*engine=vllm does not sample from the weights that it was sent"
+            ValueError, match=r"sampler_gap.*engine=vllm does not sample from the weights that it was sent"
         ):
             asyncio.run(train_step(run, 1))
     finally:

@@ -47,8 +47,8 @@ class Apart:
     def _model(self, role: str) -> Any:
         if role != "policy" or role not in self.known:
             raise ValueError(
-                f"role {role!r} cannot be sampled by engine={self.name}, which has the policy alone. Use engine=native, "
-                "or a method and a task in which only the policy writes."
+                f"role {role!r} cannot be sampled by engine={self.name}, which has the policy alone. Use "
+                "engine=native, or a method and a task in which only the policy writes."
             )
         return self.known[role]
 
@@ -168,7 +168,8 @@ def completion_of(
     ids_T, logp_T = np.asarray(ids, np.int64), np.asarray(logp, np.float32)
     if not len(ids_T):
         raise ValueError(
-            "the engine returned an answer without a token: at least the id that ends it is part of it. Look at its log."
+            "the engine returned an answer without a token: at least the id that ends it is part of it. Look at its "
+            "log."
         )
     if np.isinf(logp_T).any():
         raise NotFinite(

@@ -56,8 +56,8 @@ def refuse_ignored(config: EngineConfig) -> None:
     for name, owners in OWNERS.items():
         if config.name not in owners and (value := getattr(config, name)) != getattr(EngineConfig(), name):
             raise ValueError(
-                f"engine.{name}={value} is a setting of engine={' and '.join(owners)}, and the engine is {config.name}, "
-                f"which would ignore it. Leave it out, or use engine={owners[-1]}."
+                f"engine.{name}={value} is a setting of engine={' and '.join(owners)}, and the engine is "
+                f"{config.name}, which would ignore it. Leave it out, or use engine={owners[-1]}."
             )
 
 

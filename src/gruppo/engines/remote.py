@@ -1,4 +1,4 @@
-"""A server that completes ids, over HTTP: vLLM's, SGLang's, our own (`gruppo serve-agent`), or another with its answers.
+"""A server that completes ids, over HTTP: vLLM's, SGLang's, our own (`gruppo serve-agent`), or one that answers alike.
 
 It speaks `POST /v1/completions` of OpenAI with a list of ids as the prompt. The answer must hold ids and their
 log-probabilities: texts alone do not say which tokens were sampled. Its weights are the server's own, so a run cannot
@@ -41,8 +41,8 @@ class Described:
         context = inner.get("max_position_embeddings") or inner.get("n_positions")
         if not isinstance(vocab, int) or not isinstance(context, int):
             raise ValueError(
-                f"model {name}: its config.json does not say vocab_size and max_position_embeddings, so requests cannot "
-                "be checked. Use a folder with the config.json of the model that is served."
+                f"model {name}: its config.json does not say vocab_size and max_position_embeddings, so requests "
+                "cannot be checked. Use a folder with the config.json of the model that is served."
             )
         return Described(vocab, context)
 

@@ -1,8 +1,8 @@
 """vLLM as the engine of a run: its own process, its own weights, which it takes from the trainer after every update.
 
-This module does not import vLLM; `vllm_live.py` does, in this process, and `vllm_worker.py` in vLLM's. What it cannot do
-is not promised: draws that are a function of key and position alone, sets of ids for truncated draws, steers, texts that
-end an answer, scores of given tokens, and the same bits again.
+This module does not import vLLM; `vllm_live.py` does, in this process, and `vllm_worker.py` in vLLM's. What it cannot
+do is not promised: draws that are a function of key and position alone, sets of ids for truncated draws, steers, texts
+that end an answer, scores of given tokens, and the same bits again.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ class Said:
 class VllmEngine(Apart):
     """Samples from a copy of the policy that vLLM holds.
 
-    vLLM starts with the first request. `sync` sends it the weights, also while requests are on their way: these are held
-    for that time, what they had computed is dropped and computed again, and each token has the version of the weights that
-    drew it.
+    vLLM starts with the first request. `sync` sends it the weights, also while requests are on their way: these are
+    held for that time, what they had computed is dropped and computed again, and each token has the version of the
+    weights that drew it.
     """
 
     name = "vllm"
@@ -165,8 +165,8 @@ def versions_of(said: Said) -> list[int]:
     out = [int(version) for version, start, end in said.spans for _ in range(start, end)]
     if len(out) != len(said.ids):
         raise ValueError(
-            f"vLLM gave versions of {len(out)} tokens to an answer of {len(said.ids)}: which weights drew it is not known. "
-            "Use vllm>=0.32."
+            f"vLLM gave versions of {len(out)} tokens to an answer of {len(said.ids)}: which weights drew it is not "
+            "known. Use vllm>=0.32."
         )
     return out
 

@@ -10,14 +10,14 @@ os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from vllm import SamplingParams, TokensPrompt  # noqa: E402  # pyright: ignore[reportMissingImports]
-from vllm.distributed.weight_transfer.base import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+from vllm import SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
+from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
     WeightTransferInitRequest,
     WeightTransferUpdateRequest,
 )
-from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402  # pyright: ignore[reportMissingImports]
-from vllm.sampling_params import RequestOutputKind  # noqa: E402  # pyright: ignore[reportMissingImports]
-from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402  # pyright: ignore[reportMissingImports]
+from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
 
 WORKER = "gruppo.engines.vllm_worker"
 

@@ -28,7 +28,7 @@ SAMPLED = (
 
 @dataclass
 class Endpoint:
-    """Serves a policy on this machine: POST /v1/chat/completions, GET /v1/models and, if free, POST /v1/completions of ids.
+    """Serves a policy on this machine: POST /v1/chat/completions and GET /v1/models; if free, ids by /v1/completions.
 
     find      the session of an episode by its name, which is in the path (/v1/NAME/…), in the header X-Gruppo-Episode
               or is the API key ("" if there is none), and by the API key. Raises a Refusal.

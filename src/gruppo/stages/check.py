@@ -57,8 +57,8 @@ def refuse_engine(method: Method, engine: str, promises: Collection[str]) -> Non
     """Refuses an engine that a run cannot train with."""
     if "weights" not in promises:
         raise ValueError(
-            f"engine={engine} does not promise 'weights': its weights cannot be changed from here, so a run would learn "
-            "from answers of another policy. Use engine=native or engine=vllm; gruppo eval may sample from it."
+            f"engine={engine} does not promise 'weights': its weights cannot be changed from here, so a run would "
+            "learn from answers of another policy. Use engine=native or engine=vllm; gruppo eval may sample from it."
         )
     refuse_weaker(method, engine, promises)
 
