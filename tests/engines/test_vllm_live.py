@@ -84,6 +84,21 @@ def test_stops_limits_greedy_and_likely_ids(both: tuple[Any, VllmEngine]) -> Non
     np.testing.assert_allclose(mine.topk[1], theirs.topk[1], atol=NEAR)
 
 
+def test_draws_follow_the_distribution(both: tuple[Any, VllmEngine]) -> None:
+    """Seeds of neighbouring keys are independent draws: frequencies of 1,500 tokens are those of the policy."""
+    policy, engine = both
+    out = asyncio.run(complete(engine, [Request(PROMPTS[3], 1, key=k) for k in range(1500)]))
+    ids = np.arange(policy.vocab)
+    p_V = np.exp(np.concatenate(NativeEngine({"policy": policy}).logprobs([PROMPTS[3]] * len(ids), list(ids[:, None]))))
+    seen_V = np.bincount([int(c.ids[0]) for c in out], minlength=policy.vocab)
+    common = p_V * len(out) > 5
+    wanted = np.append(p_V[common], p_V[~common].sum()) * len(out)
+    found = np.append(seen_V[common], seen_V[~common].sum())
+    chi, free = float(((found - wanted) ** 2 / wanted).sum()), len(wanted) - 1
+    print("chi-square", chi, "degrees of freedom", free)
+    assert chi < free + 4 * (2 * free) ** 0.5
+
+
 def test_the_same_seed_is_the_same_answer_in_any_company(both: tuple[Any, VllmEngine]) -> None:
     _, engine = both
     one = Request(PROMPTS[2], 16, key=11)
@@ -121,6 +136,40 @@ def test_weights_that_change_in_flight(both: tuple[Any, VllmEngine]) -> None:
         assert np.abs(by_old - by_new).max() > 0.1  # the other version would show
     print("largest gap", worst, "answers of two versions", mixed)
     assert mixed >= 4 and worst < NEAR
+
+
+def gpt2() -> Any:
+    """On the modules of transformers, tied, with names of its own."""
+    from hf_models import hf_model
+
+    from gruppo.policies.hf import HFPolicy
+
+    model = hf_model("gpt2", vocab=99, dtype=torch.float32, n_embd=128, n_head=4)
+    with torch.no_grad():
+        for w in model.parameters():
+            w.mul_(0.2 if w.dim() > 1 else 1.0)
+    return HFPolicy(model)
+
+
+def qwen3() -> Any:
+    """Norms of queries and keys, fewer key heads."""
+    return TinyTransformer(TinyConfig(model_type="qwen3", qk_norm=True, kv_heads=2), seed=5)
+
+
+@pytest.mark.parametrize("kind", [gpt2, qwen3])
+def test_other_shapes(kind: Any) -> None:
+    policy = kind()
+    engine = VllmEngine({"policy": policy}, (2,), ARGS, lambda _: None)
+    try:
+        for version in range(2):
+            out = asyncio.run(complete(engine, [Request(p, 16, key=k) for k, p in enumerate(PROMPTS)]))
+            gap = gaps(policy, PROMPTS, out)
+            print(kind.__name__, "largest gap", gap)
+            assert gap < NEAR
+            moved(policy, 0.03, seed=version)
+            engine.sync(version + 1, {"policy": policy})
+    finally:
+        engine.close()
 
 
 def test_a_cancelled_caller_leaves_no_request(both: tuple[Any, VllmEngine]) -> None:

@@ -1,6 +1,7 @@
 """engine=vllm without vLLM: what is sent, what comes back, what is refused, and a run on a stand-in."""
 
 import asyncio
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -256,3 +257,30 @@ def test_vllm_is_missing(monkeypatch):
     engine = VllmEngine({"policy": load_policy("tiny")}, (2,), {}, lambda _: None)
     with pytest.raises(ValueError, match=r"needs vLLM, which is not installed. pip install 'gruppo\[vllm\]'"):
         asyncio.run(engine.ask(Request(PROMPTS[0], 2, key=0)))
+
+
+def test_vllm_that_does_not_start_is_tried_once(fake, monkeypatch):
+    tries = []
+
+    async def start(args):
+        tries.append(args)
+        raise ValueError("vLLM did not start")
+
+    monkeypatch.setattr(FakeVllm, "start", start)
+    engine = engine_of(load_policy("tiny"))
+    with pytest.raises(ValueError, match="did not start"):
+        asyncio.run(complete(engine, [Request(p, 2, key=0) for p in PROMPTS]))
+    assert len(tries) == 1
+    engine.close()
+
+
+def test_ctrl_c_is_for_the_run_alone(fake):
+    """What the thread of vLLM starts inherits its signals: a process of it does not end with the first Ctrl-C."""
+    engine = engine_of(load_policy("tiny"))
+
+    async def blocked():
+        return signal.pthread_sigmask(signal.SIG_BLOCK, set())
+
+    assert signal.SIGINT in engine._aside(blocked())
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    engine.close()

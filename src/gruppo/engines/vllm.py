@@ -8,6 +8,7 @@ that end an answer, scores of given tokens, and the same bits again.
 import asyncio
 import json
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -67,6 +68,7 @@ class VllmEngine(Apart):
         self.folder: Path | None = None
         self.sent: list[float] = []  # seconds of each exchange of weights
         self._aside, self._running = Aside(), None
+        self._failed: Exception | None = None
         self._names, self._starting = count(), threading.Lock()
 
     def forget(self) -> None:
@@ -99,17 +101,27 @@ class VllmEngine(Apart):
 
     def _started(self) -> Any:
         with self._starting:
+            if self._failed is not None:  # all requests of a call come here, and each would wait for a minute
+                raise self._failed
             if self._running is None:
-                self._running = self._start()
+                try:
+                    self._running = self._start()
+                except Exception as error:
+                    self._failed = error
+                    raise
             return self._running
 
     def _start(self) -> Any:
         live, policy = self.live or _vllm(), self._model("policy")
-        self.say("starting vLLM in a process of its own, which takes a minute or so")
+        self.say("vLLM starts in a process of its own, so the first answers take a minute")
         self.folder = Path(tempfile.mkdtemp(prefix="gruppo-vllm-"))
         (self.folder / "config.json").write_text(json.dumps(untied(policy.described)))
         running = self._aside(live.start(args_of(policy, self.folder, self.args)))
-        self._send(running)
+        try:
+            self._send(running)
+        except BaseException:
+            self._aside(running.close())
+            raise
         return running
 
     def _send(self, running: Any) -> None:
@@ -132,9 +144,16 @@ class Aside:
     def begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
-            self.thread = threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True)
+            self.thread = threading.Thread(target=self._run, args=[self.loop], name="vllm", daemon=True)
             self.thread.start()
         return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        # Processes that this thread starts do not hear Ctrl-C: the run does, and ends them when its step is done.
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        loop.run_forever()
 
     def __call__(self, work: Coroutine[Any, Any, T]) -> T:
         return self.begin(work).result()
