@@ -29,7 +29,7 @@ PROMPT = np.array([1, 20, 30, 40])
 class StandIn(ThreadingHTTPServer):
     """Answers every request with two ids; `how` changes what it says."""
 
-    daemon_threads = True
+    daemon_threads, request_queue_size = True, 128
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -37,6 +37,7 @@ class StandIn(ThreadingHTTPServer):
         self.keys: list[str] = []
         self.how: dict[str, Any] = {}
         self.models: list[dict[str, Any]] = [{"id": "served", "max_model_len": 64}]
+        self.drop = 0  # connections to close without a word
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -63,6 +64,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.seen.append(body)
         self.server.keys.append(self.headers["Authorization"])
+        if self.server.drop > 0:
+            self.server.drop -= 1
+            self.close_connection = True
+            return
         if self.server.how.get("status"):
             self._send(self.server.how["status"], {"error": {"message": "it is full"}})
         else:
@@ -144,6 +149,16 @@ def test_log_probabilities_at_another_temperature_are_known_or_nan(server, proce
 def test_answers_that_are_refused(server, how, says):
     server.how = how
     with pytest.raises(ValueError, match=says):
+        asked(RemoteEngine(SHAPE, (2,), server.url), Request(PROMPT, 5, key=0))
+
+
+def test_a_lost_connection_is_tried_again(server, monkeypatch):
+    monkeypatch.setattr("gruppo.engines.remote.PAUSE", 0.0)
+    server.drop = 3
+    [c] = asked(RemoteEngine(SHAPE, (2,), server.url), Request(PROMPT, 5, key=0))
+    assert c.ids.tolist() == [7, 2] and len({body["seed"] for body in server.seen}) == 1 and len(server.seen) == 4
+    server.drop = 9
+    with pytest.raises(ValueError, match="does not answer"):
         asked(RemoteEngine(SHAPE, (2,), server.url), Request(PROMPT, 5, key=0))
 
 

@@ -9,17 +9,20 @@ import asyncio
 import json
 import os
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
 from gruppo.engines.apart import Apart, completion_of, seed_of, stops_of
 from gruppo.engines.base import Completion, Reason, Request
 
+TRIES, PAUSE = 4, 0.5  # of a connection that is refused or reset, and the seconds between two of them
 AT_ONCE = 64  # requests, a thread each; a server has its own queue
 HERE = ("127.0.0.1", "localhost", "::1")
 REASONS: dict[str, Reason] = {"stop": "stop", "length": "length"}
@@ -117,20 +120,23 @@ class RemoteEngine(Apart):
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/{path}", data, headers)
-        try:
-            with self._opener.open(request, timeout=self.seconds) as reply:
-                found = json.load(reply)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise ValueError(f"{self.url}/{path} refuses with status {error.code}: {_said(error)}") from None
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{self.url}/{path} does not answer ({getattr(error, 'reason', error)}), so nothing was sampled. Look "
-                "whether the server runs, at engine.url and at engine.seconds."
-            ) from None
-        if not isinstance(found, dict):
-            raise ValueError(f"{self.url}/{path} answers with a JSON {type(found).__name__}, not with an object.")
-        return found
+        for left in reversed(range(TRIES)):
+            try:
+                with self._opener.open(request, timeout=self.seconds) as reply:
+                    return dict(json.load(reply))
+            except urllib.error.HTTPError as error:
+                with error:
+                    raise ValueError(f"{self.url}/{path} refuses with status {error.code}: {_said(error)}") from None
+            except (OSError, HTTPException, ValueError, TypeError) as error:
+                why = getattr(error, "reason", error)
+                if left and isinstance(why, ConnectionError):  # the same seed: asked again, the answer is the same
+                    time.sleep(PAUSE)
+                    continue
+                raise ValueError(
+                    f"{self.url}/{path} does not answer ({why}), so nothing was sampled. Look whether the server runs, "
+                    "at engine.url and at engine.seconds."
+                ) from None
+        raise AssertionError("the last try returns or raises")
 
 
 def body_of(request: Request, eos: tuple[int, ...], model: str) -> dict[str, Any]:
