@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -157,7 +160,7 @@ def qwen3() -> Any:
 
 
 @pytest.mark.parametrize("kind", [gpt2, qwen3])
-def test_other_shapes(kind: Any) -> None:
+def test_other_shapes_and_a_process_that_is_killed(kind: Any) -> None:
     policy = kind()
     engine = VllmEngine({"policy": policy}, (2,), ARGS, lambda _: None)
     try:
@@ -168,6 +171,16 @@ def test_other_shapes(kind: Any) -> None:
             assert gap < NEAR
             moved(policy, 0.03, seed=version)
             engine.sync(version + 1, {"policy": policy})
+        for process in engine._running.llm.engine_core.resources.engine_manager.processes:
+            os.kill(process.pid, signal.SIGKILL)
+        begun = time.monotonic()
+        with pytest.raises(ValueError, match="vLLM's process has ended"):
+            if kind is gpt2:
+                engine.sync(3, {"policy": policy})
+            else:
+                asyncio.run(complete(engine, [Request(PROMPTS[0], 200, key=0)]))
+        print("a killed vLLM was told after", time.monotonic() - begun)
+        assert time.monotonic() - begun < 30
     finally:
         engine.close()
 

@@ -174,7 +174,10 @@ class Engine(Protocol):
 class RunEngine(Engine, Protocol):
     """What a run asks of its engine besides."""
 
-    models: Mapping[str, Any]  # role → policy, or what is known of it
+    @property
+    def models(self) -> Mapping[str, Any]:
+        """role → policy, as far as their weights are here."""
+        ...
 
     def context(self, role: str = "policy") -> int:
         """The positions that a sequence of this role can have."""

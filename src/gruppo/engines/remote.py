@@ -105,15 +105,16 @@ class RemoteEngine(Apart):
     def _served(self) -> dict[str, Any]:
         """The row of the model in the server's list."""
         with self._looking:
-            if self._known is None:
+            found = self._known
+            if found is None:
                 rows = {str(row["id"]): row for row in self._ask("models").get("data") or ()}
                 if not rows or (self.model and self.model not in rows):
                     raise ValueError(
                         f"{self.url} serves {', '.join(rows) or 'no model'}, and engine.model={self.model!r} was asked "
                         "for. Use a name of its list, or leave engine.model out."
                     )
-                self._known = rows[self.model] if self.model else next(iter(rows.values()))
-            return self._known
+                self._known = found = rows[self.model] if self.model else next(iter(rows.values()))
+            return found
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         key = os.environ.get("OPENAI_API_KEY", "any")

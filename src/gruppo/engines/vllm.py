@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -152,6 +153,7 @@ class Aside:
     def _run(loop: asyncio.AbstractEventLoop) -> None:
         # Processes that this thread starts do not hear Ctrl-C: the run does, and ends them when its step is done.
         if hasattr(signal, "pthread_sigmask"):
+            resource_tracker.ensure_running()  # now: it would unblock the signals of this thread
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         loop.run_forever()
 

@@ -1,9 +1,9 @@
 """vLLM itself, as `VllmEngine` talks to it: an `AsyncLLM`, whose engine has a process of its own. Imports vLLM."""
 
+import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from gruppo.engines.vllm import Said
 
@@ -12,24 +12,26 @@ os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from vllm import SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
-from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
+from vllm import SamplingParams, TokensPrompt  # pyright: ignore
+from vllm.distributed.weight_transfer.base import (  # pyright: ignore
     WeightTransferInitRequest,
     WeightTransferUpdateRequest,
 )
-from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
-from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
-from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
-from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportMissingImports]
+from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore
+from vllm.sampling_params import RequestOutputKind  # pyright: ignore
+from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore
+from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore
 
+T = TypeVar("T")
 WORKER = "gruppo.engines.vllm_worker"
+LOOK = 1.0  # seconds between two looks whether vLLM's process is there
 
 
 class Live:
     """All calls belong to one event loop."""
 
     def __init__(self, llm: Any) -> None:
-        self.llm = llm
+        self.llm: Any = llm
 
     @classmethod
     async def start(cls, args: dict[str, Any]) -> "Live":
@@ -48,9 +50,11 @@ class Live:
     async def sample(self, ids: list[int], params: dict[str, Any], name: str) -> Said:
         how = SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY)
         last = None
-        with _alive():
+        try:
             async for out in self.llm.generate(TokensPrompt(prompt_token_ids=ids), how, name):
                 last = out.outputs[0]
+        except EngineDeadError as error:
+            raise dead() from error
         if last is None:
             raise ValueError(
                 f"vLLM ended the request {name} without an answer. Look at its log: VLLM_LOGGING_LEVEL=INFO."
@@ -64,30 +68,40 @@ class Live:
 
     async def update(self, path: str, version: int) -> None:
         """New weights, also while requests are on their way: these are held, and what they had computed is dropped."""
-        with _alive():
-            await self.llm.pause_generation(mode="keep", clear_cache=True)
-            try:
-                await self.llm.start_weight_update()
-                await self.llm.update_weights(WeightTransferUpdateRequest({"path": path}))
-                await self.llm.finish_weight_update(weight_version=str(version))
-            finally:
-                await self.llm.resume_generation()
+        await self._watched(self._update(path, version))
+
+    async def _update(self, path: str, version: int) -> None:
+        await self.llm.pause_generation(mode="keep", clear_cache=True)
+        try:
+            await self.llm.start_weight_update()
+            await self.llm.update_weights(WeightTransferUpdateRequest({"path": path}))
+            await self.llm.finish_weight_update(weight_version=str(version))
+        finally:
+            await self.llm.resume_generation()
 
     async def forget(self) -> None:
-        with _alive():
-            await self.llm.reset_prefix_cache()
+        await self._watched(self.llm.reset_prefix_cache())
+
+    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a call. One that is under way when vLLM's process ends is never answered, so it is watched."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK))[0]:
+                if self.llm.errored:
+                    raise dead()
+            return task.result()
+        except EngineDeadError as error:
+            raise dead() from error
+        finally:
+            task.cancel()
 
     async def close(self) -> None:
         self.llm.shutdown(timeout=10)
         self.llm = None  # now, and not when the interpreter ends: it would call itself when half of it is gone
 
 
-@contextmanager
-def _alive() -> Iterator[None]:
-    try:
-        yield
-    except EngineDeadError as error:
-        raise ValueError(
-            "vLLM's process has ended, so nothing more can be sampled. Its words are above (more of them: "
-            "VLLM_LOGGING_LEVEL=INFO). Go on from the last checkpoint, or use engine=native."
-        ) from error
+def dead() -> ValueError:
+    return ValueError(
+        "vLLM's process has ended, so nothing more can be sampled. Its words are above (more of them: "
+        "VLLM_LOGGING_LEVEL=INFO). Go on from the last checkpoint, or use engine=native."
+    )
