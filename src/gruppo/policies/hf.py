@@ -135,7 +135,7 @@ class HFPolicy(Transformer):
 
     @property
     def described(self) -> dict[str, Any]:
-        return self.model.config.to_dict()
+        return {**self.model.config.to_dict(), "architectures": [type(self.model).__name__]}
 
     @property
     def device(self) -> torch.device:
