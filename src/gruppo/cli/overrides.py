@@ -64,7 +64,7 @@ ELSEWHERE = {
     "dataset": "task",
     "dataset_name": "task",
     "loss_type": "method",
-    "use_vllm": "nothing: the sampler is part of the process",
+    "use_vllm": "engine (engine=vllm)",
 }
 
 

@@ -45,6 +45,7 @@ async def _serve(config: RunConfig, name: str, args: argparse.Namespace) -> None
         await ended.wait()
     finally:
         await endpoint.close()
+        endpoint.ctx.engine.close()
 
 
 async def opened(config: RunConfig, name: str, port: int = 0, model: str = "policy", key: str = "") -> Endpoint:

@@ -1,10 +1,11 @@
 """Requests, completions, and the protocol of a sampling engine."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from gruppo.engines.steer import Steer
 
+T = TypeVar("T")
 Ints = NDArray[np.int64]
 Reals = NDArray[np.floating]
 Reason = Literal["stop", "length", "drop"]  # an id or a text ended it; max_tokens did; a steer did
@@ -130,6 +132,8 @@ PROMISES = {
     "stop_text": "texts that end an answer",
     "steer": "functions that steer a draw",
     "fork": "rows that fork while they are sampled",
+    "weights": "it samples from the weights that are being trained",
+    "shared": "its weights are the trainer's own tensors, so the two cannot differ",
 }
 
 
@@ -163,6 +167,36 @@ class Engine(Protocol):
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"
     ) -> list[Reals]:
         """Log-probabilities of the ids of given continuations, at a temperature, without truncation."""
+        ...
+
+
+@runtime_checkable
+class RunEngine(Engine, Protocol):
+    """What a run asks of its engine besides."""
+
+    @property
+    def models(self) -> Mapping[str, Any]:
+        """role → policy, as far as their weights are here."""
+        ...
+
+    def context(self, role: str = "policy") -> int:
+        """The positions that a sequence of this role can have."""
+        ...
+
+    def generate(self, requests: Seq[Request], remember: bool = False) -> AsyncGenerator[tuple[int, Completion], None]:
+        """`remember`: these requests may go on from what earlier ones have computed."""
+        ...
+
+    def without_memory(self) -> AbstractContextManager[None]:
+        """Around an update that samples while weights change."""
+        ...
+
+    async def together(self, coroutines: Seq[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of coroutines that ask, run at the same time."""
+        ...
+
+    def close(self) -> None:
+        """Ends what the engine has started, such as processes."""
         ...
 
 

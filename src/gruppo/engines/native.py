@@ -105,6 +105,9 @@ class NativeEngine:
         self.version = version
         self.forget()
 
+    def close(self) -> None:
+        """It has started nothing."""
+
     @contextmanager
     def without_memory(self) -> Iterator[None]:
         """Nothing is kept, and nothing that was kept is used: for an update that samples while weights change."""

@@ -87,6 +87,11 @@ class Transformer(nn.Module):
         raise NotImplementedError
 
     @property
+    def described(self) -> dict[str, Any]:
+        """The config.json of its Hugging Face folder."""
+        raise NotImplementedError
+
+    @property
     def head(self) -> Head:
         self.lm_head.owner = (self.output,)  # at every call: a copy of the model may have copied either
         return self.lm_head

@@ -134,6 +134,10 @@ class HFPolicy(Transformer):
         return self.model.get_output_embeddings()
 
     @property
+    def described(self) -> dict[str, Any]:
+        return {**self.model.config.to_dict(), "architectures": [type(self.model).__name__]}
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 

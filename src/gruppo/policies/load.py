@@ -95,6 +95,12 @@ def _from_folder(
     return general
 
 
+def load_config(name: str | Path) -> dict[str, Any]:
+    """The config.json of a policy."""
+    folder = folder_of(RANDOM.get(str(name), name))
+    return read_config(folder_of(base_of(folder)) if is_adapter(folder) else folder)
+
+
 def load_tokenizer(name: str | Path) -> Any:
     """The tokenizer of a policy."""
     folder = folder_of(RANDOM.get(str(name), name))

@@ -34,7 +34,7 @@ from gruppo.policies.layout import Layout, Past, layout_of
 from gruppo.policies.lora import merged_state
 from gruppo.policies.rope import tables
 from gruppo.policies.scores import Head
-from gruppo.policies.shape import TinyConfig
+from gruppo.policies.shape import TinyConfig, write_shape
 from gruppo.policies.tokenizer import CharTokenizer
 from gruppo.policies.varlen import Varlen, varlen_of
 from gruppo.policies.words import WordTokenizer
@@ -217,6 +217,10 @@ class TinyTransformer(Transformer):
     @property
     def output(self) -> nn.Embedding | OwnHead:
         return self.model.embed_tokens if self.config.tied else cast(OwnHead, self.lm_head)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        return self.files.get("config.json") or write_shape(self.config)
 
     @property
     def head(self) -> Head:

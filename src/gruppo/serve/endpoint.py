@@ -1,11 +1,13 @@
 """The endpoint: who calls, what is asked, and one engine that answers all of them."""
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gruppo.engines.base import Request
+from gruppo.serve import ids
 from gruppo.serve.chat import Answer, Asked
 from gruppo.serve.http import HOST, Call, Refusal, Reply, Server
 from gruppo.serve.responses import asked_of, reply_of
@@ -32,7 +34,9 @@ SAMPLED = (
 
 @dataclass
 class Endpoint:
-    """Serves a policy on this machine: POST /v1/chat/completions, POST /v1/responses and GET /v1/models.
+    """Serves a policy on this machine: POST /v1/chat/completions, /v1/responses; GET /v1/models.
+
+    If free, it completes ids, too: POST /v1/completions.
 
     find      the session of an episode by its name, which is in the path (/v1/NAME/…), in the header X-Gruppo-Episode
               or is the API key ("" if there is none), and by the API key. Raises a Refusal.
@@ -65,7 +69,7 @@ class Endpoint:
         if route == "models" and call.method == "GET":
             row = {"id": self.model, "object": "model", "created": 0, "owned_by": "gruppo"}
             return Reply({"object": "list", "data": [row]})
-        if route not in FORMS:
+        if route not in FORMS and not (self.free and route == "completions"):
             here = "/v1/chat/completions, /v1/responses or /v1/models"
             raise Refusal(404, f"there is no {call.path} here. Use {here}.", "not_found")
         if call.method != "POST":
@@ -75,10 +79,21 @@ class Endpoint:
             near = nearest(str(model), [self.model])
             said = f"there is no model {model!r} here.{near} Models: {self.model}."
             raise Refusal(404, said, "model_not_found", "model")
+        session = self.find(name, key)
+        if route == "completions":
+            return await self.completed(body)
         read, write = FORMS[route]
-        session, asked = self.find(name, key), read(body)
+        asked = read(body)
         with session:
             return write(await self.answer(session, asked), self.model, asked)
+
+    async def completed(self, body: dict[str, Any]) -> Reply:
+        """A completion of ids, for another engine: no dialogue, and nothing is remembered of it."""
+        request = ids.request_of(body, secrets.randbits(62))
+        try:
+            return ids.reply_of(request, await self.ctx.engine.ask(request), self.model)
+        except ValueError as error:  # such as ids without an embedding
+            raise Refusal(400, str(error)) from None
 
     async def answer(self, session: Session, asked: Asked) -> Answer:
         if session.calls >= session.turns:
@@ -156,7 +171,11 @@ def where(call: Call) -> tuple[str, str, str]:
     parts = parts[1:] if parts[:1] == ["v1"] else parts
     key = call.headers.get("authorization", "").partition(" ")[2].strip()
     name = call.headers.get(HEADER, "") or key
-    for route in (*(form.split("/") for form in FORMS), ["models"]):
+        session = self.find(name, key)
+        if route == "completions":
+            return await self.completed(body)
+        read, write = FORMS[route]
+        asked = read(body)
         if parts[-len(route) :] == route and len(parts) <= len(route) + 1:
             return "/".join(route), parts[0] if len(parts) > len(route) else name, key
     return "/".join(parts), name, key

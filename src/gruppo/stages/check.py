@@ -53,6 +53,16 @@ def refuse_weaker(method: Method, engine: str, promises: Collection[str]) -> Non
         raise ValueError("\n".join(said))
 
 
+def refuse_engine(method: Method, engine: str, promises: Collection[str]) -> None:
+    """Refuses an engine that a run cannot train with."""
+    if "weights" not in promises:
+        raise ValueError(
+            f"engine={engine} does not promise 'weights': its weights cannot be changed from here, so a run would "
+            "learn from answers of another policy. Use engine=native or engine=vllm; gruppo eval may sample from it."
+        )
+    refuse_weaker(method, engine, promises)
+
+
 def _requirements(method: Method, samples: int) -> Iterable[str]:
     for room, o in method.occupants():
         for requirement in o.requires:

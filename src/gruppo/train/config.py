@@ -91,4 +91,10 @@ class RunConfig(Checked):
                 f"ahead={self.ahead} on {self.scale.ranks} ranks: the first rank would draw from weights that all of "
                 "them are changing. Use ahead=0, or scale.ranks=1."
             )
+        if self.engine.name != "native" and (self.ahead or self.scale.ranks > 1):
+            said = f"ahead={self.ahead}" if self.ahead else f"scale.ranks={self.scale.ranks}"
+            return (
+                f"engine={self.engine.name} with {said}: that engine has one copy of the weights, in step with one "
+                f"learner. Use engine=native, or leave {said.partition('=')[0]} out."
+            )
         return ""

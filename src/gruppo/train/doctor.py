@@ -110,6 +110,24 @@ def _gap(run: Run, batch: Batch) -> Check:
     return Check("sampler_gap", worst <= limit, worst, limit, found, "Positions, masks or temperatures may differ.")
 
 
+def refuse_other_weights(run: Run, batch: Batch) -> None:
+    """The gap again, on the first answers after weights have changed: an engine with weights of its own was sent them.
+
+    Step zero has seen only the weights that it was started with. Answers of other versions say nothing.
+    """
+    if not bool((batch.on_policy_N & torch.isfinite(batch.logp_gen_N) & (batch.version_N == run.version)).any()):
+        return
+    if "logp_old_N" not in batch.columns:
+        batch = batch.with_columns(**run.learner.read("old", batch, [need("logp", "old")]))
+    found = _gap(run, batch)
+    if not found.ok and found.name not in run.config.accept:
+        remedy = (
+            f"engine={run.config.engine.name} does not sample from the weights that it was sent. Use engine=native."
+        )
+        refuse([replace(found, remedy=remedy)])
+    run.compared = True
+
+
 def _reference(run: Run, batch: Batch) -> Check:
     if "ref" not in run.roles or run.version > 0:
         return Check("reference_kl", True, 0.0, 0.0, "nothing to check: the method has no reference")

@@ -6,6 +6,7 @@ from inspect import isawaitable
 from gruppo.engines.base import NotFinite
 from gruppo.stages import StepRecord
 from gruppo.stages.check import compares, still
+from gruppo.train.doctor import refuse_other_weights
 from gruppo.train.learner import sampler_gap
 from gruppo.train.metrics import age_of, batch_metrics, episode_metrics, time_metrics
 from gruppo.train.run import Run
@@ -27,6 +28,8 @@ async def train_step(run: Run, step: int) -> StepRecord:
     run.stop_if_failing(facts["failed"], drawn)
 
     batch = await source.aside(walk.batch_of, ctx, drawn, kept)  # pack, and what is read once per batch
+    if batch is not None and not run.compared and run.version > 0:
+        refuse_other_weights(run, batch)
     run.warn_if_empty(batch is None)
     dead_to_it = compares(method)  # whether equal rewards say nothing to the method
     if batch is not None:

@@ -111,7 +111,8 @@ def plan_of(run: Any) -> Plan:
     kv = activations = None
     if known:
         longest, rows = pages_for(policy.context), min(config.engine.rows, ROWS)
-        kv = rows * longest * len(run.learner.writers), page_bytes(policy)  # a pool for each role that writes
+        if "shared" in run.engine.promises:  # another engine has its own plan
+            kv = rows * longest * len(run.learner.writers), page_bytes(policy)  # a pool for each role that writes
         tokens = min(config.optim.micro_tokens, config.prompts * config.samples * policy.context)
         size = policy.output.weight.element_size()
         activations = kept_bytes(policy.config, tokens, size, policy.checkpointing)

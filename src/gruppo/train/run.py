@@ -11,12 +11,12 @@ import torch
 
 from gruppo.data import Batch, Episode, Status, pack
 from gruppo.data.prefix import WORTH
+from gruppo.engines.base import RunEngine
 from gruppo.engines.config import engine_of
-from gruppo.engines.native import NativeEngine
 from gruppo.policies import load_policy, load_tokenizer
 from gruppo.scale.cluster import engine_at, judge_at
 from gruppo.stages import Context, Memory, Never, kind
-from gruppo.stages.check import check, check_first_batch, refuse_weaker
+from gruppo.stages.check import check, check_first_batch, refuse_engine
 from gruppo.stages.converse import HEARD, play_of
 from gruppo.stages.dialogue import OVERFLOW
 from gruppo.stages.play import close_play, one_answer
@@ -105,7 +105,8 @@ class Run:
         self.learner = self._learner(together)
         self.learner.version, self.clock = self.version, self.learner.clock
         self.engine = self.engine_of(self.sampled())
-        refuse_weaker(self.method, config.engine.name, self.engine.promises)
+        refuse_engine(self.method, config.engine.name, self.engine.promises)
+        self.compared = "shared" in self.engine.promises  # sampler and trainer, since weights have changed
         if self.tokenizer.rewrites:
             self.warn(self.tokenizer.rewrites)
         refuse_unfit(self.tasks, self.tokenizer, policy.context, self.sampling.max_tokens)
@@ -143,7 +144,7 @@ class Run:
         """The models that can be sampled from, by role."""
         return {r: m for r, m in self.models.items() if self.method.cast[r].as_ == "full"}
 
-    def engine_of(self, models: Mapping[str, Any]) -> NativeEngine:
+    def engine_of(self, models: Mapping[str, Any]) -> RunEngine:
         """An engine with the settings of the run, for these models."""
         c = self.config
         engine = replace(c.engine, lockstep="yes") if c.deterministic else c.engine
@@ -353,6 +354,7 @@ class Run:
 
     def close(self) -> None:
         self.source.close()
+        self.engine.close()
         self.judge.close()
         close_play(self.walk.play)
 

@@ -109,7 +109,7 @@ class TableRun:
             raise Unlike(f"its role {several[0]} has several outputs, and a table holds one value")
         self.models = self._models()
         self.memory, self.replay = Memory(), list[Episode]()
-        self.version, self.checked, self.between_steps = 0, False, True
+        self.version, self.checked, self.between_steps, self.compared = 0, False, True, True
         self.engine = TableEngine(world, tables, self.models["policy"], self)
         self.learner = Learner(self.method, self.models, setup.optim, say=lambda said: None)
         if setup.optimiser == "sgd":
