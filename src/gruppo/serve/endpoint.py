@@ -171,11 +171,7 @@ def where(call: Call) -> tuple[str, str, str]:
     parts = parts[1:] if parts[:1] == ["v1"] else parts
     key = call.headers.get("authorization", "").partition(" ")[2].strip()
     name = call.headers.get(HEADER, "") or key
-        session = self.find(name, key)
-        if route == "completions":
-            return await self.completed(body)
-        read, write = FORMS[route]
-        asked = read(body)
+    for route in (*(form.split("/") for form in FORMS), ["completions"], ["models"]):
         if parts[-len(route) :] == route and len(parts) <= len(route) + 1:
             return "/".join(route), parts[0] if len(parts) > len(route) else name, key
     return "/".join(parts), name, key
