@@ -106,7 +106,7 @@ def test_the_plan_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
     monkeypatch.setattr(memory_plan, "can_page", lambda _: True)
     config = SimpleNamespace(
-        engine=SimpleNamespace(rows=16), optim=SimpleNamespace(micro_tokens=2048), prompts=2, samples=4
+        engine=SimpleNamespace(name="native", rows=16), optim=SimpleNamespace(micro_tokens=2048), prompts=2, samples=4
     )
     learner = SimpleNamespace(optimisers={"policy": torch.optim.AdamW(trained)}, writers=("policy",))
     run = SimpleNamespace(config=config, models={"policy": policy}, learner=learner, device=torch.device("cuda"))

@@ -24,6 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore
 
 T = TypeVar("T")
 WORKER = "gruppo.engines.vllm_worker"
+TRAINER = "GRUPPO_TRAINER_PID"
 LOOK = 1.0  # seconds between two looks whether vLLM's process is there
 
 
@@ -36,6 +37,7 @@ class Live:
     @classmethod
     async def start(cls, args: dict[str, Any]) -> "Live":
         """`args` are those of vLLM's engine."""
+        os.environ[TRAINER] = str(os.getpid())  # its processes look whether this one is still there
         own = {"worker_extension_cls": f"{WORKER}.Extension", "weight_transfer_config": {"backend": "gruppo_file"}}
         try:
             llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**{**own, **args}))

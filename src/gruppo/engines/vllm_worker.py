@@ -4,6 +4,10 @@ A backend of vLLM's weight transfer, for one machine: the trainer writes one fil
 process group is shared, so nothing waits for another process, and nothing but a path goes through a queue.
 """
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,6 +28,7 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 )
 
 BACKEND = "gruppo_file"
+LOOK = 2.0  # seconds between two looks whether the trainer is there
 
 
 @dataclass
@@ -73,6 +78,21 @@ def _read(path: str) -> Iterator[tuple[str, Tensor]]:
 class Extension:
     """Named in the settings of vLLM, so that its worker imports this module before it asks for the backend."""
 
+
+def _outlive_nobody(trainer: int) -> None:
+    """Ends vLLM's processes when the trainer is gone (`kill -9`): they would wait for it for ever."""
+    while True:
+        time.sleep(LOOK)
+        try:
+            os.kill(trainer, 0)
+        except ProcessLookupError:
+            if os.getppid() not in (1, trainer):  # vLLM's engine, which has started this worker
+                os.kill(os.getppid(), signal.SIGKILL)
+            os._exit(1)
+
+
+if os.environ.get("GRUPPO_TRAINER_PID", str(os.getpid())) != str(os.getpid()):
+    threading.Thread(target=_outlive_nobody, args=[int(os.environ["GRUPPO_TRAINER_PID"])], daemon=True).start()
 
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)

@@ -111,7 +111,7 @@ def plan_of(run: Any) -> Plan:
     kv = activations = None
     if known:
         longest, rows = pages_for(policy.context), min(config.engine.rows, ROWS)
-        if "shared" in run.engine.promises:  # another engine has its own plan
+        if config.engine.name == "native":  # another one has a plan of its own
             kv = rows * longest * len(run.learner.writers), page_bytes(policy)  # a pool for each role that writes
         tokens = min(config.optim.micro_tokens, config.prompts * config.samples * policy.context)
         size = policy.output.weight.element_size()
