@@ -206,7 +206,7 @@ def test_several_samplers_draw_the_same_and_share_the_work() -> None:
 
 def test_what_an_actor_cannot_do_is_not_promised() -> None:
     far, near, _ = sampling(1)
-    assert near.promises - far.promises == {"steer", "fork"}
+    assert near.promises - far.promises == {"steer", "fork", "shared"}
 
 
 def test_bad_requests_fail_at_the_call_and_those_of_the_actor_as_they_are() -> None:

@@ -11,6 +11,7 @@ from overlaps import SPANS, noted, peak, until
 
 from gruppo.tasks import Scorer, Task, load_task
 from gruppo.tasks.judge import PATIENCE, Judge, Verdict
+from gruppo.tasks.pool import Lane
 
 SCORERS = f"""{SPANS}
 import os
@@ -170,6 +171,21 @@ def test_interrupted_run_leaves_the_judge_usable(file: str) -> None:
         finally:
             signal.signal(signal.SIGINT, before)
         assert tasks_of(asyncio.run(judge.score(items("0.01")))) == [0.01]
+
+
+def test_interrupted_while_a_lane_starts_it_closes(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal came between a lane and its start: its thread was joined, which fails, with a traceback at the end."""
+    judge = Judge(f"{file}:slow")
+
+    def interrupted(lane: Lane) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Lane, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        judge.start()
+    assert len(judge._pool._lanes) == 1
+    judge.close()
+    assert not judge._pool._lanes
 
 
 def test_closing_fails_the_calls_that_wait(file: str) -> None:

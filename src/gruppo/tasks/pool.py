@@ -201,7 +201,7 @@ class Lane(threading.Thread):
         """Ends the worker and the thread."""
         if self.channel is not None:
             self.channel.close()
-        if threading.current_thread() is not self:
+        if self.ident is not None and threading.current_thread() is not self:  # a signal may come before it starts
             self.join()
 
     def _ready(self) -> Channel:
