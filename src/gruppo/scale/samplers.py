@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -103,8 +103,8 @@ class Sampler:
             table, told, engine = self.given
             config, method, models = cast_of(table, told)
             mine = {role: model for role, model in models.items() if method.cast[role].as_ == "full"}
-            native = engine_of(engine, mine, load_tokenizer(config.model.name))
-            self.engines[number] = _Engine(mine, native)
+            native = engine_of(engine, mine, load_tokenizer(config.model.name))  # `samplers_of` refuses any other
+            self.engines[number] = _Engine(mine, cast(NativeEngine, native))
         return self.engines[number]
 
 

@@ -29,9 +29,10 @@ def asked_of(body: Mapping[str, Any]) -> Asked:
             raise Refusal(400, f"{name}={value!r} is not served here. {remedy}", "unsupported_value", name)
     chat = {n: body[n] for n in ("temperature", "top_p", "stream") if n in body}
     chat |= {"max_tokens": body.get("max_output_tokens"), "tools": _tools(body.get("tools"))}
-    choice = body.get("tool_choice")
-    named = isinstance(choice, Mapping) and choice.get("type") == "function"
-    chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if named else choice
+    choice: Any = body.get("tool_choice")
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    chat["tool_choice"] = choice
     form = body.get("text")
     chat["response_format"] = form.get("format") if isinstance(form, Mapping) else None
     return Asked.of({**chat, "messages": _messages(body.get("instructions"), body.get("input"))})
