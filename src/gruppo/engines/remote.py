@@ -23,8 +23,11 @@ from gruppo.engines.apart import Apart, completion_of, seed_of, stops_of
 from gruppo.engines.base import Completion, Reason, Request
 
 TRIES, PAUSE = 4, 0.5  # of a connection that is refused or reset, and the seconds between two of them
+LIST = 20.0  # seconds for the list of models, which a server has at hand
 AT_ONCE = 64  # requests, a thread each; a server has its own queue
 HERE = ("127.0.0.1", "localhost", "::1")
+KEY = "Set the variable OPENAI_API_KEY to the key of the server."
+REMEDIES = {401: KEY, 403: KEY, 404: "Look at engine.url, which ends in /v1 with most servers."}  # by status
 REASONS: dict[str, Reason] = {"stop": "stop", "length": "length"}
 
 
@@ -77,12 +80,12 @@ class RemoteEngine(Apart):
         if not url.startswith(("http://", "https://")):
             raise ValueError(
                 f"engine.url={url!r} is no address of a server, so there is nobody to ask. Use engine.url="
-                "http://HOST:PORT/v1."
+                "http://HOST:PORT/v1 with gruppo eval; to train, use engine=native or engine=vllm."
             )
         self.url, self.model, self.processed, self.seconds = url.rstrip("/"), model, processed, seconds
         self.promises = frozenset({"logp"} if processed else ())
         self._pool = ThreadPoolExecutor(min(rows, AT_ONCE), "remote")
-        self._known: dict[str, Any] | None = None  # what the server says of the model
+        self._known: dict[str, Any] | ValueError | None = None  # what the server says of the model, or why not
         self._looking = threading.Lock()
         proxies = {} if urlsplit(url).hostname in HERE else None
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
@@ -103,31 +106,46 @@ class RemoteEngine(Apart):
         return read(self._ask("completions", body), request, self.version, self.processed, self.url)
 
     def _served(self) -> dict[str, Any]:
-        """The row of the model in the server's list."""
-        with self._looking:
-            found = self._known
-            if found is None:
-                rows = {str(row["id"]): row for row in self._ask("models").get("data") or ()}
-                if not rows or (self.model and self.model not in rows):
-                    raise ValueError(
-                        f"{self.url} serves {', '.join(rows) or 'no model'}, and engine.model={self.model!r} was asked "
-                        "for. Use a name of its list, or leave engine.model out."
-                    )
-                self._known = found = rows[self.model] if self.model else next(iter(rows.values()))
-            return found
+        """The row of the model in the server's list, which is asked for once.
 
-    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        A failure is kept, too: requests that wait here would each try again, one after the other.
+        """
+        with self._looking:
+            if self._known is None:
+                try:
+                    self._known = self._listed()
+                except ValueError as error:
+                    self._known = error
+            found = self._known
+        if isinstance(found, ValueError):
+            raise ValueError(*found.args)
+        return found
+
+    def _listed(self) -> dict[str, Any]:
+        listed = self._ask("models", seconds=min(LIST, self.seconds)).get("data")
+        rows = {str(row["id"]): row for row in listed or ()}
+        if not rows or (self.model and self.model not in rows):
+            raise ValueError(
+                f"{self.url} serves {', '.join(rows) or 'no model'}, and engine.model={self.model!r} was asked for. "
+                "Use a name of its list, or leave engine.model out."
+            )
+        return rows[self.model] if self.model else next(iter(rows.values()))
+
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = 0.0) -> dict[str, Any]:
         key = os.environ.get("OPENAI_API_KEY", "any")
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/{path}", data, headers)
         for left in reversed(range(TRIES)):
             try:
-                with self._opener.open(request, timeout=self.seconds) as reply:
+                with self._opener.open(request, timeout=seconds or self.seconds) as reply:
                     return dict(json.load(reply))
             except urllib.error.HTTPError as error:
                 with error:
-                    raise ValueError(f"{self.url}/{path} refuses with status {error.code}: {_said(error)}") from None
+                    raise ValueError(
+                        f"{self.url}/{path} refuses with status {error.code}: {_said(error).rstrip('.')}. "
+                        f"{REMEDIES.get(error.code, 'Look at the log of the server.')}"
+                    ) from None
             except (OSError, HTTPException, ValueError, TypeError) as error:
                 why = getattr(error, "reason", error)
                 if left and isinstance(why, ConnectionError):  # the same seed: asked again, the answer is the same

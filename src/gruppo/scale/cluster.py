@@ -178,13 +178,29 @@ def told(error: Any, who: str, remedy: str) -> Exception:
     return ValueError(f"{who} died {RETRIES + 1} times over the same question: {first}. {remedy}")
 
 
+def refuse(config: RunConfig) -> None:
+    """Refuses what would fail on every cluster; none is looked for."""
+    from gruppo.scale.samplers import refusals
+
+    if said := config.scale.unplaced():
+        raise ValueError(said)
+    if config.scale.address:
+        _ray(config.scale)
+    if config.scale.samplers and (found := refusals(config.method)):
+        raise ValueError("\n".join(found))
+
+
+def _ray(scale: ScaleConfig) -> Any:
+    return library("ray", f"scale.address={scale.address} asks for a cluster of it", "ray")
+
+
 @contextmanager
 def opened(config: RunConfig, say: Callable[[str], None]) -> Generator[None]:
     """Around a run: without scale.address nothing; else its actors exist inside, and none of them is left after it."""
     if not config.scale.address:
         yield
         return
-    ray = library("ray", f"scale.address={config.scale.address} asks for a cluster of it", "ray")
+    ray = _ray(config.scale)
     began = not ray.is_initialized()
     try:
         if began:

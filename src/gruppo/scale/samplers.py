@@ -285,11 +285,6 @@ def samplers_of(cluster: Cluster, run: Any, engine: EngineConfig, here: NativeEn
     from gruppo.scale.ranks import SENT
     from gruppo.stages.record import to_table
 
-    if engine.name != "native":
-        raise ValueError(
-            f"scale.samplers={run.config.scale.samplers} with engine={engine.name}: actors sample with the native "
-            "engine, and this one is a process of its own already. Use engine=native, or scale.samplers=0."
-        )
     if said := refusals(run.method):
         raise ValueError("\n".join(said))
     if cluster.team is None:

@@ -97,4 +97,9 @@ class RunConfig(Checked):
                 f"engine={self.engine.name} with {said}: that engine has one copy of the weights, in step with one "
                 f"learner. Use engine=native, or leave {said.partition('=')[0]} out."
             )
+        if self.engine.name != "native" and self.scale.samplers:
+            return (
+                f"engine={self.engine.name} with scale.samplers={self.scale.samplers}: actors sample with the native "
+                "engine, so the other would never be asked. Use engine=native, or scale.samplers=0."
+            )
         return ""
