@@ -3,7 +3,9 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,6 +17,7 @@ from gruppo.cli.overrides import apply
 from gruppo.cli.serve import opened
 from gruppo.engines import NativeEngine, Request, complete
 from gruppo.engines.apart import seed_of
+from gruppo.engines.base import NotFinite
 from gruppo.engines.remote import Described, RemoteEngine
 from gruppo.policies import load_policy
 from gruppo.stages import Sampling
@@ -37,6 +40,7 @@ class StandIn(ThreadingHTTPServer):
         self.keys: list[str] = []
         self.how: dict[str, Any] = {}
         self.models: list[dict[str, Any]] = [{"id": "served", "max_model_len": 64}]
+        self.pause = 0.0  # seconds between two bytes of an answer
         self.drop = 0  # connections to close without a word
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -71,14 +75,19 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.how.get("status"):
             self._send(self.server.how["status"], {"error": {"message": "it is full"}})
         else:
-            self._send(200, self.server.answer(body))
+            self._send(200, self.server.how.get("whole", self.server.answer(body)))
 
     def _send(self, status: int, table: Any) -> None:
         data = json.dumps(table).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        if not self.server.pause:
+            self.wfile.write(data)
+        with suppress(OSError):
+            for i in range(len(data) if self.server.pause else 0):
+                self.wfile.write(data[i : i + 1])
+                time.sleep(self.server.pause)
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -146,12 +155,78 @@ def test_log_probabilities_at_another_temperature_are_known_or_nan(server, proce
         ({"status": 503}, r"refuses with status 503: it is full\. Look at the log of the server"),
         ({"status": 401}, r"refuses with status 401: .* Set the variable OPENAI_API_KEY"),
         ({"status": 404}, r"refuses with status 404: .* Look at engine.url, which ends in /v1"),
+        ({"token_ids": [7, 99]}, "id 99, outside the vocabulary 0..98"),
+        ({"token_ids": [-1, 2]}, "id -1, outside the vocabulary"),
+        ({"token_ids": [1.5, 2]}, "in a form that cannot be read"),
+        ({"token_ids": ["a", "b"]}, "in a form that cannot be read"),
+        ({"token_ids": [[7], [2]]}, "in a form that cannot be read"),
+        ({"token_ids": [1 << 70, 2]}, "in a form that cannot be read"),
+        ({"token_ids": 5}, "in a form that cannot be read"),
+        ({"token_ids": None, "logprobs": {"tokens": ["token_id:x"], "token_logprobs": [-1.0]}}, "returns no ids"),
+        ({"logprobs": [1, 2]}, "in a form that cannot be read"),
+        ({"logprobs": {"token_logprobs": ["a", "b"]}}, "in a form that cannot be read"),
+        ({"logprobs": {"token_logprobs": [[-1], [-2]]}}, "in a form that cannot be read"),
+        ({"logprobs": {"token_logprobs": [0.5, -1]}}, "0.5 as the log-probability"),
+        ({"logprobs": {"token_logprobs": [-float("inf"), -1]}}, "-inf as the log-probability"),
+        ({"finish_reason": [1]}, "in a form that cannot be read"),
+        ({"token_ids": [7] * 6, "logprobs": {"token_logprobs": [-1.0] * 6}}, "6 tokens, and 5 were asked for"),
+        ({"whole": {"choices": [5]}}, "in a form that cannot be read"),
+        ({"whole": {"choices": 5}}, "in a form that cannot be read"),
+        ({"whole": {}}, "returns no ids"),
+        ({"whole": []}, "returns no ids"),
+        ({"whole": "text"}, "does not answer"),
     ],
 )
 def test_answers_that_are_refused(server, how, says):
     server.how = how
     with pytest.raises(ValueError, match=says):
         asked(RemoteEngine(SHAPE, (2,), server.url), Request(PROMPT, 5, key=0))
+
+
+def test_a_log_probability_that_was_promised_is_a_number(server):
+    """Unknown ones are NaN only where the engine says that it may not know them."""
+    server.how = {"logprobs": {"token_logprobs": [None, -1.0]}}
+    [c] = asked(RemoteEngine(SHAPE, (2,), server.url), Request(PROMPT, 5, key=0))
+    assert np.isnan(c.logp).tolist() == [True, False]
+    with pytest.raises(NotFinite, match="nan as the log-probability"):
+        asked(RemoteEngine(SHAPE, (2,), server.url, processed=True), Request(PROMPT, 5, key=0))
+
+
+@pytest.mark.parametrize("models", [5, [5], [{}], "ab", {"id": 1}])
+def test_lists_of_models_that_are_none(server, models):
+    server.models = models
+    with pytest.raises(ValueError, match="/models answers in a form that cannot be read"):
+        RemoteEngine(SHAPE, (2,), server.url).context()
+
+
+@pytest.mark.parametrize("length", [0, -3, True, "64", None])
+def test_lengths_that_are_none_are_not_believed(server, length):
+    server.models = [{"id": "served", "max_model_len": length}]
+    assert RemoteEngine(SHAPE, (2,), server.url).context() == 256
+
+
+def test_an_answer_that_comes_byte_by_byte_has_its_limit(server):
+    """The limit is for the whole answer, not for each piece of it."""
+    server.pause = 0.05
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match=r"does not answer .*engine\.seconds"):
+        asked(RemoteEngine(SHAPE, (2,), server.url, seconds=0.3), Request(PROMPT, 5, key=0))
+    assert time.monotonic() - begun < 4  # all of it would take 8 s or more
+
+
+def test_nobody_waits_for_a_server_at_the_end(server):
+    """The interpreter joins threads that are no daemons, for engine.seconds after Ctrl-C."""
+    server.pause = 0.05
+    engine = RemoteEngine(SHAPE, (2,), server.url)
+
+    async def impatient() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.ask(Request(PROMPT, 5, key=0)), 0.3)
+
+    asyncio.run(impatient())
+    mine = [t for t in threading.enumerate() if t.name.startswith("remote")]
+    assert mine and all(t.daemon for t in mine)
+    engine.close()
 
 
 def test_a_lost_connection_is_tried_again(server, monkeypatch):
@@ -182,7 +257,7 @@ def test_requests_that_wait_for_a_server_that_is_not_there_fail_together(monkeyp
     monkeypatch.setattr(engine, "_listed", lambda: looks.append(1) or listed())
     with pytest.raises(ValueError, match="does not answer"):
         asked(engine, *[Request(PROMPT, 5, key=i) for i in range(16)])
-    engine._pool.shutdown(wait=True)  # what a process waits for before it ends
+    engine.close()
     assert looks == [1]  # not one after the other, with all the tries of each
 
 
@@ -265,6 +340,11 @@ def test_our_own_server_refuses_what_it_cannot_do(own, monkeypatch):
         ({"prompt": [1, 9999]}, "id 9999 is outside the vocabulary"),
         ({"prompt": [1], "max_tokens": 400}, "the context is 256"),
         ({"prompt": []}, "prefix is empty"),
+        ({"prompt": [1 << 63]}, "outside the vocabulary"),
+        ({"prompt": [1], "max_tokens": 0}, "max_tokens=0"),
+        ({"prompt": [1], "temperature": 10**400}, "logits are divided by it"),
+        ({"prompt": [1], "temperature": "hot"}, "temperature='hot' is no number"),
+        ({"prompt": [1], "stop_token_ids": 5}, "stop_token_ids=5 is no list of ids"),
     ):
         with pytest.raises(ValueError, match=f"status 400: .*{says}"):
             engine._ask("completions", body)

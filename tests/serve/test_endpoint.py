@@ -17,7 +17,7 @@ from gruppo.cli import main
 from gruppo.cli.serve import opened
 from gruppo.serve.alone import Visitors
 from gruppo.serve.endpoint import Endpoint
-from gruppo.serve.http import is_loopback
+from gruppo.serve.http import Server, is_loopback
 from gruppo.train.config import RunConfig
 
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "1+1="}]}
@@ -81,6 +81,13 @@ def test_a_stream_says_the_same(live: Live) -> None:
         ({"messages": [{"role": "user", "content": "x" * 300}]}, 400, "Shorten or drop earlier messages"),
         ({"messages": [{"role": "user", "content": "é"}]}, 400, "printable ASCII"),
         ({"n": 3}, 400, "Ask several times"),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": 5}]}, 400, "tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"a":' * 9999}]}]},
+            400,
+            "JSON",
+        ),
+        ({"tools": {"function": {"name": "f"}}, "tool_choice": "required"}, 400, "tools is no list"),
     ],
 )
 def test_errors_have_the_format_of_openai(body: dict[str, Any], status: int, said: str, live: Live) -> None:
@@ -120,6 +127,25 @@ def test_bodies_in_chunks_and_two_requests_on_one_connection(live: Live) -> None
         f"{head}Connection: close\nContent-Length: {len(body)}",
     )
     assert live.raw(f"{first}{last}\n\n{body}").count("HTTP/1.1 200 OK") == 2
+
+
+def test_a_fault_of_ours_is_told() -> None:
+    """Without a word the client would only see a closed connection, and try again."""
+
+    async def told() -> tuple[int, Any, list[Any]]:
+        faults = list[Any]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault["exception"]))
+
+        async def broken(_: Any) -> Any:
+            raise KeyError("ours")
+
+        server = await Server(broken).start()
+        found = await asyncio.to_thread(post, f"http://127.0.0.1:{server.port}/v1/chat/completions", HELLO)
+        await server.close()
+        return (*found, faults)
+
+    status, reply, [fault] = asyncio.run(told())
+    assert status == 500 and reply["error"]["type"] == "server_error" and isinstance(fault, KeyError)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:80", "localhost", "LOCALHOST:1", "[::1]:80", "127.1.2.3"])

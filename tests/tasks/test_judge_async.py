@@ -153,8 +153,12 @@ def test_arguments_classes_and_factories(file: str) -> None:
     with Judge(Scorer(f"{file}:Counter", {"start": 10}), workers=4) as judge:
         assert tasks_of(score(judge, *"abcdefgh")) == [*range(11, 19)], "begun in order, in one process"
         assert tasks_of(score(judge, "a")) == [19] and judge.in_order
-        score(judge, *"x" * 40)
-        assert max(v.components["task"] for v in score(judge, "peak")) > 10
+        for _ in range(8):  # a busy machine may hand them over a few at a time
+            score(judge, *"x" * 40)
+            highest = max(v.components["task"] for v in score(judge, "peak"))
+            if highest > 10:
+                break
+        assert highest > 10
 
 
 def test_what_only_returns_a_coroutine_and_what_is_batched(file: str) -> None:

@@ -124,12 +124,26 @@ class Apart:
                 done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
                 for task in sorted(done, key=places.__getitem__):
                     completion = task.result()
+                    self._refuse_odd(requests[places[task]], completion)
                     self.sampled += len(completion.ids)
                     yield places[task], completion
         finally:
             for task in places:
                 task.cancel()
             await asyncio.gather(*places, return_exceptions=True)
+
+    def _refuse_odd(self, request: Request, c: Completion) -> None:
+        """What no sampler of this model can have drawn is refused here: later it would be a riddle."""
+        vocab, who = self._model(request.role).vocab, f"engine={self.name} returns"
+        remedy = "Look whether it has the model that is asked for, and at its log."
+        if len(odd := c.ids[(c.ids < 0) | (c.ids >= vocab)]):
+            raise ValueError(f"{who} the id {odd[0]}, outside the vocabulary 0..{vocab - 1}. {remedy}")
+        if len(c.ids) > request.max_tokens:
+            raise ValueError(f"{who} {len(c.ids)} tokens, and {request.max_tokens} were asked for. {remedy}")
+        if len(odd := c.logp[c.logp > ROUNDED]):
+            raise ValueError(f"{who} {odd[0]} as the log-probability of a token: none is positive. {remedy}")
+        if "logp" in self.promises and np.isnan(c.logp).any():
+            raise NotFinite(f"{who} nan as the log-probability of a token: its weights are not finite. {remedy}")
 
     def logprobs(
         self, prefixes: Seq[Ints], continuations: Seq[Ints], temperature: float = 1.0, role: str = "policy"
@@ -140,6 +154,7 @@ class Apart:
         )
 
 
+ROUNDED = 0.1  # by so much a log-probability of 0 may be rounded up where logits are bfloat16
 LEAST_WARM = 0.01  # vLLM raises a temperature below it, with a warning
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import index
+from sys import float_info
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -55,7 +56,7 @@ class Request:
             ("max_tokens", self.max_tokens >= 1, "nothing would be sampled. Use 1 or more."),
             (
                 "temperature",
-                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < np.inf,
+                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature <= float_info.max,
                 f"logits are divided by it. Use at least {LEAST_TEMPERATURE:g}, or 0: greedy.",
             ),
             ("top_p", 0 < self.top_p <= 1, "it is a probability mass. Use a number in (0, 1]; 1 keeps every id."),

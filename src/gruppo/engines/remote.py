@@ -12,10 +12,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
+from operator import index
+from queue import SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -84,7 +87,7 @@ class RemoteEngine(Apart):
             )
         self.url, self.model, self.processed, self.seconds = url.rstrip("/"), model, processed, seconds
         self.promises = frozenset({"logp"} if processed else ())
-        self._pool = ThreadPoolExecutor(min(rows, AT_ONCE), "remote")
+        self._threads = Threads(min(rows, AT_ONCE))
         self._known: dict[str, Any] | ValueError | None = None  # what the server says of the model, or why not
         self._looking = threading.Lock()
         proxies = {} if urlsplit(url).hostname in HERE else None
@@ -93,17 +96,19 @@ class RemoteEngine(Apart):
     def context(self, role: str = "policy") -> int:
         """The positions of the model, or of the server if it says that it has fewer."""
         mine, theirs = super().context(role), self._served().get("max_model_len")
-        return min(mine, theirs) if isinstance(theirs, int) else mine
+        return min(mine, theirs) if isinstance(theirs, int) and theirs > 1 else mine
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def _one(self, request: Request) -> Completion:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._answered, request)
+        return await asyncio.wrap_future(self._threads.begin(lambda: self._answered(request)))
 
     def _answered(self, request: Request) -> Completion:
         body = body_of(request, self.eos, str(self._served()["id"]))
-        return read(self._ask("completions", body), request, self.version, self.processed, self.url)
+        answer = self._ask("completions", body)
+        with readable(f"{self.url}/completions"):
+            return read(answer, request, self.version, self.processed, self.url)
 
     def _served(self) -> dict[str, Any]:
         """The row of the model in the server's list, which is asked for once.
@@ -122,8 +127,9 @@ class RemoteEngine(Apart):
         return found
 
     def _listed(self) -> dict[str, Any]:
-        listed = self._ask("models", seconds=min(LIST, self.seconds)).get("data")
-        rows = {str(row["id"]): row for row in listed or ()}
+        answer = self._ask("models", seconds=min(LIST, self.seconds))
+        with readable(f"{self.url}/models"):
+            rows = {str(row["id"]): row for row in answer.get("data") or ()}
         if not rows or (self.model and self.model not in rows):
             raise ValueError(
                 f"{self.url} serves {', '.join(rows) or 'no model'}, and engine.model={self.model!r} was asked for. "
@@ -138,15 +144,17 @@ class RemoteEngine(Apart):
         request = urllib.request.Request(f"{self.url}/{path}", data, headers)
         for left in reversed(range(TRIES)):
             try:
-                with self._opener.open(request, timeout=seconds or self.seconds) as reply:
-                    return dict(json.load(reply))
+                limit = seconds or self.seconds
+                end = time.monotonic() + limit
+                with self._opener.open(request, timeout=limit) as reply:
+                    return dict(json.loads(b"".join(_pieces(reply, end))))
             except urllib.error.HTTPError as error:
                 with error:
                     raise ValueError(
                         f"{self.url}/{path} refuses with status {error.code}: {_said(error).rstrip('.')}. "
                         f"{REMEDIES.get(error.code, 'Look at the log of the server.')}"
                     ) from None
-            except (OSError, HTTPException, ValueError, TypeError) as error:
+            except (OSError, HTTPException, ValueError, TypeError, RecursionError) as error:
                 why = getattr(error, "reason", error)
                 if left and isinstance(why, ConnectionError):  # the same seed: asked again, the answer is the same
                     time.sleep(PAUSE)
@@ -156,6 +164,57 @@ class RemoteEngine(Apart):
                     "at engine.url and at engine.seconds."
                 ) from None
         raise AssertionError("the last try returns or raises")
+
+
+class Threads:
+    """Daemons, `most` of them: at its end the interpreter would wait for others, and so for a server that is silent."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.begun = most, 0
+        self.work: SimpleQueue[Any] = SimpleQueue()
+
+    def begin(self, call: Callable[[], Completion]) -> "Future[Completion]":
+        future = Future[Completion]()
+        self.work.put((future, call))
+        if self.begun < self.most:
+            self.begun += 1
+            threading.Thread(target=self._run, args=[self.work], name="remote", daemon=True).start()
+        return future
+
+    @staticmethod
+    def _run(work: "SimpleQueue[Any]") -> None:
+        while (item := work.get()) is not None:
+            future, call = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+
+    def close(self) -> None:
+        for _ in range(self.begun):
+            self.work.put(None)
+        self.work, self.begun = SimpleQueue(), 0
+
+
+@contextmanager
+def readable(where: str) -> Iterator[None]:
+    """Around reading an answer: one in another form than OpenAI's is refused with a sentence."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, OverflowError) as error:
+        raise ValueError(
+            f"{where} answers in a form that cannot be read ({type(error).__name__}: {error}), so nothing was sampled. "
+            "Use a server that speaks OpenAI's API, and look at engine.url."
+        ) from error
+
+
+def _pieces(reply: Any, end: float) -> Iterator[bytes]:
+    """The body of a reply. The limit of a socket is for each piece, and this one for all of them."""
+    while piece := reply.read1(1 << 16):
+        if time.monotonic() > end:
+            raise TimeoutError("the answer is not whole within the limit")
+        yield piece
 
 
 def body_of(request: Request, eos: tuple[int, ...], model: str) -> dict[str, Any]:
@@ -181,7 +240,7 @@ def read(answer: Mapping[str, Any], request: Request, version: int, processed: b
     """The completion in an answer of a server. What is missing is refused, not guessed."""
     choice = next(iter(answer.get("choices") or ()), None) or {}
     found = choice.get("logprobs") or {}
-    ids, logp = _ids(choice, found), found.get("token_logprobs")
+    ids, logp = _ids(choice, found), _logp(found)
     if ids is None or logp is None or len(ids) != len(logp):
         equal = "equal numbers of ids and log-probabilities"
         what = "ids" if ids is None else "log-probabilities" if logp is None else equal
@@ -206,10 +265,16 @@ def read(answer: Mapping[str, Any], request: Request, version: int, processed: b
 def _ids(choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> list[int] | None:
     """As a list, or as tokens that are named token_id:NUMBER (older servers of vLLM, if started that way)."""
     if choice.get("token_ids") is not None:
-        return list(choice["token_ids"])
+        return [index(i) for i in choice["token_ids"]]
     tokens = [str(token) for token in logprobs.get("tokens") or ()]
-    named = [token.removeprefix("token_id:") for token in tokens if token.startswith("token_id:")]
+    named = [n for token in tokens if (n := token.removeprefix("token_id:")) != token and n.isdecimal()]
     return [int(i) for i in named] if tokens and len(named) == len(tokens) else None
+
+
+def _logp(logprobs: Mapping[str, Any]) -> list[float] | None:
+    """NaN where the server does not say."""
+    found = logprobs.get("token_logprobs")
+    return None if found is None else [float("nan") if p is None else p + 0.0 for p in found]
 
 
 def _said(error: urllib.error.HTTPError) -> str:

@@ -229,7 +229,12 @@ def _join(ray: Any, address: str) -> None:
         ray.init(address=address, logging_level="ERROR", **more)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray has put an exit there, and a run saves its step
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # of any kind: a node that does not start in time is a bare Exception
+        if address == "local":
+            raise ValueError(
+                f"scale.address=local: Ray could not start on this machine ({str(error).splitlines()[0]}). Try again "
+                "when it is less busy, or leave scale.address, scale.samplers and scale.judges out."
+            ) from error
         raise ValueError(
             f"scale.address={address}: no cluster of Ray answers there ({str(error).splitlines()[0]}). Start one with  "
             "ray start --head  on this machine, or use scale.address=local."

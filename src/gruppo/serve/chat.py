@@ -115,7 +115,9 @@ def _opening(choice: Any, tools: tuple[dict[str, Any], ...]) -> str:
 
 
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:
-    for tool in value if isinstance(value, list) else [value] if value else []:
+    if value and not isinstance(value, list):
+        raise Refusal(400, f"tools is no list, but {value!r}. Use a list of functions.", param="tools")
+    for tool in value or ():
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             form = '{"type": "function", "function": {"name": …, "parameters": {…}}}'

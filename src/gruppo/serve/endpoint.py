@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gruppo.engines.base import Request
+from gruppo.engines.base import NotFinite, Request
 from gruppo.serve import ids
 from gruppo.serve.chat import Answer, Asked
 from gruppo.serve.http import HOST, Call, Refusal, Reply, Server
@@ -70,7 +70,7 @@ class Endpoint:
             row = {"id": self.model, "object": "model", "created": 0, "owned_by": "gruppo"}
             return Reply({"object": "list", "data": [row]})
         if route not in FORMS and not (self.free and route == "completions"):
-            here = "/v1/chat/completions, /v1/responses or /v1/models"
+            here = f"/v1/chat/completions, /v1/responses{', /v1/completions' if self.free else ''} or /v1/models"
             raise Refusal(404, f"there is no {call.path} here. Use {here}.", "not_found")
         if call.method != "POST":
             raise Refusal(405, f"{call.method} {call.path}: completions are asked for by POST.")
@@ -92,8 +92,8 @@ class Endpoint:
         request = ids.request_of(body, secrets.randbits(62))
         try:
             return ids.reply_of(request, await self.ctx.engine.ask(request), self.model)
-        except ValueError as error:  # such as ids without an embedding
-            raise Refusal(400, str(error)) from None
+        except ValueError as error:  # such as ids without an embedding; logits that are not finite are our fault
+            raise Refusal(500 if isinstance(error, NotFinite) else 400, str(error)) from None
 
     async def answer(self, session: Session, asked: Asked) -> Answer:
         if session.calls >= session.turns:

@@ -121,6 +121,15 @@ class Server:
             reply = await _while_connected(self.handler(call), reader)
         except Refusal as refusal:
             writer.write(_message(refusal.status, refusal.table, keep))
+        except (OSError, EOFError):  # the client has gone away
+            raise
+        except Exception as error:  # a fault of ours: the client is told, or it would only try again
+            told = {"message": "a request to the endpoint failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(told)
+            said = (
+                f"the endpoint failed ({type(error).__name__}: {error}). This is a fault of gruppo: please report it."
+            )
+            writer.write(_message(500, Refusal(500, said).table, keep))
         else:
             writer.write(_stream(reply.events) if reply.events else _message(200, reply.table, keep))
             keep = keep and not reply.events

@@ -30,25 +30,33 @@ def request_of(body: Mapping[str, Any], key: int) -> Request:
         if (value := body.get(name)) not in harmless:
             raise Refusal(400, f"{name}={value!r} is not served for ids. Leave it out.", "unsupported_value", name)
     prompt = body.get("prompt")
-    if not isinstance(prompt, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
-        raise Refusal(
-            400,
-            "prompt is no list of ids: texts are completed by /v1/chat/completions. Send whole numbers.",
-            param="prompt",
-        )
+    if not _whole(prompt):
+        said = "prompt is no list of ids: texts are completed by /v1/chat/completions. Send whole numbers."
+        raise Refusal(400, said, param="prompt")
     given = {name: body[name] for name in ("temperature", "top_p") if body.get(name) is not None}
-    top_k, seed = body.get("top_k") or 0, body.get("seed")
+    for name, value in given.items():
+        if not isinstance(value, int | float):
+            raise Refusal(400, f"{name}={value!r} is no number. Send one, or leave it out.", param=name)
+    if not _whole(stop := body.get("stop_token_ids") or []):
+        raise Refusal(400, f"stop_token_ids={stop!r} is no list of ids. Send whole numbers.", param="stop_token_ids")
+    top_k, seed, most = body.get("top_k") or 0, body.get("seed"), body.get("max_tokens")
     try:
         return Request(
             np.array(prompt, np.int64),
-            max_tokens=body.get("max_tokens") or 16,
+            max_tokens=16 if most is None else most,
             key=key if seed is None else seed,
             top_k=0 if top_k == -1 else top_k,
-            stop=tuple(body.get("stop_token_ids") or ()),
+            stop=tuple(stop),
             **given,
         )
-    except (ValueError, TypeError) as error:
+    except OverflowError:
+        raise Refusal(400, "prompt has an id beyond 64 bits, outside the vocabulary.", param="prompt") from None
+    except ValueError as error:
         raise Refusal(400, str(error)) from None
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in value)
 
 
 def reply_of(request: Request, c: Completion, model: str) -> Reply:

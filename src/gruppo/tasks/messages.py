@@ -1,7 +1,7 @@
 """The messages of a row: who said what, with texts in parts, tool calls and tool results."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,10 @@ def turn_of(message: Any, where: str) -> Turn:
         raise ValueError(f"one of its messages is {type(message).__name__} and not {{role, content}}")
     role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
     role = _ROLES.get(str(role), role)
-    calls = [_call(c, where) for c in message.get("tool_calls") or ()]
+    given = message.get("tool_calls")
+    if given is not None and not isinstance(given, Iterable):
+        raise ValueError(f"{where} has tool_calls={given!r}, which is no list of calls")
+    calls = [_call(c, where) for c in given or ()]
     if calls and role != "assistant":
         raise ValueError(f"{where} has tool_calls and the role {role!r}; only the assistant calls tools")
     content = "" if calls and content is None else _text_of(content, where)
@@ -113,7 +116,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     elif isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError(f"{where} calls {name!r} with arguments that are not JSON: {arguments[:60]!r}") from None
     if not isinstance(name, str) or not isinstance(arguments, Mapping | None):
         raise ValueError(f'{where} has a tool call that is not {{"function": {{"name": …, "arguments": {{…}}}}}}')
