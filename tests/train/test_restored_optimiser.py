@@ -63,3 +63,19 @@ def test_float32_copies_of_bfloat16_weights_are_not_rounded() -> None:
         _step(p, optimiser)
         _step(q, other)
     assert torch.equal(optimiser.state[p]["master"], other.state[q]["master"]) and torch.equal(p, q)
+
+
+@pytest.mark.parametrize(("before", "after"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_a_checkpoint_of_another_precision_goes_on(before: torch.dtype, after: torch.dtype) -> None:
+    """As by --resume model.dtype=… --allow-changes: the moments are kept, and the weights are updated in float32."""
+    told = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.0}
+    p, q = (torch.nn.Parameter(torch.linspace(-1, 1, 8).bfloat16().to(dtype)) for dtype in (before, after))
+    old, new = AdamW([p], **told), AdamW([q], **told)
+    p.grad, q.grad = torch.full_like(p, 0.25), torch.full_like(q, 0.25)  # the same number in both
+    old.step()
+    restore_optimiser(new, optimiser_tensors(old))
+    old.step()
+    new.step()
+    assert torch.equal(new.state[q]["exp_avg"], old.state[p]["exp_avg"]) and new.state[q]["step"] == 2
+    weight = new.state[q].get("master", q)
+    assert weight.dtype == torch.float32 and torch.equal(q, weight.to(after))

@@ -32,8 +32,7 @@ class AdamW(Optimizer):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
-                if not self.state[p]:
-                    self.state[p] = _first_state(p)
+                _complete(self.state[p], p)
             states = [self.state[p] for p in params]
             weights = [state.get("master", p) for p, state in zip(params, states, strict=True)]
             adamw(
@@ -57,8 +56,11 @@ class AdamW(Optimizer):
                     p.copy_(w)
 
 
-def _first_state(p: Tensor) -> dict[str, Tensor]:
-    small = torch.finfo(p.dtype).bits < 32
-    weight = p.detach().float().clone() if small else p.detach()
-    state = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
-    return ({"master": weight} if small else {}) | state | {"step": torch.zeros((), device=p.device)}
+def _complete(state: dict[str, Tensor], p: Tensor) -> None:
+    """What a parameter lacks: everything before its first step; the copy, if a checkpoint had it in float32."""
+    if p.element_size() < 4 and "master" not in state:
+        state["master"] = p.detach().float().clone()
+    if "step" not in state:
+        weight = state.get("master", p.detach())
+        state |= {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+        state["step"] = torch.zeros((), device=p.device)
