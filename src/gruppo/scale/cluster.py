@@ -6,6 +6,7 @@ need, so Ray may restart one that died and ask it again (`RESTARTED`). A rank ho
 the run ends, and says how to go on.
 """
 
+import asyncio
 import os
 import signal
 import socket
@@ -192,6 +193,17 @@ def refuse(config: RunConfig) -> None:
 
 def _ray(scale: ScaleConfig) -> Any:
     return library("ray", f"scale.address={scale.address} asks for a cluster of it", "ray")
+
+
+async def answered(ray: Any, reference: Any, who: str, remedy: str) -> Any:
+    """What an actor answers. If nobody waits for it any more, Ray is told."""
+    try:
+        return await reference
+    except asyncio.CancelledError:
+        ray.cancel(reference)
+        raise
+    except ray.exceptions.RayError as error:
+        raise told(error, who, remedy) from error
 
 
 @contextmanager

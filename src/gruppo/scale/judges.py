@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gruppo.scale.cluster import RESTARTED, Cluster, at_home, told
+from gruppo.scale.cluster import RESTARTED, Cluster, answered, at_home, told
 from gruppo.tasks.base import Scorer
 from gruppo.tasks.jobs import Verdict
 from gruppo.tasks.judge import Judge, NoJudge
@@ -77,14 +77,8 @@ class Judges:
         return [reply for replies in found for reply in replies]
 
     async def _ask(self, i: int, verb: str, items: list[Any]) -> list[Any]:
-        reference = self.actors[i].judged.remote(verb, items)
-        try:
-            found, process = await reference
-        except asyncio.CancelledError:
-            self.ray.cancel(reference)
-            raise
-        except self.ray.exceptions.RayError as error:
-            raise told(error, f"judge {i}", REMEDY) from error
+        asked = self.actors[i].judged.remote(verb, items)
+        found, process = await answered(self.ray, asked, f"judge {i}", REMEDY)
         if process != self.processes[i]:
             self.processes[i] = process
             self.restarts += 1

@@ -22,7 +22,7 @@ from gruppo.engines.calls import Call
 from gruppo.engines.config import EngineConfig, engine_of
 from gruppo.engines.native import NativeEngine
 from gruppo.policies import learned_state, load_learned
-from gruppo.scale.cluster import RESTARTED, Cluster, at_home, told
+from gruppo.scale.cluster import RESTARTED, Cluster, answered, at_home, told
 from gruppo.stages import Method, kind
 from gruppo.stages.requires import Promised
 
@@ -154,14 +154,8 @@ class Team:
         return number
 
     async def answer(self, i: int, question: Question) -> Found:
-        reference = self.actors[i].answer.remote(question)
-        try:
-            found, process = await reference
-        except asyncio.CancelledError:
-            self.ray.cancel(reference)
-            raise
-        except self.ray.exceptions.RayError as error:
-            raise told(error, f"sampler {i}", REMEDY) from error
+        asked = self.actors[i].answer.remote(question)
+        found, process = await answered(self.ray, asked, f"sampler {i}", REMEDY)
         self._seen(i, process)
         return found
 
