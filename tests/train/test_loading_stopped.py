@@ -198,6 +198,20 @@ def forked() -> Iterator[Callable[..., int]]:
             os.waitpid(pid, 0)
 
 
+@pytest.mark.parametrize(("first", "second"), [(INT, INT), (TERM, INT), (TERM, TERM)])
+def test_a_second_signal_behind_the_last_words(first: int, second: int, forked: Any) -> None:
+    """They are on their way to the command line, which has not said them yet."""
+    from gruppo import cli
+
+    def patch() -> None:
+        where = (trainer.Trainer, "_begin_callbacks")
+        setattr(*where, interrupting(first, getattr(*where)))
+        cli._stopped = interrupting(second, cli._stopped)
+
+    assert code_of(forked("train", *SMALL, *QUICK, "save.name=b", patch=patch)) == 128 + first, said()
+    assert said().count("gruppo: stopped at once. No step is saved yet") == 1 and "Traceback" not in said()
+
+
 def gruppo_process() -> int:
     from gruppo.cli import main
 

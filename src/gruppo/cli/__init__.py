@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from gruppo import __version__
+from gruppo.train import stop as stopping
 
 ALL_SETTINGS = "All settings with their defaults: gruppo train --dry-run, or docs/configuration.md."
 SETTINGS = ("method", "task", "model", "steps", "prompts", "samples", "seed", "threads", "lr", "optim", "eval", "save")
@@ -226,6 +227,7 @@ def _refuse_slips(argv: list[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    stopping.last_words_end_the_process = argv is None
     try:
         args = arguments(sys.argv[1:] if argv is None else list(argv))
         module = import_module(ELSEWHERE.get(args.command, "gruppo.cli.commands"))  # torch is not loaded before
@@ -246,13 +248,8 @@ def _stopped(stop: KeyboardInterrupt, the_process: bool) -> int:
     """The last words. Until Python has ended, a further signal says nothing more; it only ends what still waits."""
     code = getattr(stop, "code", 130)
     if the_process:
-        _on_signals(signal.SIG_IGN)
+        stopping.on_signals(signal.SIG_IGN)
     print(f"gruppo: stopped at once. {stop}".rstrip(), file=sys.stderr, flush=True)
     if the_process:
-        _on_signals(lambda *_: os._exit(code))
+        stopping.on_signals(lambda *_: os._exit(code))
     return code
-
-
-def _on_signals(handler: Any) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)

@@ -6,6 +6,7 @@ batch, so nothing depends on the number of ranks. Weights are whole on every ran
 (`gruppo.scale.shard`): then a rank holds its own part of every weight, and FSDP adds up the gradients.
 """
 
+import atexit
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
@@ -97,4 +98,11 @@ def ranks() -> Ranks:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(_part)
     return Ranks(dist.get_rank(), size)
+
+
+def _part() -> None:
+    """Gloo's threads end before Python does: else about one exit in thirty of a busy machine is an abort."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

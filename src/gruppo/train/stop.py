@@ -15,6 +15,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = b"\x1b[?25h"  # a live table has hidden it
 
 
+last_words_end_the_process = False  # set by the command line: nobody comes after who would want the signals
+
+
 class Stopped(KeyboardInterrupt):
     """A run was ended by a signal. Its text says what is saved; `code` is the exit code: 130, or 143 by SIGTERM."""
 
@@ -58,6 +61,9 @@ class Stop:
 
     def __exit__(self, kind: type[BaseException] | None = None, error: BaseException | None = None, *_: Any) -> None:
         interrupted = isinstance(error, KeyboardInterrupt) or (isinstance(error, Exception) and self.told_to_end)
+        if interrupted and self.words and last_words_end_the_process and self._before:
+            on_signals(lambda *_: self._end())  # else a further one would replace the last words on their way
+            self._before = {}
         words = self.ended() if interrupted and self.words and not isinstance(error, Stopped) else None
         self._over = True
         if threading.current_thread() is threading.main_thread():
@@ -77,9 +83,10 @@ class Stop:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._over:
             return self._pass_on(number, frame)
+        seen = signal.Signals(number)
+        if not self.asked:
+            self.number = seen  # before it is counted: the next signal may arrive at any call
         self.asked += 1
-        if self.asked == 1:
-            self.number = signal.Signals(number)
         if self.asked == 1 and not self.loading:
             # Not print, which this signal may have interrupted.
             again = b"Ctrl-C again" if number == signal.SIGINT else b"a second signal"
@@ -92,8 +99,7 @@ class Stop:
     def _end(self) -> None:
         """The last interrupt is still on its way: nothing else may catch this one."""
         try:
-            for number in SIGNALS:  # a third one has nothing to add
-                signal.signal(number, signal.SIG_IGN)
+            on_signals(signal.SIG_IGN)  # a third one has nothing to add
             self.tidy()
             said = f"gruppo: stopped at once. {self.words()}" if self.words else "ended in the middle of stopping"
             os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + f"\n{said}\n".encode())
@@ -120,6 +126,11 @@ class Stop:
         elif before != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+def on_signals(handler: Any) -> None:
+    for number in SIGNALS:
+        signal.signal(number, handler)
 
 
 def _interactive() -> bool:
