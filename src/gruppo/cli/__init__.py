@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
 
 from gruppo import __version__
 from gruppo.train import stop as stopping
