@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from making_episodes import ALL, LAW, answer, contexts, episode_lists, random_episodes, rows_of_decisions
 
 from gruppo.data import Batch, Episode, Ragged, gather, micro_batches, minibatches, pack, permutation
+from gruppo.stages import StepRecord
 
 LEVELS = "NKSEG"
 
@@ -409,3 +410,16 @@ def test_a_batch_moves_as_a_whole():
     micro = whole.micro(torch.tensor([0])).to("meta")
     assert micro.inputs.row_M is not None and micro.inputs.row_M.device.type == "meta"
     assert permutation(3).device.type == "cpu"
+
+
+# ---- shown
+
+
+def test_it_is_shown_by_its_sizes_and_not_by_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio.run shows the result of a step to itself: a step took twice as long with all values in it."""
+    batch = pack(random_episodes(0))
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda *_, **__: pytest.fail("a tensor was printed"))
+    monkeypatch.setattr(Episode, "__repr__", lambda *_: pytest.fail("an episode was printed"))
+    words = repr(StepRecord(3, random_episodes(0), batch, {}, drawn=random_episodes(0)))
+    assert f"step=3, {len(random_episodes(0))} drawn" in words and f"N={batch.size('N')}, K={batch.size('K')}" in words
+    assert "reward_E" in words and len(words) < 2000

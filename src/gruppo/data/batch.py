@@ -42,6 +42,10 @@ class Batch(Columns):
     allowed: Ragged | None = None  # the tokens each decision was sampled from, if truncated (length 0: all)
     _cache: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{level}={self.size(level)}" for level in _LEVELS)
+        return f"Batch({sizes}; columns {', '.join(sorted(self.columns))})"
+
     def __getattr__(self, name: str) -> Any:
         columns: dict[str, Tensor] = self.__dict__.get("columns", {})
         if name in columns:

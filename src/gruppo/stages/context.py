@@ -183,6 +183,9 @@ class StepRecord:
     ctx: "Context | None" = None
     drawn: Sequence[Episode] = ()
 
+    def __repr__(self) -> str:  # asyncio.run looks at its result's, twice; with all tensors it took as long as the step
+        return f"StepRecord(step={self.step}, {len(self.drawn)} drawn, {len(self.episodes)} kept, {self.batch!r})"
+
 
 def _absent(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
