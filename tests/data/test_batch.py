@@ -417,9 +417,10 @@ def test_a_batch_moves_as_a_whole():
 
 def test_it_is_shown_by_its_sizes_and_not_by_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """asyncio.run shows the result of a step to itself: a step took twice as long with all values in it."""
-    batch = pack(random_episodes(0))
+    episodes = random_episodes(0, 5)
+    batch = pack(episodes)
     monkeypatch.setattr(torch.Tensor, "__repr__", lambda *_, **__: pytest.fail("a tensor was printed"))
     monkeypatch.setattr(Episode, "__repr__", lambda *_: pytest.fail("an episode was printed"))
-    words = repr(StepRecord(3, random_episodes(0), batch, {}, drawn=random_episodes(0)))
-    assert f"step=3, {len(random_episodes(0))} drawn" in words and f"N={batch.size('N')}, K={batch.size('K')}" in words
+    words = repr(StepRecord(3, episodes, batch, {}, drawn=episodes))
+    assert f"step=3, {len(episodes)} drawn" in words and f"N={batch.size('N')}, K={batch.size('K')}" in words
     assert "reward_E" in words and len(words) < 2000
