@@ -13,6 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gruppo.cli.commands import configured, print_json
 from gruppo.engines.config import engine_of
 from gruppo.engines.remote import Described
@@ -40,7 +42,7 @@ from gruppo.train.saved import agents_of, writers_beside, writers_in
 from gruppo.train.waiting import waited
 
 UNIT = "prompt"  # of the intervals
-ACTIVE = ("task", "model", "engine", "sampling", "eval", "seed")  # settings that an evaluation looks at
+ACTIVE = ("task", "model", "engine", "sampling", "eval", "seed", "threads")  # settings that an evaluation looks at
 
 
 def eval(args: argparse.Namespace) -> int:
@@ -48,6 +50,8 @@ def eval(args: argparse.Namespace) -> int:
     warn_of_idle(args.settings)
     warn_of_other_files(args.policies, config)
     wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)
+    if config.threads:
+        torch.set_num_threads(config.threads)
     tasks = tasks_of(config)
     sampling = replace(config.sampling, temperature=config.eval.temperature)
     found = evaluations(config, tasks, sampling, args.policies or [config.model.name])
@@ -214,7 +218,7 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
             f"engine=remote with {len(policies)} policies: one server would be compared with itself. Evaluate one at a "
             "time, each with its own engine.url."
         )
-    loaded = {name: _served(name) if served else _loaded(name, config.seed, dtype, device) for name in policies}
+    loaded = {name: _served(name) if served else _loaded(name, config, dtype, device) for name in policies}
     for models, *_ in loaded.values():
         if models["policy"].fallback:
             _to_stderr(models["policy"].fallback)
@@ -243,7 +247,7 @@ def _served(name: str) -> tuple[dict[str, Any], Any, dict[str, str]]:
     return {"policy": Described.of(load_config(folder), folder)}, load_tokenizer(folder), {}
 
 
-def _loaded(name: str, seed: int, dtype: Any, device: Any) -> tuple[dict[str, Any], Any, dict[str, str]]:
+def _loaded(name: str, config: RunConfig, dtype: Any, device: Any) -> tuple[dict[str, Any], Any, dict[str, str]]:
     """{role: model} of the roles that write, their tokenizer, and {agent: role} beside the policy, as in its run."""
     run, last = run_of(name), checkpoint_of(name)
     table = run_table(run) if run is not None else {}
@@ -255,7 +259,9 @@ def _loaded(name: str, seed: int, dtype: Any, device: Any) -> tuple[dict[str, An
     if writers:
         _to_stderr(f"{', '.join(f'{a} is written by {places[r]}' for a, r in writers.items())}, all others by {folder}")
     paths = {"policy": folder, **{role: str(path) for role, path in places.items()}}
-    return {r: load_policy(p, dtype, device, seed) for r, p in paths.items()}, load_tokenizer(folder), writers
+    sharper = config.model.sharpen
+    models = {r: load_policy(p, dtype, device, config.seed, sharpen=sharper) for r, p in paths.items()}
+    return models, load_tokenizer(folder), writers
 
 
 def _to_stderr(sentence: str) -> None:

@@ -40,6 +40,7 @@ def load_policy(
     seed: int = 0,
     lora: Lora | None = None,
     checkpointing: bool = False,
+    sharpen: float = 1.0,
 ) -> Any:
     """A policy by name or from a Hugging Face folder. `seed` initialises a random policy and a new adapter."""
     if lora is not None and not lora.rank and lora != Lora():
@@ -48,10 +49,28 @@ def load_policy(
             "would be trained. Add model.lora.rank=16, or remove the others."
         )
     policy = _load(name, dtype, device, seed, checkpointing)
+    if sharpen != 1:
+        _sharpen(policy, name, sharpen, lora)
     if lora is not None and lora.rank:
         need_hf(f"model.lora.rank={lora.rank}", "peft")
         add_lora(policy, lora, seed)
     return policy
+
+
+@torch.no_grad()
+def _sharpen(policy: Any, name: str | Path, by: float, lora: Lora | None) -> None:
+    """Multiply all logits, in the weights of the last norm: at temperature 1 it then samples as before at 1/by."""
+    if not isinstance(policy, TinyTransformer):
+        raise ValueError(
+            f"model.sharpen={by:g}: {name} runs on the modules of transformers, whose last norm is not known here. "
+            "Use a model that runs on gruppo's own transformer, or sampling.temperature."
+        )
+    if lora is not None and lora.rank:
+        raise ValueError(
+            f"model.sharpen={by:g} with model.lora.rank={lora.rank}: the adapter that is saved alone would be one of a "
+            "model that nobody has. Leave one out."
+        )
+    policy.model.norm.weight.mul_(by)
 
 
 def _load(name: str | Path, dtype: torch.dtype, device: torch.device | str, seed: int, checkpointing: bool) -> Any:

@@ -283,7 +283,7 @@ def cast_of(table: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[RunConfi
     if config.deterministic and device.type == "cuda":
         be_deterministic()
     m, method = config.model, with_companions(config.method)
-    policy = load_policy(m.name, dtype, device, config.seed, m.lora, m.checkpointing)
+    policy = load_policy(m.name, dtype, device, config.seed, m.lora, m.checkpointing, m.sharpen)
     return config, method, build_cast(method, policy, Context(**told))
 
 

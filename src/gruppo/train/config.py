@@ -34,6 +34,7 @@ class ModelConfig(Checked):
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"  # of weights and gradients; bfloat16 needs a GPU
     device: str = "auto"  # auto: cuda if there is one, else cpu
     checkpointing: bool = False  # recompute the blocks in the backward pass: less memory, more time
+    sharpen: float = setting(1.0, low=0.01, high=100)  # multiplies the logits: 8 starts collapsed, 0.7 starts unsure
     lora: Lora = Lora()
 
 

@@ -93,7 +93,7 @@ class Run:
         worlds = "" if config.task.agent or config.task.tools else self.tasks.env
         self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, worlds)]))
         with told_if_slow(self.say, loading):
-            policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing)
+            policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing, m.sharpen)
         if policy.fallback:
             self.say(policy.fallback)
         longest = config.sampling.max_tokens or most_tokens(self.tasks, self.tokenizer, policy.context)
