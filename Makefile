@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all test-extras test-trl test-ray test-vllm lint docs weights bench claims mutants pins clean
+.PHONY: help train test test-all pytest pytest-all test-extras test-trl test-ray test-vllm lint style types docs weights bench claims mutants pins clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -29,11 +29,18 @@ test test-all: export PYTHONDONTWRITEBYTECODE =
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
 # Three workers on two cores: many tests wait for processes. 712 s instead of 803 s.
-test: lint ## all checks, then the tests; PYTEST_ARGS="-m slow" goes to pytest
+pytest:
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 $(BY_FILE) $(PYTEST_ARGS)
 
-test-all: lint ## the tests and the long sweeps: all seeds of the laws, learning curves, ranks; hours
+pytest-all:
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(BY_FILE) -m 'not gpu' $(PYTEST_ARGS)
+
+# Pyright has one thread, and alone it would leave the other cores to nobody for two minutes: it runs beside the tests.
+test: style ## all checks and the tests; PYTEST_ARGS="-m slow" goes to pytest
+	@$(MAKE) --no-print-directory -j 2 types pytest
+
+test-all: style ## the tests and the long sweeps: all seeds of the laws, learning curves, ranks; hours
+	@$(MAKE) --no-print-directory -j 2 types pytest-all
 
 # In a folder of its own: with the extras in .venv, `make test` would take longer. Two of the adapters need Java.
 EXTRAS_TESTS := tests/envs/test_adapters.py tests/tools/test_mcp.py tests/train/test_loggers.py tests/policies/test_smollm2.py \
@@ -64,10 +71,15 @@ test-vllm: ## the tests of engine=vllm against vLLM itself, on a CPU; 6 to 20 mi
 	   $(VENV)-vllm/bin/python $(PIP_INSTALL) -e . pytest pytest-timeout pytest-xdist hypothesis && touch $(VENV)-vllm/.vllm; }
 	@OMP_NUM_THREADS=1 $(VENV)-vllm/bin/python -m pytest -n 0 -rs tests/engines/test_vllm_live.py $(PYTEST_ARGS)
 
-lint: $(VENV)/.dev ## style, imports and types, without the tests
+lint: style ## style, imports and types, without the tests
+	@$(MAKE) --no-print-directory types
+
+style: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
+
+types: $(VENV)/.dev
 	@$(BIN)/pyright
 	@$(BIN)/pyright --project pyright-strict.json
 

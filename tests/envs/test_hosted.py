@@ -88,7 +88,7 @@ def test_a_world_that_hangs_loses_its_episode_and_the_next_one_starts_anew() -> 
     begun = time.monotonic()
     seen = env.step("stop")
     assert seen.done and seen.error.startswith("timeout: no answer to step in 0.3 s") and not seen.rewards
-    assert time.monotonic() - begun < 30  # it would take 60
+    assert time.monotonic() - begun < 50  # it would take 60
     assert env.reset(TASK).text == "begin" and env.starts == 2
     env.close()
 

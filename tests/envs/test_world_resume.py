@@ -4,13 +4,20 @@ from pathlib import Path
 
 import evidence
 import pytest
-from evidence import WORLDS
+from evidence import WORLDS, keeps_nothing_more
+
+from gruppo.methods import method
 
 FEW = ("prompts=2", "samples=4", "model=tiny-agent")
 MANY = ("ufo", "archer")  # many turns, many optimiser steps a step
 
 
-@pytest.mark.parametrize("name", WORLDS)
+# Of those that keep nothing more than their base, gigpo stands for all: between two steps they are the same run.
+ALIKE = [name for name in WORLDS if name != "gigpo" and keeps_nothing_more(method(name))]
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in WORLDS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_it_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     few = ("prompts=1", "samples=2") if name in MANY else ()
     evidence.resumed(name, tmp_path, f"task={WORLDS[name]}", *FEW, *few)

@@ -127,7 +127,7 @@ def test_words_and_folder_are_those_of_the_call(
     assert Path("log.txt").read_text() == f"{list(strange)}\n"
     assert os.readlink(f"/proc/{run.pid}/cwd") == str(tmp_path / "later")
     run.kill()
-    assert run.wait(10) == -signal.SIGKILL
+    assert run.wait(60) == -signal.SIGKILL
 
 
 # ---- when it cannot be
@@ -139,7 +139,7 @@ def test_without_its_starter_a_run_is_ended(light: Starter) -> None:
     light._process.kill()
     light._process.wait()
     assert run.poll() == -signal.SIGKILL and light.gone
-    wait_for(lambda: not alive(run.pid), seconds=10)
+    wait_for(lambda: not alive(run.pid))
     with Path("log.txt").open("wb") as log:
         assert light.start(("train",), log, ()) is None
 

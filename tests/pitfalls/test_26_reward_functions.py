@@ -45,7 +45,7 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=catch)
     thread.start()
-    thread.join(timeout=30)
+    thread.join(timeout=200)
     assert not thread.is_alive(), "the scorer hung, and nobody killed it"
     return out[0]
 
@@ -55,7 +55,7 @@ def test_whatever_a_scorer_does_each_answer_has_its_own_status(policy: Path) -> 
         texts = ["right", "raise", "sleep", "right", "spin", "wrong", "=nan"]
         begun = time.monotonic()
         episodes = in_a_thread(lambda: score(run, episodes_of(run, texts)))
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 100  # one of them would sleep for 600
         assert [e.status.name for e in episodes] == ["OK", "ENV_ERROR", "TIMEOUT", "OK", "TIMEOUT", "OK", "ENV_ERROR"]
         assert [e.reward for e in episodes] == [{"task": 1.0}, {}, {}, {"task": 1.0}, {}, {"task": 0.0}, {}]
         assert "no such unit" in episodes[1].error and "longer than" in episodes[2].error

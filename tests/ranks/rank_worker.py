@@ -1,4 +1,4 @@
-"""What each process of the tests does. Started by torchrun, or alone.
+"""What each process of the tests does. One of several ranks, or alone.
 
 rank_worker.py gradients FILE METHOD…    the gradient of every method in the laws' world, against one process;
                                          of those in FEW also on a batch of one sequence: the other rank has none

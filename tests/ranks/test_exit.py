@@ -1,10 +1,8 @@
 """A process that has taken part in a group leaves it before Python ends."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
+
+from warm import ranks
 
 MEMBER = """
 import atexit
@@ -19,13 +17,5 @@ dist.barrier()
 
 def test_the_group_is_left_before_python_ends(tmp_path: Path) -> None:
     (tmp_path / "member.py").write_text(MEMBER)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    members = list[subprocess.Popen[str]]()
-    for rank in range(2):
-        env = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        command = [sys.executable, "member.py"]
-        members.append(subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
-    assert [member.communicate(timeout=300)[0] for member in members] == ["left\n"] * 2
-    assert [member.returncode for member in members] == [0, 0]
+    ranks(2, tmp_path, tmp_path / "member.py")  # until both have ended with 0
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["left\n"] * 2

@@ -1,14 +1,12 @@
-"""Two processes learn one step together (torchrun, gloo, CPU): the same gradient, the same run, and no rank hangs."""
+"""Two processes learn one step together (gloo, CPU): the same gradient, the same run, and no rank hangs."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from warm import ranks
 
 from gruppo.methods import all_methods
 from gruppo.train.ranks import Ranks
@@ -17,19 +15,9 @@ WORKER = Path(__file__).with_name("rank_worker.py")
 FAST = ("grpo", "ppo", "disco", "kto", "oprl")  # additive, with a critic, whole-step, another view, a second model
 
 
-def together(size: int, *words: str, seconds: float = 900) -> None:
-    """The worker on `size` ranks; alone without torchrun."""
-    start = [sys.executable]
-    if size > 1:
-        start += ["-m", "torch.distributed.run", f"--nproc_per_node={size}", "--master_port=0", "--standalone"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*start, str(WORKER), *words], env=env, capture_output=True, text=True, timeout=seconds)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def distances(folder: Path, names: list[str], size: int = 2) -> dict[str, dict[str, float]]:
     """How far the ranks together are from one process: with all sequences, and with one."""
-    together(size, "gradients", str(folder / "found.json"), *names)
+    ranks(size, folder, WORKER, "gradients", str(folder / "found.json"), *names)
     return json.loads((folder / "found.json").read_text())
 
 
@@ -71,7 +59,7 @@ def test_gradients_of_all_methods_are_those_of_one_process(size: int, tmp_path: 
 @pytest.mark.parametrize("name", ["grpo", "disco", "ppo", "bapo"])
 def test_a_run_of_twenty_steps_is_that_of_one_process(name: str, tmp_path: Path) -> None:
     for size in (1, 2):
-        together(size, "steps", str(tmp_path / f"{size}.safetensors"), name, "20")
+        ranks(size, tmp_path, WORKER, "steps", str(tmp_path / f"{size}.safetensors"), name, "20")
     one, two = (load_file(tmp_path / f"{size}.safetensors") for size in (1, 2))
     off = max(float((one[k] - two[k]).abs().max()) for k in one)
     assert off <= 1e-6, off

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from sweeps import fourth
 
 from gruppo.cli import main
 from gruppo.methods import all_methods
@@ -24,11 +25,7 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{path}:even"
 
 
-# tests/methods trains each of them, too, from Python: `make test` has every fourth here, `make test-all` every one.
-NAMES = [n if i % 4 == 0 else pytest.param(n, marks=pytest.mark.slow) for i, n in enumerate(all_methods())]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", fourth(all_methods()))
 def test_trains_two_steps(name: str, reward: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["model=tiny-random", "prompts=2", "samples=4", "steps=2", "eval.prompts=2", f"save.folder={tmp_path}"]
     roles = [f"method.cast.{r}=tiny" for r, role in all_methods()[name].cast.items() if not role.start]  # a teacher

@@ -244,7 +244,7 @@ def quick_calls(sandbox: Sandbox, number: int) -> float:
 
 
 def test_many_quick_calls_leave_nothing(sandbox: Sandbox) -> None:
-    assert quick_calls(sandbox, 150) > 3  # 50 and more on two quiet cores; this one may be very busy
+    assert quick_calls(sandbox, 40) > 3  # 50 and more on two quiet cores; this one may be very busy
 
 
 @pytest.mark.slow
@@ -307,11 +307,10 @@ def scratch_of(processes: list[int]) -> list[Path]:
 
 
 def waited(done: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if done():
-            return
+    end = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < end, "it did not happen within 120 s"
         time.sleep(0.02)
-    raise AssertionError("it did not happen within 10 s")
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What each process of the tests does. Started by torchrun, or alone.
+"""What each process of the tests does. One of several ranks, or alone.
 
 scale_worker.py FILE DTYPE METHOD…          gradients, readings and a step of every method in the laws' world, sharded
                                             against one process; of those in FEW also on a batch of one sequence

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from warm import ranks
+
 from gruppo.methods import method
 from gruppo.train.config import EvalConfig, ModelConfig, RunConfig, SaveConfig
 
@@ -25,7 +27,7 @@ def torchrun(size: int, *words: str, seconds: float = 250, fails: bool = False) 
 
 def worked(folder: Path, size: int, *words: str, seconds: float = 250) -> dict[str, Any]:
     """What the worker found on so many ranks."""
-    torchrun(size, str(WORKER), str(folder / "found.json"), *words, seconds=seconds)
+    ranks(size, folder, WORKER, str(folder / "found.json"), *words, seconds=seconds)
     return json.loads((folder / "found.json").read_text())
 
 

@@ -116,7 +116,7 @@ def test_a_name_without_network_is_answered_at_once(monkeypatch: pytest.MonkeyPa
     begun = time.monotonic()
     with pytest.raises(ValueError, match=r"cannot be reached \(ConnectionError\), and its cache .*hf:\./folder"):
         load_task("hf:openai/gsm8k")
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_two_signals_end_draws_and_learning_at_once() -> None:
     process.send_signal(signal.SIGINT)
     wait_for(lambda: "Ctrl-C again" in said(), process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(120) == 130
     assert "stopped at once. No step is saved yet" in said() and "Traceback" not in said()
 
 
@@ -304,7 +304,7 @@ def test_draws_go_on_while_a_step_is_learned(monkeypatch: pytest.MonkeyPatch) ->
 
     def waiting(self: Any, ctx: Context, learner: Any, batch: Any) -> Any:
         later = over.setdefault(min(ctx.step + 1, 2), threading.Event())
-        waits.append(later.wait(20))  # what is drawn in the same thread would never come
+        waits.append(later.wait(120))  # what is drawn in the same thread would never come
         return update(self, ctx, learner, batch)
 
     monkeypatch.setattr(type(run.method.update), "__call__", waiting)

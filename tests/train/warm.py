@@ -5,6 +5,7 @@ The warm process is that of `gruppo compare`, with a main program that is told i
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -51,6 +52,26 @@ def begin(*argv: str, env: Mapping[str, str], code: str = MAIN, log: str = "said
             assert made is not None
             return made
         return subprocess.Popen([sys.executable, "-c", code, *argv], env=env, stdout=words, stderr=words, text=True)
+
+
+def ranks(size: int, folder: Path, script: Path, *argv: str, seconds: float = 900) -> None:
+    """A script in so many processes that find each other, as under `torchrun`, but forked; words to FOLDER/N.txt."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    code, until = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", time.monotonic() + seconds
+    shared = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    env = [environment(**shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(size)]
+    logs = [folder / f"{rank}.txt" for rank in range(size)]
+    started = [begin(*argv, env=mine, code=code, log=str(log)) for mine, log in zip(env, logs, strict=True)]
+    try:
+        while (codes := [process.poll() for process in started]) != [0] * size:
+            words = "\n".join(log.read_text()[-3000:] for log in logs)
+            assert not any(codes) and time.monotonic() < until, f"exit codes {codes}: {words}"
+            time.sleep(0.05)
+    finally:
+        for process in started:
+            process.kill()
 
 
 def command(*argv: str) -> tuple[int, str]:
