@@ -17,8 +17,7 @@ SHORT = ("steps=6", "save.checkpoint_every=2", "eval.every=3", "save.episodes_ev
 
 
 @pytest.mark.parametrize("name", kill_runs.METHODS)
-# Other moments on every machine and every day, because the seed is drawn: a few stops a day are many.
-@pytest.mark.parametrize("count", [6, pytest.param(25, marks=pytest.mark.slow)])  # 25: a tenth of the script
+@pytest.mark.parametrize("count", [25])  # a tenth of the script
 def test_stopped_at_random_moments(name: str, count: int) -> None:
     break_runs.import_all()
     Path("own.py").write_text(kill_runs.OWN)
