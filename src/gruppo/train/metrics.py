@@ -54,6 +54,11 @@ METRICS: dict[str, tuple[str, str, str]] = {
         "",
         "judged episodes with a score that is neither 0 nor 1, if any: `accuracy` is a mean score then",
     ),
+    "corrupted": (
+        "share",
+        "",
+        "judged episodes whose score was flipped on purpose (regime.flip); `accuracy` and `reward` are after that",
+    ),
     "reward/*": ("", "", "mean of one reward component"),
     "return/*": ("", "", "mean return of one agent, if there are several; `reward` is then a mean over agents, too"),
     "held_out": ("share", "rises", "mean score of the task on the held-out prompts, sampled at eval.temperature"),
@@ -199,7 +204,7 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     if any(e.status == Status.OPEN for e in mine):
         out["open"] = _mean([e.status == Status.OPEN for e in mine])
     out |= {"graded": share} if (share := graded([e.score for e in judged])) else {}
-    out |= _longest(mine) | of_turns(mine)
+    out |= _longest(mine) | of_turns(mine) | _corrupted(judged)
     logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])
     if len(logp):
         out["entropy"] = 0.0 - _mean(logp)  # not -0.0
@@ -210,6 +215,11 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     out["dead_groups"] = _dead_groups(drawn)
     out["drawn_groups"] = float(len({e.group for e in drawn}))
     return out
+
+
+def _corrupted(judged: Sequence[Episode]) -> dict[str, float]:
+    told = [float(e.notes["corrupted"].values[0]) for e in judged if "corrupted" in e.notes]
+    return {"corrupted": _mean(told)} if told else {}
 
 
 def graded(scores: Sequence[float] | np.ndarray) -> float:
