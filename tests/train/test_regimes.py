@@ -21,6 +21,7 @@ from gruppo.policies import learned_state
 from gruppo.stages import Context, need
 from gruppo.train.config import RunConfig
 from gruppo.train.doctor import step_zero
+from gruppo.train.metrics import known
 from gruppo.train.optim import AdamW
 from gruppo.train.regime import Flips, RegimeConfig
 
@@ -237,6 +238,17 @@ def test_a_pool_has_its_prompts_and_no_others() -> None:
     assert tasks[0] == tasks[1] == tasks[2] and len(tasks[0]) == 2
     assert [r.facts["drawn_groups"] for r in records] == [2.0] * 3, "a problem that comes twice has a larger group"
     assert sorted(len({e.uid for e in r.drawn}) for r in records) == [9] * 3
+
+
+def test_sources_have_their_shares_and_their_accuracies() -> None:
+    [record] = taken(run_of("task=mix:3*addition@1+chain", "task.train_size=4", "prompts=4"), 1)
+    facts, at = record.facts, ("addition/1", "chain/2")
+    assert [facts[f"drawn/{domain}"] for domain in at] == [0.75, 0.25]
+    assert sum(facts[f"drawn/{d}"] * facts[f"accuracy/{d}"] for d in at) == pytest.approx(facts["accuracy"])
+    wanted = np.mean([e.score for e in record.drawn if e.domain == "addition/1"])
+    assert facts["accuracy/addition/1"] == wanted and all(map(known, facts))
+    [alone] = taken(run_of("task=addition"), 1)
+    assert not any(name.startswith(("accuracy/", "drawn/")) for name in alone.facts)
 
 
 def test_answers_that_come_with_their_reward_keep_it() -> None:
