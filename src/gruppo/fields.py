@@ -141,6 +141,7 @@ def allowed(bounds: Mapping[str, Any], hint: Any) -> str:
     number = " ".join(
         filter(None, ["a whole number" if hint is int else "a number", " and ".join(filter(None, limits))])
     )
+    number += ", or inf" if bounds.get("infinite") else ""
     return f"{_short(bounds['also'])}, or {number}" if "also" in bounds else number
 
 

@@ -65,7 +65,7 @@ REFUSED = {
     "optim.lr=fast": ("optim.lr=fast is not a number", "nothing was started", "linear("),
     "optim.lr=linear(1)": ("linear(1)", "linear(start, end, steps)"),
     "optim.lr=-1": ("optim.lr=-1 is out of range", "AdamW", "use a number >= 0 and <= 1."),
-    "optim.clip_norm=0": ("optim.clip_norm=0 is out of range: use a number >= 1e-12.",),
+    "optim.clip_norm=0": ("optim.clip_norm=0 is out of range: use a number >= 1e-12, or inf.",),
     "save.keep=0": ("save.keep=0 is out of range: use a whole number >= 1.",),
     "threads=-1": ("threads=-1 is out of range: use a whole number >= 0",),
     "model.lora.targets=q_proj": ("model.lora.rank is 0", "all weights", "model.lora.rank=16"),

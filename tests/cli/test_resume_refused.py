@@ -1,6 +1,8 @@
 """What may be resumed, and what is said about the rest."""
 
+import hashlib
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -81,6 +83,23 @@ def test_changes_are_listed_and_refused(stopped: Any, capsys: pytest.CaptureFixt
     last = rows(run)[-1]
     assert last["step"] == 3 and last["lr"] == 0.5 and "kl_ref" not in last
     assert "steps = 3" in (run / "config.toml").read_text()
+
+
+def test_a_setting_that_an_older_version_did_not_have_is_no_change(
+    stopped: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = stopped("a")
+    whole = (run / "config.toml").read_text()
+    older = re.sub(r"\n\[regime\]\n(.+\n)+", "\n", whole)
+    assert "regime" in whole and "regime" not in older
+    (run / "config.toml").write_text(older)
+    facts = json.loads((run / "environment.json").read_text())
+    facts["config"] = hashlib.sha256(older.encode()).hexdigest()  # as that version wrote it
+    (run / "environment.json").write_text(json.dumps(facts))
+    said = refused(capsys, "train", "--resume", "runs/a", "regime.flip=1")
+    assert "regime.flip: absent → 1.0" in said and "flip_every" not in said and "config.toml: edited" not in said
+    assert main(["train", "--resume", "runs/a"]) == 0
+    assert "going on with changes" not in capsys.readouterr().out
 
 
 def test_a_change_that_cannot_be_is_refused_and_changes_nothing(

@@ -33,7 +33,10 @@ def test_turns_are_taken_until_each_has_run_out(sizes: tuple[int, ...]) -> None:
             assert [*turns.indices(which, limit)] == [i for i, (k, _) in enumerate(wanted[:limit]) if k == which]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "mix:addition@1-2+chain", "mix:addition@1+addition@3+chain+sorting"])
+@pytest.mark.parametrize(
+    "name",
+    [*NAMES, "mix:addition@1-2+chain", "mix:addition@1+addition@3+chain+sorting", "mix:3*addition@1-2+2*chain+sorting"],
+)
 @pytest.mark.parametrize("split", ["train", "held_out"])
 def test_domains_by_arithmetic_are_those_that_one_reads(name: str, split: str) -> None:
     for size in (1, 90, 300):
@@ -64,6 +67,31 @@ def test_parts_take_turns_and_nothing_held_out_is_trained_on() -> None:
         mix.train[3000]
 
 
+def test_a_part_comes_as_often_as_it_says_and_in_its_own_order() -> None:
+    mix, even = (
+        load_task(name, train_size=60, held_out_size=60) for name in ("mix:3*addition+chain", "mix:addition+chain")
+    )
+    assert [t.domain for t in mix.train[:8]] == ["addition/2"] * 3 + ["chain/2"] + ["addition/2"] * 3 + ["chain/2"]
+    for source in ("addition", "chain"):
+        alone = load_task(source, train_size=60).train
+        mine = [t for t in mix.train if t.source == source]
+        assert mine == alone[: len(mine)] and len(mine) == {"addition": 45, "chain": 15}[source]
+    assert mix.held_out[:] == even.held_out[:], "what is measured does not depend on how often something is trained"
+    assert load_task("mix:1*addition+chain", train_size=60).train[:] == even.train[:]
+
+
+def test_a_part_that_is_too_small_for_its_share_is_told() -> None:
+    few = load_task("mix:3*addition@1+chain")
+    [said] = few.notes
+    assert "addition has 44 problems to train on, so it is 4% of them and not 75%; task.train_size=58" in said
+    kept = load_task("mix:3*addition@1+chain", train_size=58)
+    assert not kept.notes and {k: len(v) for k, v in domains_of(kept.train).items()} == {
+        "addition/1": 44,
+        "chain/2": 14,
+    }
+    assert load_task("mix:3*addition@1+chain", train_size=64).notes and not load_task("mix:addition@1+chain").notes
+
+
 def test_each_answer_is_judged_by_the_scorer_of_its_task() -> None:
     mix = load_task("mix:addition@1+chain@1+sorting@1", train_size=9)
     with Judge(mix.scorer) as judge:
@@ -84,6 +112,10 @@ def test_each_answer_is_judged_by_the_scorer_of_its_task() -> None:
         ("mix:addition@x", {}, "not a level"),
         ("mix:addition@1-3+chain+addition@2", {}, "has addition@2 twice"),
         ("mix:addition+addition@2", {}, "has addition@2 twice"),
+        ("mix:0*addition+chain", {}, "'0' is not how often addition comes. Use a whole number from 1"),
+        ("mix:2.5*addition@1+chain", {}, "as in 3*addition@1"),
+        ("mix:*addition", {}, "'' is not how often"),
+        ("mix:3*", {}, "has an empty part"),
         ("mix:addition+chain", {"level": 2}, "Write it behind each part"),
         ("mix:addition+chain", {"prompt": "question"}, "no option prompt"),
         ("mixx:addition+chain", {}, "Did you mean 'mix'?"),

@@ -116,7 +116,7 @@ class Serial(Now):
 
 
 CASES = [
-    ("method=grpo_tis",),
+    ("method=grpo_tis", "regime.sampler_noise=0.1", "regime.flip=0.5", "regime.flip_every=2"),
     ("method=dapo", "task.level=1"),  # draws again
     ("method=spo_single", "task.train_size=6"),  # a memory and a replay that choose tasks
     ("method=t_ppo",),  # answers go on in a later step

@@ -37,7 +37,8 @@ from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import REMEDY, RunFolder, flat, read_json
 from gruppo.train.opening import newest
 from gruppo.train.parts import RESULTS
-from gruppo.train.run import place_of, tasks_of
+from gruppo.train.place import place_of
+from gruppo.train.run import tasks_of
 from gruppo.train.saved import agents_of, writers_beside, writers_in
 from gruppo.train.waiting import waited
 

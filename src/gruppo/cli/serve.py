@@ -16,7 +16,7 @@ from gruppo.serve.alone import Visitors
 from gruppo.serve.endpoint import Endpoint
 from gruppo.stages.context import Context
 from gruppo.train.config import RunConfig
-from gruppo.train.run import place_of
+from gruppo.train.place import place_of
 from gruppo.train.waiting import waited
 
 LONGEST = 512  # tokens of an answer, if neither a setting nor the request says

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from gruppo.engines.base import RunEngine
 from gruppo.engines.native import NativeEngine
+from gruppo.engines.rough import Copies
 from gruppo.fields import Checked, setting
 
 GIB = 1 << 30
@@ -62,14 +63,22 @@ def refuse_ignored(config: EngineConfig) -> None:
 
 
 def engine_of(
-    config: EngineConfig, models: Mapping[str, Any], tokenizer: Any, say: Callable[[str], None] = print
+    config: EngineConfig,
+    models: Mapping[str, Any],
+    tokenizer: Any,
+    say: Callable[[str], None] = print,
+    copies: Copies | None = None,
 ) -> RunEngine:
-    """The engine of a run, an evaluation or a check."""
+    """The engine of a run, an evaluation or a check; `copies` are for the native one (RunConfig refuses others)."""
     refuse_ignored(config)
-    return {"native": _native, "vllm": _vllm, "remote": _remote}[config.name](config, models, tokenizer, say)
+    if config.name == "native":
+        return _native(config, models, tokenizer, say, copies)
+    return {"vllm": _vllm, "remote": _remote}[config.name](config, models, tokenizer, say)
 
 
-def _native(config: EngineConfig, models: Mapping[str, Any], tokenizer: Any, say: Callable[[str], None]) -> RunEngine:
+def _native(
+    config: EngineConfig, models: Mapping[str, Any], tokenizer: Any, say: Callable[[str], None], copies: Copies | None
+) -> RunEngine:
     return NativeEngine(
         models,
         config.rows,
@@ -79,6 +88,7 @@ def _native(config: EngineConfig, models: Mapping[str, Any], tokenizer: Any, say
         config.cache_tokens,
         {"auto": None, "yes": True, "no": False}[config.lockstep],
         tokenizer.decode,
+        copies,
     )
 
 

@@ -12,6 +12,7 @@ from gruppo.engines.base import PROMISES, Completion, Ints, Reals, Request, chec
 from gruppo.engines.calls import Call, Item, items_of
 from gruppo.engines.paged import PagedStream, can_page
 from gruppo.engines.parked import Parked
+from gruppo.engines.rough import Copies
 from gruppo.engines.score import evaluating, modules_of, score, without_gradients
 from gruppo.engines.stream import Limits, Stream
 from gruppo.engines.waves import Waves
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 class NativeEngine:
     """Samples from `models` (role → policy). It shares their weights, so they are never stale.
+
+    With `copies` it samples from those instead, which follow the weights at every `sync`.
 
     All callers share one running batch for each role: a request joins it at the next token. What `ask` has computed is
     kept ("parked", `cache_tokens` at most), and a later `ask` that begins alike goes on from there. `generate` keeps
@@ -49,7 +52,9 @@ class NativeEngine:
         cache_tokens: int = 65536,
         lockstep: bool | None = None,
         decode: Callable[[Seq[int]], str] | None = None,
+        copies: Copies | None = None,
     ) -> None:
+        models = models if copies is None else {**models, **copies.models}
         for role, model in models.items():
             if not isinstance(model, Incremental):
                 raise ValueError(
@@ -58,7 +63,7 @@ class NativeEngine:
                 )
         if max_rows < 1:
             raise ValueError(f"max_rows={max_rows}: nothing could be sampled. Use 1 or more.")
-        self.models = dict(models)
+        self.models, self.copies = dict(models), copies
         self.eos = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
         self.limits, self.say = Limits(max_rows, prefill_tokens), say
         self.parked, self.decode = Parked(cache_tokens), decode
@@ -93,7 +98,8 @@ class NativeEngine:
 
     @property
     def promises(self) -> frozenset[str]:
-        missing = {"lockstep": not self.waves.lockstep, "stop_text": self.decode is None}
+        own = self.copies is not None
+        missing = {"lockstep": not self.waves.lockstep, "stop_text": self.decode is None, "shared": own}
         return frozenset(name for name in PROMISES if not missing.get(name))
 
     def forget(self) -> None:
@@ -101,7 +107,9 @@ class NativeEngine:
         self.parked.clear()
 
     def sync(self, version: int, weights: Mapping[str, Any]) -> None:
-        """The weights are shared, so only the version is new."""
+        """The weights are shared, so only the version is new; copies follow them."""
+        if self.copies is not None:
+            self.copies.follow(version, weights)
         self.version = version
         self.forget()
 

@@ -13,7 +13,7 @@ LINE = 100_000  # characters, at most, of a row that is looked at
 def built_in_worlds(task: str) -> tuple[str, ...]:
     """Of a world, of a mixture of worlds alone, or of the first row of a file of levels; else none."""
     if task.startswith("mix:"):
-        parts = [part.strip().partition("@")[0] for part in task.removeprefix("mix:").split("+")]
+        parts = [part.rpartition("*")[2].partition("@")[0].strip() for part in task.removeprefix("mix:").split("+")]
     else:
         parts = [_first_env(task) if task.endswith(".jsonl") else task]
     return tuple(parts) if all(part in BUILT_IN for part in parts) else ()

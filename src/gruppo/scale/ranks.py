@@ -34,8 +34,9 @@ from gruppo.train.config import RunConfig
 from gruppo.train.exact import be_deterministic
 from gruppo.train.keeping import Tensors
 from gruppo.train.learner import Learner
+from gruppo.train.place import place_of
 from gruppo.train.ranks import Ranks, ranks, whole
-from gruppo.train.run import Run, place_of
+from gruppo.train.run import Run
 
 SENT = ("step", "steps", "seed", "round", "version", "prompts", "samples", "sampling")  # of a context
 

@@ -62,6 +62,7 @@ class Walk:
     play    how an episode is played
     current is called before anything is drawn: weights that an update has changed get a version of their own
     clock   times the parts of a step
+    pay     is given every episode once, when it has its score, and may change it before any room sees it
     """
 
     method: Method
@@ -73,6 +74,7 @@ class Walk:
     current: Callable[[], None] = field(default=lambda: None)
     budget_tokens: int = 0  # sampled tokens per step, redraws included; 0: no limit
     clock: Callable[[str], AbstractContextManager[Any]] = field(default=lambda name: nullcontext())
+    pay: Callable[[Context, Sequence[Episode]], None] = field(default=lambda ctx, episodes: None)
 
     def opened(self, ctx: Context, store: Sequence[Episode] = ()) -> Context:
         """The context with the functions of the walk, and with what the replay recalls from its store."""
@@ -112,11 +114,13 @@ class Walk:
         self.current()
         each = starts_of(ctx, starts)
         found: dict[int, Episode] = {}
-        scoring = Scoring(self)
+        scoring = Scoring(self, ctx)
         try:
             with self.clock("sampling"):
                 async for i, episode in self.play(ctx, each, window):
                     found[i] = episode
+                    if episode.scores:  # its environment has paid it
+                        self.pay(ctx, [episode])
                     await scoring.add(episode)
             with self.clock("scoring"):
                 await scoring.end()
@@ -125,7 +129,7 @@ class Walk:
             raise
         out = [found[i] for i in range(len(each))]
         with self.clock("scoring"):
-            await self.scored(out)
+            await self.scored(ctx, out)
         return out
 
     async def answered(self, ctx: Context, starts: Sequence[Prompt | Start | Fork]) -> list[Episode]:
@@ -146,7 +150,7 @@ class Walk:
                 found[i] = replace(episode, use=Use.APART)
         return [found[i] for i in range(len(each))]
 
-    async def scored(self, episodes: Sequence[Episode]) -> None:
+    async def scored(self, ctx: Context, episodes: Sequence[Episode]) -> None:
         """Score those that have no task reward yet. A failure is a status, never a reward."""
         new = [e for e in episodes if e.status.judged and not e.scores]
         if not new or self.judge is None:
@@ -159,11 +163,12 @@ class Walk:
                 e.reward.update(verdict.components)
             else:
                 e.status, e.error = Status[verdict.status.upper()], verdict.error
+        self.pay(ctx, new)
 
     async def rewarded(self, ctx: Context, episodes: Sequence[Episode]) -> list[Episode]:
         """Add the task reward, and the components of the reward room. An episode gets these once."""
         with self.clock("scoring"):
-            await self.scored(episodes)
+            await self.scored(ctx, episodes)
         new = [e for e in episodes if e.status.judged and not e.rewarded]
         add_components(ctx, self.method.reward, new)
         for e in new:
@@ -304,8 +309,8 @@ PAUSE = 0.005  # seconds between two hand-overs to the judge: each costs as much
 class Scoring:
     """Scores episodes in the background while others are still played. The judge has a queue of its own."""
 
-    def __init__(self, walk: Walk) -> None:
-        self.walk = walk
+    def __init__(self, walk: Walk, ctx: Context) -> None:
+        self.walk, self.ctx = walk, ctx
         self.waiting: list[Episode] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.last = 0.0
@@ -323,7 +328,7 @@ class Scoring:
     def _hand_over(self) -> None:
         some, self.waiting = self.waiting, []
         if some:
-            self.tasks.append(asyncio.create_task(self.walk.scored(some)))
+            self.tasks.append(asyncio.create_task(self.walk.scored(self.ctx, some)))
 
     async def end(self) -> None:
         self._hand_over()
@@ -392,5 +397,4 @@ def noted(batch: Batch | None, episodes: Sequence[Episode], columns: Sequence[st
 
 def without_clock(e: Episode) -> Episode:
     """The episode as if its turns had taken no time."""
-    turns = [replace(t, seconds=0.0) if t.seconds else t for t in e.turns]
-    return replace(e, turns=turns)
+    return replace(e, turns=[replace(t, seconds=0.0) if t.seconds else t for t in e.turns])

@@ -182,10 +182,24 @@ def interleaved(name: str, parts: Sequence[Tasks], limit: int) -> Tasks:
             for domain, own in part.domains.items():
                 mine = indices if len(own) == len(part) else [indices[j] for j in own if j < len(indices)]
                 if len(mine):
-                    out[domain] = mine
+                    out[domain] = sorted([*out[domain], *mine]) if domain in out else mine
         return out
 
     return Tasks(name, size, make, domains)
+
+
+def dealt(part: Tasks, hands: int) -> list[Tasks]:
+    """The tasks in so many parts, dealt out one by one: when these take turns, their order is that of the whole."""
+
+    def hand(first: int) -> Tasks:
+        def domains() -> Domains:
+            found = {d: [j // hands for j in own if j % hands == first] for d, own in part.domains.items()}
+            return {domain: mine for domain, mine in found.items() if mine}
+
+        size = len(range(first, len(part), hands))
+        return Tasks(part.name, size, lambda index: part.make(index * hands + first), domains)
+
+    return [hand(first) for first in range(hands)] if hands > 1 else [part]
 
 
 _READ: list[tuple[Sequence[Task], Domains]] = []  # the sequence that was read last

@@ -13,6 +13,7 @@ from gruppo.scale.config import ScaleConfig
 from gruppo.stages import Method, Sampling
 from gruppo.tasks import TaskConfig
 from gruppo.train.learner import OptimConfig
+from gruppo.train.regime import RegimeConfig
 
 
 def usual(task: str) -> dict[str, str]:
@@ -73,6 +74,7 @@ class RunConfig(Checked):
     eval: EvalConfig = EvalConfig()
     save: SaveConfig = SaveConfig()
     scale: ScaleConfig = ScaleConfig()
+    regime: RegimeConfig = RegimeConfig()
     steps: int = setting(60, low=1)  # training steps, each with one batch of episodes
     prompts: int = setting(64, low=1)  # tasks per step
     samples: int = setting(8, low=1)  # answers per task
@@ -102,5 +104,11 @@ class RunConfig(Checked):
             return (
                 f"engine={self.engine.name} with scale.samplers={self.scale.samplers}: actors sample with the native "
                 "engine, so the other would never be asked. Use engine=native, or scale.samplers=0."
+            )
+        if self.regime.rough and (self.engine.name != "native" or self.scale.samplers):
+            said = f"engine={self.engine.name}" if self.engine.name != "native" else "scale.samplers"
+            return (
+                f"{self.regime.rough} with {said}: that sampler gets the weights as they are. Use engine=native and "
+                "scale.samplers=0, or leave the regime out."
             )
         return ""

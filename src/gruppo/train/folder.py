@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -151,15 +152,16 @@ class RunFolder:
         """What differs between this run and a configuration, and in what it depends on; one line each.
 
         If config.toml is not as gruppo wrote it, the configuration in `record`, of the newest checkpoint, counts. The
-        number of threads is not compared: `Run.restore` looks at what the process has. Code is compared, not run.
+        number of threads is not compared: `Run.restore` looks at what the process has. Code is compared, not run. A
+        setting of the run that an older version did not have is no change while it has its default.
         """
         facts, text = self._environment(), self._config_text()
         edited = facts.get("config", _hash(text)) != _hash(text)
         wanted, code = _own_code(config)
         before = self._config_table(json.loads(record)["config"] if record and edited else text)
-        changes = table_changes(
-            *({k: v for k, v in t.items() if k not in ("threads", "show")} for t in (before, wanted))
-        )
+        plain = to_table(RunConfig())
+        tables = ({k: v for k, v in t.items() if k not in ("threads", "show")} for t in (before, wanted))
+        changes = table_changes(*tables, {k: v for k, v in plain.items() if k != "method"})
         if edited and not record:
             changes.append("config.toml: edited since the run was started")
         for source, name in code.items():
@@ -360,8 +362,12 @@ def _commit() -> str:
     return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "") if head.returncode == 0 else "unknown"
 
 
-def table_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    flat_a, flat_b = dict(flat(before)), dict(flat(after))
+def table_changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], plain: Mapping[str, Any] = MappingProxyType({})
+) -> list[str]:
+    """One line for each leaf that differs; what `before` does not have is as in `plain`."""
+    flat_a, flat_b, usual = dict(flat(before)), dict(flat(after)), dict(flat(plain))
+    flat_a |= {k: v for k, v in usual.items() if k not in flat_a and flat_b.get(k) == v}
     keys = dict.fromkeys((*flat_a, *flat_b))
     return [
         f"{k}: {flat_a.get(k, 'absent')} → {flat_b.get(k, 'absent')}" for k in keys if flat_a.get(k) != flat_b.get(k)

@@ -45,7 +45,7 @@ class OptimConfig(Checked):
     beta1: float = setting(0.9, low=0, below=1)  # AdamW's
     beta2: float = setting(0.95, low=0, below=1)  # AdamW's
     weight_decay: float = setting(0.0, low=0)  # AdamW's
-    clip_norm: float = setting(1.0, low=1e-12, infinite=True)  # largest norm of the gradient; inf: any
+    clip_norm: float = setting(1.0, low=1e-12, infinite=True)  # largest norm of the gradient; inf: any, no clipping
     micro_tokens: int = setting(16384, low=1)  # input tokens per micro-batch; shared prefixes count once
     share_prefixes: bool = True  # compute shared prefixes of sequences once, where that is faster
 

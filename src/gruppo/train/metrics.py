@@ -49,10 +49,17 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "step": ("steps", "", "steps done"),
     "reward": ("", "rises", "mean total reward of the judged episodes of the step, without baseline episodes"),
     "accuracy": ("share", "rises", "mean score of the task over all judged episodes drawn, before selection"),
+    "accuracy/*": ("share", "rises", "the same of one task at one level, where several are drawn: accuracy/addition/1"),
+    "drawn/*": ("share", "", "episodes drawn that are of that task and level, where there are several"),
     "graded": (
         "share",
         "",
         "judged episodes with a score that is neither 0 nor 1, if any: `accuracy` is a mean score then",
+    ),
+    "corrupted": (
+        "share",
+        "",
+        "judged episodes whose score was flipped on purpose (regime.flip); `accuracy` and `reward` are after that",
     ),
     "reward/*": ("", "", "mean of one reward component"),
     "return/*": ("", "", "mean return of one agent, if there are several; `reward` is then a mean over agents, too"),
@@ -199,7 +206,7 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     if any(e.status == Status.OPEN for e in mine):
         out["open"] = _mean([e.status == Status.OPEN for e in mine])
     out |= {"graded": share} if (share := graded([e.score for e in judged])) else {}
-    out |= _longest(mine) | of_turns(mine)
+    out |= _longest(mine) | of_turns(mine) | _corrupted(judged) | _by_domain(mine)
     logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])
     if len(logp):
         out["entropy"] = 0.0 - _mean(logp)  # not -0.0
@@ -210,6 +217,23 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
     out["dead_groups"] = _dead_groups(drawn)
     out["drawn_groups"] = float(len({e.group for e in drawn}))
     return out
+
+
+def _corrupted(judged: Sequence[Episode]) -> dict[str, float]:
+    told = [float(e.notes["corrupted"].values[0]) for e in judged if "corrupted" in e.notes]
+    return {"corrupted": _mean(told)} if told else {}
+
+
+def _by_domain(mine: Sequence[Episode]) -> dict[str, float]:
+    """Accuracy and share of each task and level; nothing if there is only one."""
+    found: dict[str, list[Episode]] = {}
+    for e in mine:
+        found.setdefault(e.domain, []).append(e)
+    if len(found) < 2:
+        return {}
+    shares = {f"drawn/{domain}": len(some) / len(mine) for domain, some in sorted(found.items())}
+    scores = {domain: [e.score for e in some if e.status.judged] for domain, some in sorted(found.items())}
+    return shares | {f"accuracy/{domain}": _mean(s) for domain, s in scores.items() if s}
 
 
 def graded(scores: Sequence[float] | np.ndarray) -> float:

@@ -36,7 +36,9 @@ from gruppo.train.exact import be_deterministic
 from gruppo.train.hidden import hidden
 from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
+from gruppo.train.place import place_of
 from gruppo.train.ranks import Ranks, ranks
+from gruppo.train.regime import Flips, plain_engine, rough_copies
 from gruppo.train.slow import told_if_slow
 from gruppo.train.source import source_of, uncorrected
 from gruppo.train.worlds import (
@@ -105,6 +107,7 @@ class Run:
         self.learner = self._learner(together)
         self.learner.version, self.clock = self.version, self.learner.clock
         self.engine = self.engine_of(self.sampled())
+        self.plain = plain_engine(self)  # for evaluations
         refuse_engine(self.method, config.engine.name, self.engine.promises)
         self.compared = "shared" in self.engine.promises  # sampler and trainer, since weights have changed
         if self.tokenizer.rewrites:
@@ -113,7 +116,7 @@ class Run:
         self.judge = judge_at(self, judge_of(self.tasks, config.task, self.warn)).start()
         self.walk = self._walk()
         self.source = source_of(self)
-        if said := planned(self):
+        for said in filter(None, (planned(self), config.regime.words())):
             self.say(said)
 
     def _walk(self) -> Walk:
@@ -128,6 +131,7 @@ class Run:
             self.current,
             budget_tokens=self.config.budget_tokens,
             clock=self.clock,
+            pay=Flips(self.config.regime),
         )
 
     def _learner(self, together: Ranks) -> Learner:
@@ -144,11 +148,11 @@ class Run:
         """The models that can be sampled from, by role."""
         return {r: m for r, m in self.models.items() if self.method.cast[r].as_ == "full"}
 
-    def engine_of(self, models: Mapping[str, Any]) -> RunEngine:
-        """An engine with the settings of the run, for these models."""
-        c = self.config
+    def engine_of(self, models: Mapping[str, Any], rough: bool = True) -> RunEngine:
+        """An engine with the settings of the run, for these models; `rough`: with the roughness of its sampler."""
+        c, copies = self.config, rough_copies(self, models) if rough else None
         engine = replace(c.engine, lockstep="yes") if c.deterministic else c.engine
-        return engine_at(self, engine, engine_of(engine, models, self.tokenizer, self.warn))
+        return engine_at(self, engine, engine_of(engine, models, self.tokenizer, self.warn, copies))
 
     def bare_context(self, step: int) -> Context:
         return Context(
@@ -185,6 +189,8 @@ class Run:
         self.version = self.learner.version = version
         self.learner.publish(self.models)
         self.engine.sync(version, self.models)
+        if self.plain is not self.engine:
+            self.plain.sync(version, self.models)
 
     def packed(
         self, episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None, views: Sequence[str] = ()
@@ -357,30 +363,6 @@ class Run:
         self.engine.close()
         self.judge.close()
         close_play(self.walk.play)
-
-
-def place_of(config: RunConfig) -> tuple[torch.device, torch.dtype]:
-    """The device and the dtype of the weights."""
-    device, dtype = torch.device(_device(config.model.device)), getattr(torch, config.model.dtype)
-    if dtype == torch.bfloat16 and device.type == "cpu":
-        raise ValueError(
-            "model.dtype=bfloat16 on a CPU: on some processors the first matrix product ends the process. "
-            "Use model.dtype=float32, or a GPU with model.device=cuda."
-        )
-    return device, dtype
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        said = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(
-            f"model.device={name} cannot be used here ({said}), so nothing was started. Use model.device=auto or cpu."
-        ) from None
-    return name
 
 
 def tasks_of(config: RunConfig) -> TaskSet:

@@ -351,8 +351,8 @@ class Trainer:
         r, e = self.run, self.config.eval
         if r.judge.in_order:  # which answers its scorer hears first may not depend on the clock
             await r.source.settled()
-        r.engine.forget()
-        given = (r.engine, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k, r.walk.play)
+        r.plain.forget()
+        given = (r.plain, r.tokenizer, r.judge, r.tasks, sampling, e.prompts, e.samples, e.k, r.walk.play)
         self.evaluation = await evaluate(*given)
         if lost := self.evaluation.failed:
             who = "1 answer to a held-out prompt" if lost == 1 else f"{lost} answers to held-out prompts"

@@ -7,6 +7,7 @@ preferred  share of held-out pairs of recorded answers that the implicit reward 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from gruppo.stages.relations import PairUp
 from gruppo.tasks.recorded import recorded
 from gruppo.train.estimates import Interval, score_interval
 from gruppo.train.evaluate import Evaluation
+from gruppo.train.regime import Flips
 from gruppo.train.run import Run
 
 
@@ -45,7 +47,8 @@ async def preferred(run: Run, prompts: int) -> Interval | None:
     ctx = run.context(0)
     tasks = (run.tasks.held_out[i] for i in range(min(prompts, len(run.tasks.held_out))))
     asked = [plain(ctx, Ask(task, ctx.samples))[0] for task in tasks if len(recorded(task)) > 1]
-    batch = run.packed(await run.walk.rewarded(ctx, await Recorded()(ctx, asked)))
+    walk = replace(run.walk, pay=Flips())  # as they were recorded
+    batch = run.packed(await walk.rewarded(ctx, await Recorded()(ctx, asked)))
     batch = batch.with_columns(**PairUp()(ctx, batch))
     if not batch.size("P"):
         return None

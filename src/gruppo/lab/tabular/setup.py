@@ -108,7 +108,7 @@ def setup_of(config: RunConfig) -> Setup:
                 f"{', '.join((*sorted(world), *own))}."
             )
     plain = RunConfig()
-    for name in ("model", "engine", "sampling", "budget_tokens"):
+    for name in ("model", "engine", "sampling", "budget_tokens", "regime", "ahead"):
         if getattr(config, name) != getattr(plain, name):
             raise ValueError(
                 f"{name} has no effect in an exact world: the policy is a table, sampled at temperature 1. Leave it "
