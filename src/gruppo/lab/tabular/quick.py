@@ -101,7 +101,8 @@ class Quick:
         asked_PX = asked(self.seeds[rows], step, self.tables.prompts, self.setup.prompts)
         self.learner.begin(ctx, rows, asked_PX, self.setup.measured_at(step + 1))
         frame = self.frame(rows)
-        batch = frame.batch(asked_PX, self.learner.sampled(uniform("answer", step, frame.uid_E)))
+        answer_E = self.learner.sampled(uniform("answer", step, frame.uid_E))
+        batch = frame.batch(asked_PX, answer_E, turned(self.setup.flips(step), step, frame.uid_E))
         self.method.update(ctx, self.learner, prepared(self.method, self.learner, ctx, batch))
         return self.learner.means()
 
@@ -117,6 +118,11 @@ def _apart(among: list[Tensor], alone: list[Tensor]) -> float:
 
 class Mixed(ValueError):
     """The rooms of the method mix what belongs to different seeds."""
+
+
+def turned(chance: float, step: int, uid_E: Tensor) -> Tensor | None:
+    """The answers whose rewards are turned in a step; None if no reward is."""
+    return uniform("flip", step, uid_E) < chance if chance else None
 
 
 def asked(seeds: Tensor, step: int, prompts: int, count: int) -> Tensor:
