@@ -15,6 +15,7 @@ from gruppo.lab.tabular.tables import Tables
 from gruppo.methods import method
 from gruppo.stages import Method
 from gruppo.stages.curriculum import Uniform
+from gruppo.stages.select import TopEntropy
 from gruppo.tasks.base import domains_of
 
 SMALL = World(prompts=3, answers=6, depth=2, shortest=1, right=2)
@@ -58,6 +59,20 @@ def test_rewards_that_are_all_turned_move_the_policy_the_other_way(m: Method) ->
     assert torch.allclose(back.theta - start, start - true.theta, atol=1e-12)
     assert float((true.theta - start).norm()) > 0.01
     assert torch.equal(half.theta, true.theta)  # the first step is not the second
+
+
+def test_a_quick_step_logs_of_its_batch_what_the_loop_logs() -> None:
+    """With as many answers as there are, the shares of both ways come together."""
+    setup = Setup(SMALL, steps=1, prompts=3, samples=100, every=1)
+    tokens = (TopEntropy(share=0.5),)
+    quick, loop = (
+        train_exact(m.but(select=tokens), setup, seeds=2, lr=0.0)
+        for m in (method("grpo"), method("grpo").but(curriculum=Mine()))
+    )
+    assert (quick.how, loop.how) == ("apart", "loop")
+    for name in ("kept", "adv_std", "adv_live", "dead_groups"):
+        assert quick.last(name) == pytest.approx(loop.last(name), abs=0.12), name
+    assert 0.4 < float(quick.last("kept").mean()) < 0.9 and float(quick.last("dead_groups").sum()) == 0
 
 
 def test_one_reward_of_ten_is_turned() -> None:
