@@ -61,7 +61,8 @@ class Letters(CharTokenizer):
 class ExactWorld:
     """Prompts with given success rates, all with the same answers; `right` are the right ones.
 
-    How a prompt's mass is shared among its right answers, and among its wrong ones, is drawn from the seed.
+    How a prompt's mass is shared among its right answers, and among its wrong ones, is drawn from the seed. Prompts are
+    of `domains` kinds, in their order.
     """
 
     rates: tuple[float, ...] = RATES
@@ -69,6 +70,7 @@ class ExactWorld:
     right: tuple[str, ...] = RIGHT
     shares: tuple[float, ...] = SHARES
     seed: int = 0
+    domains: int = 1
 
     def __post_init__(self) -> None:
         if not self.rates or any(not 0 < p < 1 for p in self.rates):
@@ -175,7 +177,11 @@ class ExactWorld:
         longest = max(self.right, key=len)
         hints = [longest[:i] for i in range(1, len(longest))]
         meta = {"hints": hints} if hints else {}
-        return [Task(n, n, self.right[0], 1, "lab", longest, meta={"rate": p, **meta}) for n, p in names]
+        kinds = [1 + q * self.domains // len(self.rates) for q in range(len(self.rates))]
+        return [
+            Task(n, n, self.right[0], kind, "lab", longest, meta={"rate": p, **meta})
+            for kind, (n, p) in zip(kinds, names, strict=True)
+        ]
 
     def with_recorded(self, q: int, numbers: Sequence[int]) -> Task:
         """The task with the answers of a draw as its recorded answers."""

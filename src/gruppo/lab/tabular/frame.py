@@ -43,8 +43,19 @@ class Frame:
         self.even = bool((tables.length_A == tables.length_A[0]).all())
         self._last: Batch | None = None
 
-    def batch(self, asked_PX: Tensor, answer_E: Tensor) -> Batch:
-        """The batch of these answers to these prompts, in the order of parts, groups and samples."""
+    def batch(self, asked_PX: Tensor, answer_E: Tensor, turned_E: Tensor | None = None) -> Batch:
+        """The batch of these answers to these prompts, in the order of parts, groups and samples.
+
+        The rewards of answers in `turned_E` are 1 for wrong ones and 0 for right ones.
+        """
+        made = self._made(asked_PX, answer_E)
+        if turned_E is None:
+            return made
+        reward_E = torch.where(turned_E, 1 - made.reward_E, made.reward_E)
+        shaped = {n: reward_E.view(-1, 1) for n in ("reward_EC", "return_EC", "reward_EA")}
+        return made.with_columns(reward_E=reward_E, **shaped)
+
+    def _made(self, asked_PX: Tensor, answer_E: Tensor) -> Batch:
         number_E = asked_PX.flatten()[self.group_E] * self.tables.answers + answer_E
         if self.even and self._last is not None:
             return self._as_before(self._last, number_E, answer_E)

@@ -12,6 +12,7 @@ MEASURES = {
     "right_entropy": "entropy over right answers, given that the answer is right, mean over prompts",
     "kl_start": "KL to the initial policy in nats, mean over prompts",
     **{f"pass@{k}": f"chance that one of {k} answers is right, mean over prompts" for k in PASSES},
+    "length": "expected tokens of an answer, its end included, mean over prompts",
     "noise": "Var g / |E g|² of a step's gradient",
     "falls": "chance that a right answer to a prompt that is asked loses probability in a step",
 }
@@ -29,5 +30,6 @@ def measured(tables: Tables, theta_PQJ: Tensor, start_PQJ: Tensor) -> dict[str, 
         "right_entropy": -(of_right.exp() * of_right).sum(-1),
         "kl_start": (mass_PQA * (log_PQA - log_start)).sum(-1),
         **{f"pass@{k}": 1 - (1 - rate_PQ).clamp(min=0) ** k for k in PASSES},
+        "length": (mass_PQA * tables.length_A).sum(-1),
     }
     return {name: x_PQ.mean(-1) for name, x_PQ in by_prompt.items()}

@@ -16,7 +16,7 @@ from gruppo.data import uniform
 from gruppo.lab.exact.groups import Draws, all_draws
 from gruppo.lab.tabular.frame import Frame
 from gruppo.lab.tabular.learner import TableLearner
-from gruppo.lab.tabular.quick import Mixed, asked, prepared
+from gruppo.lab.tabular.quick import Mixed, asked, prepared, turned
 from gruppo.lab.tabular.setup import Setup
 from gruppo.lab.tabular.tables import Tables
 from gruppo.stages import Memory, Method
@@ -89,7 +89,8 @@ class Probe:
         ctx.prompts = asked_PX.shape[1]
         learner.begin(ctx, torch.arange(len(theta)), asked_PX, logs=False)
         answer_E = learner.sampled(uniform("probe", step, frame.uid_E)) if answer_PXG is None else answer_PXG.flatten()
-        learner.grad("policy", prepared(self.method, learner, ctx, frame.batch(asked_PX, answer_E)))
+        batch = frame.batch(asked_PX, answer_E, turned(self.setup.flips(step), step, frame.uid_E))
+        learner.grad("policy", prepared(self.method, learner, ctx, batch))
         return learner.grad_PXJ.detach()
 
     def sampled(self, theta_QJ: Tensor, start_QJ: Tensor, seed: int, draws: int, step: int) -> Found:

@@ -101,9 +101,31 @@ class Quick:
         asked_PX = asked(self.seeds[rows], step, self.tables.prompts, self.setup.prompts)
         self.learner.begin(ctx, rows, asked_PX, self.setup.measured_at(step + 1))
         frame = self.frame(rows)
-        batch = frame.batch(asked_PX, self.learner.sampled(uniform("answer", step, frame.uid_E)))
-        self.method.update(ctx, self.learner, prepared(self.method, self.learner, ctx, batch))
-        return self.learner.means()
+        answer_E = self.learner.sampled(uniform("answer", step, frame.uid_E))
+        batch = frame.batch(asked_PX, answer_E, turned(self.setup.flips(step), step, frame.uid_E))
+        batch = prepared(self.method, self.learner, ctx, batch)
+        self.method.update(ctx, self.learner, batch)
+        return {**self.learner.means(), **(batch_facts(batch, len(rows)) if self.learner.logs else {})}
+
+
+def batch_facts(batch: Batch, parts: int) -> dict[str, Tensor]:
+    """What a run logs of its batch after credit and selection, by part."""
+    part_N, learn_N = batch.part_G[batch.up("N", "G")], batch.learn_N
+
+    def total(x_N: Tensor) -> Tensor:
+        return torch.zeros(parts, dtype=torch.float64).index_add(0, part_N, x_N.double())
+
+    best_G, worst_G = (batch.gather(sign * batch.reward_E, "E", "G", "max") for sign in (1, -1))
+    same_P = torch.zeros(parts, dtype=torch.float64).index_add(0, batch.part_G, (best_G == -worst_G).double())
+    count_P = total(learn_N)
+    out = {"dead_groups": same_P / torch.bincount(batch.part_G, minlength=parts), "kept": count_P / total(batch.policy_N)}
+    if "adv_N" in batch.columns:
+        adv_N = torch.where(learn_N, batch.adv_N, torch.zeros_like(batch.adv_N))
+        mean_P = total(adv_N) / count_P
+        spread_P = total(torch.where(learn_N, (adv_N - mean_P[part_N]) ** 2, torch.zeros_like(adv_N)))
+        out["adv_std"] = (spread_P / (count_P - 1)).sqrt()
+        out["adv_live"] = total(learn_N & (adv_N.abs() > 1e-9)) / count_P
+    return out
 
 
 def _apart(among: list[Tensor], alone: list[Tensor]) -> float:
@@ -117,6 +139,11 @@ def _apart(among: list[Tensor], alone: list[Tensor]) -> float:
 
 class Mixed(ValueError):
     """The rooms of the method mix what belongs to different seeds."""
+
+
+def turned(chance: float, step: int, uid_E: Tensor) -> Tensor | None:
+    """The answers whose rewards are turned in a step; None if no reward is."""
+    return uniform("flip", step, uid_E) < chance if chance else None
 
 
 def asked(seeds: Tensor, step: int, prompts: int, count: int) -> Tensor:

@@ -17,7 +17,12 @@ TASK = "gruppo.lab.tabular:exact"  # as the task of a claim
 
 @dataclass(frozen=True)
 class World(Checked):
-    """Prompts with the same answers, all words of `depth` letters; the seed says how likely each is at the start."""
+    """Prompts with the same answers, all words of `depth` letters; the seed says how likely each is at the start.
+
+    shortest  letters of the shortest answers: all words from so many letters to `depth`, so that answers differ in
+              length; 0: all have `depth` letters
+    domains   kinds of prompts, for methods that choose among kinds: so many bands of difficulty
+    """
 
     prompts: int = setting(64, low=1, high=MOST_PROMPTS)
     answers: int = setting(16, low=2, high=256)  # a power of `depth`: 16 with depth 2 are words of 4 letters
@@ -26,29 +31,35 @@ class World(Checked):
     low: float = setting(0.05, above=0, below=1)  # success rate of the hardest prompt
     high: float = setting(0.6, above=0, below=1)  # of the easiest; those between are evenly spaced in logits
     steep: float = setting(0.5, above=0, high=1)  # each right (wrong) answer is this much as likely as the one before
+    shortest: int = setting(0, low=0, high=6)
+    domains: int = setting(1, low=1)
 
     def of(self, seed: int) -> ExactWorld:
         """The world of a seed: the same prompts and answers, with other chances."""
-        words = _words(self.answers, self.depth)
+        words = _words(self.answers, self.depth, self.shortest or self.depth)
         if self.right >= self.answers:
             raise ValueError(f"right={self.right} of answers={self.answers}: there must be wrong ones. Use fewer.")
         # Right answers are spread over the words, so that in a tree they share beginnings with wrong ones.
         right = tuple(words[(2 * i + 1) * self.answers // (2 * self.right)] for i in range(self.right))
         shares = tuple(self.steep**i for i in range(self.answers))
-        return ExactWorld(_rates(self.prompts, self.low, self.high), words, right, shares, seed)
+        return ExactWorld(_rates(self.prompts, self.low, self.high), words, right, shares, seed, self.domains)
 
 
-def _words(answers: int, depth: int) -> tuple[str, ...]:
-    letters = round(answers ** (1 / depth))
-    if letters**depth != answers or letters > len(LETTERS):
+def _words(answers: int, depth: int, shortest: int) -> tuple[str, ...]:
+    """All words of `shortest` to `depth` letters, the short ones first."""
+    long = range(shortest, depth + 1)
+    letters = next((n for n in range(2, len(LETTERS) + 1) if sum(n**k for k in long) == answers), 0)
+    if not letters:
         raise ValueError(
-            f"answers={answers} with depth={depth}: no alphabet has so many words of that length. Use n**depth answers "
-            f"with n from 2 to {len(LETTERS)}, such as 16 with depth 1 or 2."
+            f"answers={answers} with depth={depth}, shortest={shortest}: no alphabet has so many words of these "
+            f"lengths. Use n**depth answers with n from 2 to {len(LETTERS)}, such as 16 with depth 1 or 2; with answers "
+            "of different lengths the sum of such powers, such as 30 with depth 4 and shortest 1."
         )
-    words = [""]
+    words, out = [""], list[str]()
     for _ in range(depth):
         words = [w + c for w in words for c in LETTERS[:letters]]
-    return tuple(words)
+        out += words if len(words[0]) >= shortest else []
+    return tuple(out)
 
 
 def _rates(prompts: int, low: float, high: float) -> tuple[float, ...]:
@@ -66,6 +77,8 @@ class Setup(Checked):
                logits, however many prompts a step asks
     gradient   of answers that are sampled; or expected, over all groups, weighted by their chances (small worlds only)
     noise      draws for Var / |E g|² and for the chance that a right answer falls; 0: these are not measured
+    flip       the chance that the reward of an answer is turned, right for wrong, before the method sees it, in every
+               step whose number is a multiple of flip_every
     """
 
     world: World = World()
@@ -77,9 +90,16 @@ class Setup(Checked):
     gradient: Literal["sampled", "expected"] = "sampled"
     every: int = setting(100, low=0)  # steps between two rows of measures; 0: only the first and the last
     noise: int = setting(0, low=0)
+    flip: float = setting(0.0, low=0, high=1)
+    flip_every: int = setting(1, low=1)
     seed: int = 0  # of random numbers that rooms draw themselves
 
     def wrong(self) -> str:
+        if self.flip and self.gradient == "expected":
+            return (
+                f"flip={self.flip} has no effect along the expected gradient, which is over answers and not over turned "
+                "rewards. Use gradient=sampled, or no flip."
+            )
         if self.prompts <= self.world.prompts:
             return ""
         return (
@@ -93,6 +113,10 @@ class Setup(Checked):
             sampling=Sampling(max_tokens=max_tokens),
         )  # fmt: skip
 
+    def flips(self, step: int) -> float:
+        """The chance that a reward is turned in a step; the first one is step 0, and has the number 1."""
+        return 0.0 if (step + 1) % self.flip_every else self.flip
+
     def measured_at(self, step: int) -> bool:
         """Whether the state after so many steps is measured."""
         return step in (0, self.steps) or bool(self.every and step % self.every == 0)
@@ -100,7 +124,7 @@ class Setup(Checked):
 
 def setup_of(config: RunConfig) -> Setup:
     """The setup that a run's configuration describes: `task.options` are fields of the world, or of the setup."""
-    world, own = {f.name for f in fields(World)}, ("optimiser", "gradient", "noise")
+    world, own = {f.name for f in fields(World)}, ("optimiser", "gradient", "noise", "flip", "flip_every")
     for name in config.task.options:
         if name not in {*world, *own}:
             raise ValueError(

@@ -24,6 +24,7 @@ from gruppo.stages import Context, Memory, Method
 from gruppo.stages.check import check_first_batch, problems
 from gruppo.stages.recorded import Recorded
 from gruppo.stages.walk import Walk
+from gruppo.tasks.jobs import Verdict
 from gruppo.train.learner import Learner
 from gruppo.train.loop import train_step
 from gruppo.train.source import Now
@@ -86,6 +87,21 @@ class Paths(Sequence[Tensor]):
         return self.tables.prompts * self.tables.answers
 
 
+class Turning(ExactJudge):
+    """Turns the rewards of some answers, by the setup's `flip`."""
+
+    def __init__(self, world: ExactWorld, run: "TableRun") -> None:
+        super().__init__(world)
+        self.run, self.judged = run, 0
+
+    async def score(self, items: Sequence[tuple[Any, str]]) -> list[Verdict]:
+        true, chance = await super().score(items), self.run.setup.flips(self.run.ctx.step)
+        first, self.judged = self.judged, self.judged + len(true)
+        key = torch.arange(first, self.judged)
+        turned = (self.run.ctx.uniform("flip", key) < chance).tolist() if chance else [False] * len(true)
+        return [Verdict({"task": 1 - v.components["task"]}) if t else v for v, t in zip(true, turned, strict=True)]
+
+
 class Sgd(torch.optim.SGD):
     """Steps of lr · prompts · gradient."""
 
@@ -117,7 +133,7 @@ class TableRun:
                 self.learner.optimisers[role] = Sgd(self.models[role].parameters(), setup.prompts)
         self.learner.version, self.clock = self.version, self.learner.clock
         self.walk = Walk(
-            self.method, self.learner.read, self._tasks(), ExactJudge(world), self.packed, current=self.current
+            self.method, self.learner.read, self._tasks(), Turning(world, self), self.packed, current=self.current
         )
         self.source = Now(self)  # type: ignore[arg-type]
         self.ctx = self.context(0)

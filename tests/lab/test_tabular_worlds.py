@@ -1,0 +1,105 @@
+"""Exact worlds with answers of different lengths, prompts of several kinds, and rewards that are turned."""
+
+from dataclasses import dataclass
+from math import inf
+
+import pytest
+import torch
+
+from gruppo.data import pack
+from gruppo.lab.tabular import Setup, World, train_exact
+from gruppo.lab.tabular.frame import Frame
+from gruppo.lab.tabular.measure import measured
+from gruppo.lab.tabular.quick import turned
+from gruppo.lab.tabular.tables import Tables
+from gruppo.methods import method
+from gruppo.stages import Method
+from gruppo.stages.curriculum import Uniform
+from gruppo.stages.select import TopEntropy
+from gruppo.tasks.base import domains_of
+
+SMALL = World(prompts=3, answers=6, depth=2, shortest=1, right=2)
+
+
+@dataclass(frozen=True)
+class Mine(Uniform):
+    """A curriculum of one's own, which asks as usual: trained by the loop."""
+
+
+@pytest.mark.parametrize("world", [SMALL, World(prompts=3, answers=9, depth=2, right=2)])
+def test_turned_rewards_are_what_pack_makes_of_turned_episodes(world: World) -> None:
+    """Twice, because the second batch of equally long answers is made from the first."""
+    exact = world.of(1)
+    tables = Tables(exact)
+    frame = Frame(tables, torch.tensor([0]), 2, 3)
+    asked_PX, turned_E = torch.tensor([[0, 2]]), torch.tensor([True, False, True, False, False, True])
+    for turn in range(2):
+        answer_E = (torch.arange(6) * (turn + 2) + 1) % tables.answers
+        batch = frame.batch(asked_PX, answer_E, turned_E)
+        numbers = (asked_PX.flatten().repeat_interleave(3) * tables.answers + answer_E).tolist()
+        episodes = [exact.episode(int(u), n) for u, n in zip(frame.uid_E, numbers, strict=True)]
+        for e, g, t in zip(episodes, frame.group_E.tolist(), turned_E.tolist(), strict=True):
+            e.group = f"group {g}"
+            e.reward["task"] = 1 - e.reward["task"] if t else e.reward["task"]
+        want = pack(episodes, dtype=torch.float64)
+        for name in (n for n in want.columns if n.startswith(("reward", "return"))):
+            assert torch.equal(batch.columns[name].nan_to_num(-7), want.columns[name].nan_to_num(-7)), name
+        plain = frame.batch(asked_PX, answer_E)  # nothing stays turned
+        assert torch.equal(plain.reward_E, tables.reward_QA.flatten()[torch.tensor(numbers)])
+
+
+@pytest.mark.parametrize("m", [method("rloo"), method("rloo").but(curriculum=Mine())], ids=["quick", "loop"])
+def test_rewards_that_are_all_turned_move_the_policy_the_other_way(m: Method) -> None:
+    setup = Setup(SMALL, steps=1, prompts=3, samples=6, optimiser="sgd", every=1)
+    true, back, half = (
+        train_exact(m, setup, seeds=2, lr=0.5, clip_norm=inf, **more)
+        for more in ({}, {"flip": 1.0}, {"flip": 1.0, "flip_every": 2})
+    )
+    start = Tables(SMALL.of(0)).start([SMALL.of(0), SMALL.of(1)])
+    assert torch.allclose(back.theta - start, start - true.theta, atol=1e-12)
+    assert float((true.theta - start).norm()) > 0.01
+    assert torch.equal(half.theta, true.theta)  # the first step is not the second
+
+
+def test_a_quick_step_logs_of_its_batch_what_the_loop_logs() -> None:
+    """With as many answers as there are, the shares of both ways come together."""
+    setup = Setup(SMALL, steps=1, prompts=3, samples=100, every=1)
+    tokens = (TopEntropy(share=0.5),)
+    quick, loop = (
+        train_exact(m.but(select=tokens), setup, seeds=2, lr=0.0)
+        for m in (method("grpo"), method("grpo").but(curriculum=Mine()))
+    )
+    assert (quick.how, loop.how) == ("apart", "loop")
+    for name in ("kept", "adv_std", "adv_live", "dead_groups"):
+        assert quick.last(name) == pytest.approx(loop.last(name), abs=0.12), name
+    assert 0.4 < float(quick.last("kept").mean()) < 0.9 and float(quick.last("dead_groups").sum()) == 0
+
+
+def test_one_reward_of_ten_is_turned() -> None:
+    chance = [Setup(flip=0.1, flip_every=k).flips(step) for k in (1, 3) for step in range(6)]
+    assert chance == [0.1] * 6 + [0, 0, 0.1, 0, 0, 0.1]
+    some = turned(0.1, 3, torch.arange(20_000))
+    assert some is not None and float(some.double().mean()) == pytest.approx(0.1, abs=0.01)
+    assert turned(0.0, 3, torch.arange(4)) is None
+
+
+def test_words_of_several_lengths() -> None:
+    assert SMALL.of(0).answers == ("a", "b", "aa", "ab", "ba", "bb")
+    assert World(answers=9, depth=2, shortest=2).of(0).answers == World(answers=9, depth=2).of(0).answers
+    tables = Tables(SMALL.of(0))
+    assert tables.length_A.tolist() == [2, 2, 3, 3, 3, 3]  # with the token that ends an answer
+    theta = torch.zeros(1, 3, tables.cells).double()  # a third each: a, b at first; then the end, a, b
+    assert float(measured(tables, theta, theta)["length"][0]) == pytest.approx(2 / 3 + 2)
+
+
+def test_kinds_of_prompts_are_bands_of_difficulty() -> None:
+    tasks = World(prompts=10, domains=5).of(0).tasks
+    assert list(domains_of(tasks).values()) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert len(domains_of(World(prompts=10).of(0).tasks)) == 1
+
+
+def test_settings_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match=r"flip=0.1 has no effect along the expected gradient"):
+        Setup(flip=0.1, gradient="expected")
+    with pytest.raises(ValueError, match="answers=16 with depth=4, shortest=1: no alphabet"):
+        World(answers=16, depth=4, shortest=1).of(0)
