@@ -50,7 +50,7 @@ class Judged(Walk):
 
     worth: Worth = staticmethod(lambda e: 1.0)
 
-    async def scored(self, episodes: Sequence[Episode]) -> None:
+    async def scored(self, ctx: Context, episodes: Sequence[Episode]) -> None:
         for e in episodes:
             if not e.status.judged or "task" in e.reward:
                 continue

@@ -84,9 +84,9 @@ def test_rollouts_see_the_task_on_turns(name: str, monkeypatch: pytest.MonkeyPat
     """With a hint answers are right. Helped ones, rates of hints and uses are the same."""
     m, scored = method(name), Judged.scored
 
-    async def scored_on_turns(self: Judged, some: Sequence[Episode]) -> None:
+    async def scored_on_turns(self: Judged, ctx: Any, some: Sequence[Episode]) -> None:
         new = [e for e in some if not e.scores]
-        await scored(self, new)
+        await scored(self, ctx, new)
         for e in new:
             e.turns, e.reward = on_turns(e).turns, {}
 

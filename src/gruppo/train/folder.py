@@ -160,8 +160,8 @@ class RunFolder:
         wanted, code = _own_code(config)
         before = self._config_table(json.loads(record)["config"] if record and edited else text)
         plain = to_table(RunConfig())
-        tables = ({k: v for k, v in t.items() if k not in ("threads", "show")} for t in (before, wanted))
-        changes = table_changes(*tables, {k: v for k, v in plain.items() if k != "method"})
+        then, now = ({k: v for k, v in t.items() if k not in ("threads", "show")} for t in (before, wanted))
+        changes = table_changes(then, now, {k: v for k, v in plain.items() if k != "method"})
         if edited and not record:
             changes.append("config.toml: edited since the run was started")
         for source, name in code.items():

@@ -143,7 +143,7 @@ class Mixed(ValueError):
 
 def turned(chance: float, step: int, uid_E: Tensor) -> Tensor | None:
     """The answers whose rewards are turned in a step; None if no reward is."""
-    return uniform("flip", step, uid_E) < chance if chance else None
+    return torch.lt(uniform("flip", step, uid_E), chance) if chance else None
 
 
 def asked(seeds: Tensor, step: int, prompts: int, count: int) -> Tensor:
