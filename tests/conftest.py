@@ -27,9 +27,12 @@ for folder in ("train", "laws", "equivalences", "methods"):
 # Files need not be on the disk: a test kills processes, never the machine. A tenth of the time of runs that save.
 os.fsync = lambda handle: None
 
-# A busy machine is no bug: an example may take as long as it takes.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# A busy machine is no bug: an example may take as long as it takes. Examples are others every time, so `make test` has
+# fewer of them than `make test-all`.
+PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("some", **PATIENT, max_examples=40)
+settings.register_profile("many", **PATIENT, max_examples=100)
+settings.load_profile("some")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Without `-m gpu` no test sees a GPU: on any machine the suite is that of a CPU."""
+    if not re.search(r"(?<!or )not slow\b", config.option.markexpr):  # the slow tests are wanted, too
+        settings.load_profile("many")
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

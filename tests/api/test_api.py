@@ -49,6 +49,10 @@ def plainly(work: Callable[[], Any]) -> Any:
     return work()
 
 
+# Without a loop the other tests here call everything: with the slow tests once more.
+AROUND = [in_a_loop, pytest.param(plainly, marks=pytest.mark.slow)]
+
+
 # importing
 
 
@@ -76,7 +80,7 @@ def test_a_run_is_that_of_the_command_line(around: Callable[..., Any]) -> None:
     assert run.summary["accuracy_after"] == run.metrics()[-1]["held_out"]
 
 
-@pytest.mark.parametrize("around", [plainly, in_a_loop])
+@pytest.mark.parametrize("around", AROUND)
 def test_steps_can_be_left_and_resumed(around: Callable[..., Any]) -> None:
     def work() -> Any:
         seen = []
@@ -272,7 +276,8 @@ class Scaled(GroupNormalised):
 """
 
 
-@pytest.mark.parametrize("in_a_file", [True, False])
+# A class of a file is stored with the run as in tests/cli/test_own_method.py and test_resume_refused.py.
+@pytest.mark.parametrize("in_a_file", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_method_and_rows_are_resumed_by_another_process(in_a_file: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line does not find modules of the folder in which it is called, and needs none."""
     Path("my_occupants.py").write_text(OWN_FILE)
@@ -332,7 +337,7 @@ def test_tables_and_curves() -> None:
         gruppo.load("nothing")
 
 
-@pytest.mark.parametrize("around", [plainly, in_a_loop])
+@pytest.mark.parametrize("around", AROUND)
 def test_evaluate_is_gruppo_eval(around: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     straight(*PLAIN)
     found = around(lambda: gruppo.evaluate("runs/a", prompts=12, samples=2))

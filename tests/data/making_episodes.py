@@ -12,7 +12,7 @@ from gruppo.data.episode import FLAGS
 GIVEN = [Source.POLICY, Source.POLICY, Source.POLICY, *Source][:9]
 AGENTS = ("policy", "rival")
 ALL = ("as_trained", "as_sampled", "without_hints")
-LAW = settings(max_examples=40)
+LAW = settings(max_examples=settings.default.max_examples * 2 // 5)  # see tests/conftest.py
 
 
 def random_sequence(rng: np.random.Generator, number: int) -> tuple[Sequence, list[Turn]]:

@@ -26,7 +26,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path, one_thread: None) -
     return f"model={model}", f"task={tasks}", "sampling.max_tokens=3", "accept=dead_groups,mask"
 
 
-@pytest.mark.parametrize("name", ["grpo", "gigpo"])
+@pytest.mark.parametrize("name", [pytest.param("grpo", marks=pytest.mark.slow), "gigpo"])
 def test_it_is_resumed_bit_for_bit(name: str, settings: tuple[str, ...], tmp_path: Path) -> None:
     evidence.resumed(name, tmp_path, *settings)
 

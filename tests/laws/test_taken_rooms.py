@@ -21,8 +21,8 @@ from gruppo.train.config import RunConfig
 from gruppo.train.loop import train_step
 from gruppo.train.run import Run
 
-NUMBERS, ENOUGH = range(15), 5
-MORE = range(15, 80)
+NUMBERS, ENOUGH = range(8), 3
+MORE = range(8, 80)
 LAWS = ("micro_batches", "nan_mask", "memory")
 REMEDY = re.compile(r"\b(Use|Add|Choose|Give|Keep|Write|Look|Take|Put|Rename)\b")
 REWARD = f"{Path(__file__).parents[1] / 'pitfalls' / 'scorers.py'}:luck"

@@ -264,10 +264,10 @@ SMALL += ("save.tensorboard=no", "eval.every=0")
 def resume(name: str) -> Test:
     """Two steps, then a third from the checkpoint: bit for bit that of the run that was not stopped.
 
-    Here with the slow tests: those of agents, which are in a world (tests/envs/test_world_resume.py), and those that
-    keep nothing more than their base does.
+    Here with the slow tests: those of agents, which are in a world (tests/envs/test_world_resume.py), those that keep
+    nothing more than their base does, and of those that only draw otherwise, and remember nothing, all but `DRAWING`.
     """
-    later = name in WORLDS or keeps_nothing_more(method(name))
+    later = name in WORLDS or keeps_nothing_more(method(name), draws=name in DRAWING)
     cases = [pytest.param(False, id="resumed", marks=[SLOW] if later else [])]
     cases.append(pytest.param(True, id="stopped-and-crashed", marks=SLOW))
 
@@ -282,11 +282,15 @@ def resume(name: str) -> Test:
     return test_resume
 
 
-def keeps_nothing_more(m: Method) -> bool:
-    """It adds only functions of a batch to its base: no room that keeps episodes or tasks, no memory, no role."""
+DRAWING = ("dpo", "latr", "igrpo")  # pairs of a file, a tree within an answer, drafts before it
+
+
+def keeps_nothing_more(m: Method, draws: bool = True) -> bool:
+    """It adds only functions of a batch to its base: no room that keeps episodes or tasks, no memory, no role; and,
+    unless `draws` is False, no rollout, which has keys of its own and may leave answers open."""
     base = all_methods().get(m.base)
     own = [(room, o) for room, _, o in own_places(m)]
-    keeps = ("curriculum", "rollout", "replay")
+    keeps = ("curriculum", "rollout", "replay") if draws else ("curriculum", "replay")
     if base is None or m.cast.keys() != base.cast.keys() or type(m.update) is not type(base.update):
         return False
     return not any(room in keeps or type(o).observe is not Occupant.observe for room, o in own)

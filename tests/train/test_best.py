@@ -115,8 +115,15 @@ def test_going_on_before_the_best_step_finds_the_one_of_that_time() -> None:
     assert json.loads(Path("runs/a/best/best.json").read_text())["step"] == 4
 
 
-@pytest.mark.parametrize("file", ["policy/model.safetensors", "policy/config.json", "best.json", "manifest.json"])
-@pytest.mark.parametrize("steps", [8, 4])
+# Each file once, gone for good or written again; with the slow tests both.
+DAMAGED = [
+    pytest.param(file, steps, marks=() if i % 2 == (steps == 4) else SLOW)
+    for i, file in enumerate(["policy/model.safetensors", "policy/config.json", "best.json", "manifest.json"])
+    for steps in (8, 4)
+]
+
+
+@pytest.mark.parametrize(("file", "steps"), DAMAGED)
 def test_a_damaged_one_is_not_kept(file: str, steps: int, capsys: pytest.CaptureFixture[str]) -> None:
     """It is written again where its weights are at hand, as after step 4 of 4; else the run says that it is gone."""
     settings = (*RUN, "save.best=yes", f"steps={steps}")

@@ -16,10 +16,8 @@ STEPS = ("steps=5", "save.checkpoint_every=2", "eval.every=5", "eval.prompts=4",
 REMEMBERS = {"hapo_history": "shortest", "dump": "domains", "mmr1_vas": "variance", "spo_single": "tracker"}
 
 
-# The other two go on exactly in their own files of tests/methods.
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("dump", "spo_single") else pytest.mark.slow) for n in REMEMBERS]
-)
+# The others go on exactly in their own files of tests/methods, and spo_single in test_torture.py, too.
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "dump" else pytest.mark.slow) for n in REMEMBERS])
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = (f"method={name}", "task=mix:addition@1+chain@1", *STEPS)
     if name == "spo_single":

@@ -255,8 +255,17 @@ def slow_model() -> None:
     run.load_policy = load_policy
 
 
-@pytest.mark.parametrize(("first", "second"), [(INT, None), (TERM, None), (INT, INT), (TERM, INT), (TERM, TERM)])
-@pytest.mark.parametrize("where", ["task", "model", "reward", "score"])
+PAIRS = [(INT, None), (TERM, None), (INT, INT), (TERM, INT), (TERM, TERM)]
+# Every pair while the task loads, and every other place with one signal and with two: the handler does not know where
+# the run waits. The rest with the slow tests.
+GRID = [
+    pytest.param(where, *pair, marks=() if where == "task" or pair in ((INT, None), (TERM, TERM)) else pytest.mark.slow)
+    for where in ("task", "model", "reward", "score")
+    for pair in PAIRS
+]
+
+
+@pytest.mark.parametrize(("where", "first", "second"), GRID)
 def test_a_run_that_waits_while_it_loads(where: str, first: int, second: int | None, forked: Any) -> None:
     settings = blocking(where)
     patch = {"patch": slow_model} if where == "model" else {}
@@ -283,8 +292,15 @@ CLEANING = {
 }
 
 
-@pytest.mark.parametrize("moment", CLEANING)
-@pytest.mark.parametrize("resumed", [False, True])
+# Each moment in a new run or in a resumed one, and with the slow tests in both: what is cleaned up is the same.
+BOTH = [
+    pytest.param(moment, resumed, marks=() if i % 2 == resumed else pytest.mark.slow)
+    for i, moment in enumerate(CLEANING)
+    for resumed in (False, True)
+]
+
+
+@pytest.mark.parametrize(("moment", "resumed"), BOTH)
 def test_a_second_signal_while_the_first_is_obeyed(moment: str, resumed: bool, forked: Any) -> None:
     """The run has passed step zero, or is resumed; wherever the second one arrives, the end is the same."""
 

@@ -129,6 +129,10 @@ def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fak
     return module
 
 
+# What a run does with rows that wait is the same for all of them: one here, all with the slow tests.
+ONE = ["wandb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlflow", "trackio"))]
+
+
 def numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in row.items() if k != "samples" and "second" not in k}
 
@@ -162,12 +166,14 @@ def test_no_step_comes_twice_after_a_kill(fake: Fake) -> None:
     assert first != last or fake.__name__ == "trackio"  # the first did not come to its end
 
 
+@pytest.mark.parametrize("fake", ONE, indirect=True)
 def test_a_logger_that_comes_later_gets_the_rows_so_far(fake: Fake) -> None:
     killed_in_last_step()
     assert gruppo("train", "--resume", "runs/b", f"save.log={fake.__name__}", "--allow-changes") == 0
     assert [step for step, _ in fake.rows()] == [0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("fake", ONE, indirect=True)
 def test_a_logger_that_fails_does_not_end_the_run(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     fake.refusing = 2
     assert train("a", *RUN, f"save.log={fake.__name__}") == 0

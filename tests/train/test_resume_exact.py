@@ -32,7 +32,8 @@ CRITIC = PPO.but(name="critic", credit=PPO.credit.__class__(kl_coef=0.1), cast={
 """
 OWN_NAMES = ("REPLAY", "REPLAY_NOW", "MINIBATCHES", "FOLLOWING", "COPIED", "CRITIC")
 STEPS = ("steps=5", "save.checkpoint_every=2", "eval.every=2", "eval.prompts=4", "save.episodes_every=2")
-OFTEN = ("REPLAY_NOW", "FOLLOWING", "CRITIC")  # test_torture.py has a replay, an EMA and a critic, too
+# test_torture.py has a replay, an EMA and a critic, too, and of minibatches nothing is kept between two steps.
+OFTEN = ("REPLAY_NOW", "FOLLOWING", "CRITIC", "MINIBATCHES")
 FAST = ("reinforce", "grpo", "dapo", "ppo", "rloo", "disco")
 
 

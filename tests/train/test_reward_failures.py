@@ -26,11 +26,14 @@ BROKEN = {
     "wrong count": ("def score(tasks, texts):\n    return [1.0]", "returned 1 values for"),
     "exits": ("import os\ndef score(task, text):\n    os._exit(3)", "exit code 3"),
 }
+# An answer that cannot be judged, a worker that is killed, one that dies; the others fail as one of these does, and
+# tests/tasks/test_judge.py tells them apart.
+OFTEN = [pytest.param(how, marks=() if how in ("raises", "hangs", "exits") else pytest.mark.slow) for how in BROKEN]
 SETTINGS = ("prompts=2", "samples=2", "steps=4", "save.checkpoint_every=3", "eval.every=0", "eval.prompts=2")
 OWN = ("task.reward=./reward.py:score", "task.seconds=0.4")
 
 
-@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("how", OFTEN)
 def test_from_the_start(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, says = BROKEN[how]
     Path("reward.py").write_text(code)
@@ -42,7 +45,7 @@ def test_from_the_start(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train("b", *SETTINGS, *OWN, "task.seconds=5", "steps=1") == 0
 
 
-@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("how", OFTEN)
 def test_in_the_middle(how: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails from step 3 on. Step 3 is not learned from; fixed, the run goes on as if nothing had been."""
     code, says = BROKEN[how]

@@ -125,7 +125,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c[0].removeprefix("method="))
+# A memory, open answers and draws of the update are what a lag could lose; the others with the slow tests.
+OFTEN = ("method=spo_single", "method=t_ppo", "method=archer")
+LAGS = [
+    pytest.param(c, id=c[0].removeprefix("method="), marks=() if c[0] in OFTEN else pytest.mark.slow) for c in CASES
+]
+
+
+@pytest.mark.parametrize("case", LAGS)
 def test_a_serial_run_with_the_same_lag_gives_the_same_bits(case: tuple[str, ...]) -> None:
     both = [run_of(*case, "steps=5", f"ahead={ahead}") for ahead in (2, 0)]
     both[1].source = Serial(both[1], 2)

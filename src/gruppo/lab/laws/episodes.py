@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from gruppo.stages import Ask, Method
 from gruppo.stages.occupant import NoteColumn
 from gruppo.tasks import Task
 
+R = TypeVar("R", Episode, Sequence, Turn)
 VOCAB = 12
 GIVEN = (Source.HINT, Source.EXPERT, Source.FORCED, Source.OPPONENT, Source.INJECTED)
 UNJUDGED = (Status.ENV_ERROR, Status.OPEN, Status.TIMEOUT, Status.CANCELLED)
@@ -38,12 +39,26 @@ def random_episodes(seed: int, *, groups: int = 2, mixed: bool = True, dead: boo
 
 def _fresh(e: Episode) -> Episode:
     """New objects around the same arrays, which are read-only."""
-    return replace(rewritable(e), sequences=[replace(s) for s in e.sequences], notes={})
+    out = rewritable(e)
+    out.sequences, out.notes = [_copied(s) for s in e.sequences], {}
+    return out
 
 
 def rewritable(e: Episode) -> Episode:
     """The episode with rewards of its own, also on its turns."""
-    return replace(e, turns=[replace(t, reward=dict(t.reward)) for t in e.turns], reward=dict(e.reward))
+    out = _copied(e)
+    out.turns, out.reward = [_copied(t) for t in e.turns], dict(e.reward)
+    for turn in out.turns:
+        turn.reward = dict(turn.reward)
+    return out
+
+
+def _copied(x: R) -> R:
+    """As `replace` without changes, twice as fast: the laws copy every row again and again."""
+    out = object.__new__(type(x))
+    for name in x.__dataclass_fields__:
+        setattr(out, name, getattr(x, name))
+    return out
 
 
 @lru_cache(maxsize=32)  # all laws and methods use the same few seeds

@@ -10,7 +10,7 @@ import numpy as np
 from gruppo.data import Episode
 from gruppo.lab.laws.desk import Desk
 from gruppo.lab.laws.episodes import random_episodes, with_notes
-from gruppo.lab.laws.same import drifted, observe
+from gruppo.lab.laws.same import drifted, observe, remembers
 from gruppo.lab.laws.world import NothingToLearn, World
 from gruppo.stages import ROOMS, Method, Schedule, kind
 from gruppo.stages.occupant import hints_of
@@ -144,7 +144,7 @@ def _shown(method: Method, room: str, slot: Any, seed: int, steps: Sequence[int]
 
 def observe_twice(world: World, episodes: list[Episode]) -> None:
     """Fill memory and replay, so that what depends on them shows. The second time all rewards are doubled."""
-    for step in range(2):
+    for step in range(2) if remembers(world.method) else ():
         observe(world, [_times(e, step + 1) for e in episodes], step)
 
 
@@ -212,7 +212,8 @@ def _door(world: World, occupant: Any, episodes: list[Episode]) -> Any:
 
 
 def _after_update(world: World, episodes: list[Episode]) -> Any:
-    for step in range(9):  # enough to fill windows over steps, with rewards that rise and fall
+    # Enough to fill windows over steps, with rewards that rise and fall.
+    for step in range(9) if remembers(world.method) else ():
         observe(world, [_times(e, 1 + step % 3) for e in episodes], step)
     world.updated(episodes)
     if (warmup := getattr(world.method.update, "warmup", 0)) > world.ctx.step:
