@@ -113,6 +113,19 @@ def test_worked_numbers() -> None:
     assert e.prompts == 2 and e.samples == 4
 
 
+def test_different_right_answers_are_counted_by_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 and 2 are right, 3 is worth a half; equal answers count once."""
+
+    async def score(self: Judge, items: Any) -> list[Verdict]:
+        return [Verdict({"task": {"1": 1.0, "2": 1.0, "3": 0.5}.get(text, 0.0)}) for _, text in items]
+
+    monkeypatch.setattr(Judge, "score", score)
+    e = evaluated(Scripted(["1", "2", "2", "3", "1", "1", "1", "3", "3", "4", "5", "3"]), tasks("1", "1", "1"), 4)
+    assert e.distinct == (2 + 1 + 0) / 3 and e.logged()["held_out/distinct"] == e.distinct == e.table()["distinct"]
+    two = evaluated(Scripted(["1", "2"]), tasks("1"), 2)
+    assert two.distinct is None and "held_out/distinct" not in two.logged()
+
+
 def test_one_answer_a_prompt_is_what_it_was() -> None:
     right = [True, False, True, True]
     e = evaluated(Scripted(["1" if r else "0" for r in right]), tasks("1", "1", "1", "1"))

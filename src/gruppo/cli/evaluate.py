@@ -279,6 +279,7 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
     out = [f"{title}: {score} on {e.prompts} held-out {_prompts(e.prompts)}{many}, T={sampling.temperature:g}"]
     if e.samples > 1 and not seats:
         out += _tries("  ", e.pass_at, e.maj_at)
+        out += [f"  different right answers of a prompt: {e.distinct:.2f}"] if e.distinct is not None else []
     kinds = {domain.rpartition("/")[0] for domain in e.by_task}
     several = len(kinds) > 1 or bool(e.by_task and e.turns)  # levels of one task of one answer differ in scores alone
     for domain, of in e.by_task.items() if several else ():

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 BUILT_IN = ("addition", "chain", "countdown", "sorting")  # the tasks that the shipped weights have learned
-NAMES = (*BUILT_IN, "preference", "sums")
+NAMES = (*BUILT_IN, "knapsack", "longchain", "preference", "sums")
 
 
 def family(name: str) -> Family:

@@ -30,7 +30,12 @@ def make(level: int, rank: int, pick: int) -> Task:
         level=level,
         source="chain",
         solution="\n".join([*steps, str(totals[-1])]),
-        meta={"numbers": shown, "totals": totals[1:], "hints": beginnings([*map(str, totals[1:])], " ")},
+        meta={
+            "numbers": shown,
+            "totals": totals[1:],
+            "steps": [*map(str, totals[1:])],
+            "hints": beginnings([*map(str, totals[1:])], " "),
+        },
     )
 
 

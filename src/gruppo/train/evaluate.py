@@ -40,6 +40,7 @@ class Evaluation:
     avg_at: dict[int, Interval]
     pass_at: dict[int, Interval]
     maj_at: dict[int, Interval]
+    distinct: float | None  # different right answers of a prompt, mean over prompts; None for one or two answers
     by_level: dict[int, dict[str, Any]]
     by_agent: dict[str, float]  # mean return of each agent, if there are several
     turns: dict[str, float]  # metrics of turns, in an environment
@@ -57,6 +58,7 @@ class Evaluation:
         """For the metrics of a run: accuracy and length and, with several answers per prompt, pass@k and maj@k."""
         several = {"pass": self.pass_at, "maj": self.maj_at} if self.samples > 1 else {}
         named = {f"held_out/{name}@{k}": i.mean for name, at in several.items() for k, i in at.items()}
+        named |= {} if self.distinct is None else {"held_out/distinct": self.distinct}
         failed = {"held_out/failed": float(self.failed)} if self.failed else {}
         failed |= {"held_out/graded": self.graded} if self.graded else {}
         agents = {f"held_out/return/{agent}": r for agent, r in self.by_agent.items()}
@@ -174,6 +176,7 @@ def _summed_up(
     code = {a: i for i, a in enumerate(dict.fromkeys(e.answer for e in episodes))}
     answer_PS = np.array([code[e.answer] for e in episodes]).reshape(score_PS.shape)
     maj_PK = {k: maj_at_k(score_PS, answer_PS, k) for k in ks if k > 2}
+    right_P = [len(set(said[scores >= 1].tolist())) for said, scores in zip(answer_PS, score_PS, strict=True)]
     level_P = np.array([task.level for task in tasks])
     overall = score_interval(score_P)
     of_part = partial(_of_level, score_P=score_P, pass_PK=pass_PK, maj_PK=maj_PK)
@@ -192,6 +195,7 @@ def _summed_up(
         avg_at={score_PS.shape[1]: overall},
         pass_at=_intervals(pass_PK),
         maj_at=_intervals(maj_PK),
+        distinct=float(np.mean(np.array(right_P)[known_P])) if maj_PK else None,
         by_level={int(n): of_part(level_P == n) for n in np.unique(level_P[known_P])},
         by_agent=returns_by_agent(e for e in episodes if e.status.judged),
         turns=of_turns(episodes),

@@ -88,6 +88,11 @@ METRICS: dict[str, tuple[str, str, str]] = {
         "in Kuhn poker: what best responses win against the policy, exactly",
     ),
     "held_out/legal": ("share", "near 1", "in Kuhn poker: least probability of the legal actions in a situation"),
+    "held_out/distinct": (
+        "answers",
+        "steady",
+        "different right answers (score 1) to a held-out prompt, mean; only with eval.samples > 2",
+    ),
     "held_out/*": ("share", "rises", "pass@k and maj@k on the held-out prompts, if eval.samples > 1"),
     "win_rate": (
         "share",
