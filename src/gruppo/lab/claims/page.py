@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gruppo.lab.claims import board
+from gruppo.lab.claims import board, kinds
 from gruppo.lab.claims.claim import Claim, Condition
 from gruppo.lab.claims.gates import NO_REGIME, gates_of
+from gruppo.lab.claims.in_tables import in_exact_world
 
 ARMS = {"baseline": "Baseline", "entrant": "Method", "placebo": "Placebo"}
 DRAFT = "a draft: its settings are not chosen yet"
@@ -32,7 +33,10 @@ def whole(folder: Path, claims: Mapping[str, Claim]) -> str:
         f"{_short(found[n]) or ('' if claims[n].ready else DRAFT)} |"
         for n in names
     ]
-    return "\n\n".join([f"{counts}.", "\n".join([head, *rows]), *(of(folder, claims[n]) for n in names)]) + "\n"
+    exact = [n for n in names if in_exact_world(claims[n])]
+    by_kind = kinds.table({n: claims[n] for n in sorted(claims)}, verdicts, exact)
+    parts = [f"{counts}.", "## By kind of claim", by_kind, "## All claims", "\n".join([head, *rows])]
+    return "\n\n".join([*parts, *(of(folder, claims[n]) for n in names)]) + "\n"
 
 
 def of(folder: Path, claim: Claim) -> str:
