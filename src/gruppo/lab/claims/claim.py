@@ -131,8 +131,8 @@ def read(path: Path) -> Claim:
 def _refuse_wrong(claim: Claim) -> None:
     if claim.kind and claim.kind not in KINDS_OF_CLAIMS:
         raise ValueError(
-            f"kind = {claim.kind!r}{nearest(claim.kind, KINDS_OF_CLAIMS)}: the summary of the board has no such row. Use "
-            f"one of {', '.join(KINDS_OF_CLAIMS)}."
+            f"kind = {claim.kind!r}{nearest(claim.kind, KINDS_OF_CLAIMS)}: the summary of the board has no such row. "
+            f"Use one of {', '.join(KINDS_OF_CLAIMS)}."
         )
     if not 2 <= claim.seeds <= PILOT_SEEDS[0] // 2:
         raise ValueError(f"seeds = {claim.seeds}: twice as many would reach those of pilots. Use 2 to 50.")

@@ -25,7 +25,7 @@ def table(claims: Mapping[str, Any], verdicts: Mapping[str, str], exact: Collect
 
     `exact` are the names of claims that were judged in an exact world.
     """
-    head = "| kind | what is claimed | survives | holds | does not hold | undecided |\n| --- | --- | --- | --- | --- | --- |"
+    head = "| kind | what is claimed | survives | holds | does not hold | undecided |\n|" + " --- |" * 6
     names = {n: f"*[{n}](#{n})*" if n in exact else f"[{n}](#{n})" for n in claims}
     rows = [_row(kind, {n: c for n, c in claims.items() if c.kind == kind}, verdicts, names) for kind in KINDS]
     small = "Names in *italics* were judged in an [exact world](exact_world.md), the others with a small model."
@@ -43,4 +43,3 @@ def _row(kind: str, mine: Mapping[str, Any], verdicts: Mapping[str, str], names:
     undecided = ", ".join(f"{count} {verdict}" for verdict, count in sorted(rest.items()))
     said = f"**{len(shown)} of {len(judged)}** methods" if judged else "—"
     return f"| {kind} | {KINDS[kind]} | {said} | {columns[0]} | {columns[1]} | {undecided} |"
-
