@@ -3,6 +3,7 @@
     claim.py      what is claimed, on what task, and the rule: claims/NAME.toml
     measures.py   numbers of a finished run: its last accuracy, the steps to a value, its worst drop
     gates.py      what pilot seeds must show before a verdict may be made
+    kinds.py      kinds of claims, and what of each survives
     sense.py      rules that cannot fail or cannot hold are refused
     verdict.py    reproduced, not reproduced or inconclusive, from paired intervals over seeds
     in_tables.py  claims whose task is an exact world

@@ -17,7 +17,7 @@ from gruppo.lab.compare.compare import Result
 from gruppo.train.estimates import mean_interval
 from gruppo.train.folder import finite
 
-CURVES = ("held_out", "entropy", "length", "reward")
+CURVES = ("held_out", "entropy", "length", "reward", "right_entropy")
 FIELDS = ("rule", "verdict", "commit", "date", "seeds", "arms", "conditions", "seconds", "curves")  # that are read
 ARMS = ("entrant", "baseline")
 

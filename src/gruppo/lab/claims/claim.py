@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gruppo.lab.claims.gates import Gate
+from gruppo.lab.claims.kinds import KINDS as KINDS_OF_CLAIMS
 from gruppo.lab.claims.measures import measure
 from gruppo.lab.claims.sense import refuse_senseless
 from gruppo.stages.names import nearest
@@ -74,6 +75,7 @@ class Claim:
     mechanisms: tuple[Gate, ...] = ()  # of the entrant on pilot seeds: its lever moves
     placebo: str = ""  # a third arm, which does what the method does without its idea
     seeds: int = SEEDS
+    kind: str = ""  # of claim, a name in kinds.py: for the summary of the board, no part of the rule
 
     @property
     def arms(self) -> dict[str, str]:
@@ -127,6 +129,11 @@ def read(path: Path) -> Claim:
 
 
 def _refuse_wrong(claim: Claim) -> None:
+    if claim.kind and claim.kind not in KINDS_OF_CLAIMS:
+        raise ValueError(
+            f"kind = {claim.kind!r}{nearest(claim.kind, KINDS_OF_CLAIMS)}: the summary of the board has no such row. "
+            f"Use one of {', '.join(KINDS_OF_CLAIMS)}."
+        )
     if not 2 <= claim.seeds <= PILOT_SEEDS[0] // 2:
         raise ValueError(f"seeds = {claim.seeds}: twice as many would reach those of pilots. Use 2 to 50.")
     if not claim.conditions:

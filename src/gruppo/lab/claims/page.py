@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gruppo.lab.claims import board
+from gruppo.lab.claims import board, kinds
 from gruppo.lab.claims.claim import Claim, Condition
 from gruppo.lab.claims.gates import NO_REGIME, gates_of
+from gruppo.lab.claims.in_tables import in_exact_world
 
 ARMS = {"baseline": "Baseline", "entrant": "Method", "placebo": "Placebo"}
 DRAFT = "a draft: its settings are not chosen yet"
@@ -32,7 +33,10 @@ def whole(folder: Path, claims: Mapping[str, Claim]) -> str:
         f"{_short(found[n]) or ('' if claims[n].ready else DRAFT)} |"
         for n in names
     ]
-    return "\n\n".join([f"{counts}.", "\n".join([head, *rows]), *(of(folder, claims[n]) for n in names)]) + "\n"
+    exact = [n for n in names if in_exact_world(claims[n])]
+    by_kind = kinds.table({n: claims[n] for n in sorted(claims)}, verdicts, exact)
+    parts = [f"{counts}.", "## By kind of claim", by_kind, "## All claims", "\n".join([head, *rows])]
+    return "\n\n".join([*parts, *(of(folder, claims[n]) for n in names)]) + "\n"
 
 
 def of(folder: Path, claim: Claim) -> str:
@@ -142,13 +146,16 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     metrics = [m for m in board.CURVES if all(m in arm for arm in result["curves"].values())]
+    methods = {arm: text.split()[0] for arm, text in result["arms"].items()}
+    same = len(set(methods.values())) < len(methods)  # then the name of the method says little
+    labels = {arm: f"{ARMS[arm].lower()} ({name})" if same else name for arm, name in methods.items()}
     figure, axes = plt.subplots(
         1, len(metrics), figsize=(3.6 * len(metrics), 2.8), constrained_layout=True, squeeze=False
     )
     for axis, metric in zip(axes[0], metrics, strict=True):
         for arm, curves in result["curves"].items():
             c = curves[metric]
-            axis.plot(c["step"], c["mean"], label=result["arms"][arm].split()[0])
+            axis.plot(c["step"], c["mean"], label=labels[arm])
             low, high = ([m if x is None else x for m, x in zip(c["mean"], c[k], strict=True)] for k in ("low", "high"))
             axis.fill_between(c["step"], low, high, alpha=0.2, linewidth=0)
         axis.set(xlabel="step", title=metric)

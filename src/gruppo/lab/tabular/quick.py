@@ -118,7 +118,10 @@ def batch_facts(batch: Batch, parts: int) -> dict[str, Tensor]:
     best_G, worst_G = (batch.gather(sign * batch.reward_E, "E", "G", "max") for sign in (1, -1))
     same_P = torch.zeros(parts, dtype=torch.float64).index_add(0, batch.part_G, (best_G == -worst_G).double())
     count_P = total(learn_N)
-    out = {"dead_groups": same_P / torch.bincount(batch.part_G, minlength=parts), "kept": count_P / total(batch.policy_N)}
+    out = {
+        "dead_groups": same_P / torch.bincount(batch.part_G, minlength=parts),
+        "kept": count_P / total(batch.policy_N),
+    }
     if "adv_N" in batch.columns:
         adv_N = torch.where(learn_N, batch.adv_N, torch.zeros_like(batch.adv_N))
         mean_P = total(adv_N) / count_P

@@ -52,8 +52,8 @@ def _words(answers: int, depth: int, shortest: int) -> tuple[str, ...]:
     if not letters:
         raise ValueError(
             f"answers={answers} with depth={depth}, shortest={shortest}: no alphabet has so many words of these "
-            f"lengths. Use n**depth answers with n from 2 to {len(LETTERS)}, such as 16 with depth 1 or 2; with answers "
-            "of different lengths the sum of such powers, such as 30 with depth 4 and shortest 1."
+            f"lengths. Use n**depth answers with n from 2 to {len(LETTERS)}, such as 16 with depth 1 or 2; with "
+            "answers of different lengths the sum of such powers, such as 30 with depth 4 and shortest 1."
         )
     words, out = [""], list[str]()
     for _ in range(depth):
@@ -97,8 +97,8 @@ class Setup(Checked):
     def wrong(self) -> str:
         if self.flip and self.gradient == "expected":
             return (
-                f"flip={self.flip} has no effect along the expected gradient, which is over answers and not over turned "
-                "rewards. Use gradient=sampled, or no flip."
+                f"flip={self.flip} has no effect along the expected gradient, which is over answers and not over "
+                "turned rewards. Use gradient=sampled, or no flip."
             )
         if self.prompts <= self.world.prompts:
             return ""
