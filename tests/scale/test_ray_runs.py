@@ -31,6 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_twenty_steps_are_those_of_one_process(folder: Path) -> None:
+    print(f"{apart(folder / 'one', folder / 'ray', STEPS):.1e} apart, moved {moved(folder / 'one', STEPS):.1e}")
     assert moved(folder / "one", STEPS) > 1e-4
     assert apart(folder / "one", folder / "ray", STEPS) <= 1e-5
 
