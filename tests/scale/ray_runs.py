@@ -15,6 +15,8 @@ from starting import ENV
 RAY = "scale.address=local scale.ranks=2 scale.samplers=1 scale.judges=1 scale.cpus=0.5"
 
 PATIENCE = 600.0  # seconds: the actors of Ray give way to everybody else on a busy machine
+# Ray gives its own node 30 s to start, which no setting changes, and a busy machine takes longer: it is started again.
+BUSY, TRIES, PAUSE = "Ray could not start on this machine", 6, 20.0
 
 
 def words_of(folder: Path, name: str, steps: int, *more: str) -> list[str]:
@@ -27,12 +29,24 @@ class Started:
     """`gruppo train WORD…` in a process of its own. What it says goes to a file: nobody reads a pipe meanwhile."""
 
     def __init__(self, log: Path, *words: str) -> None:
-        self.log = log
-        command = [sys.executable, "-m", "gruppo", "train", *words]
-        with log.open("w") as out:
+        self.log, self.words, self.tries = log, words, TRIES
+        self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "gruppo", "train", *self.words]
+        with self.log.open("w") as out:
             self.process = subprocess.Popen(
                 command, env=ENV, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
+
+    def _again(self) -> bool:
+        """Whether it has ended because Ray was too slow to start, and was started again."""
+        self.tries -= 1
+        if self.process.poll() is None or BUSY not in self.said or not self.tries:
+            return False
+        time.sleep(PAUSE)
+        self._start()
+        return True
 
     @property
     def said(self) -> str:
@@ -42,7 +56,9 @@ class Started:
         """Waits for something. Whatever fails here, nothing is left behind: Ray ends with the process of the run."""
         limit = time.monotonic() + PATIENCE
         while not seen():
-            if self.process.poll() is not None or time.monotonic() > limit:
+            if self.process.poll() is not None and self._again():
+                limit = time.monotonic() + PATIENCE
+            elif self.process.poll() is not None or time.monotonic() > limit:
                 self.process.kill()
                 raise AssertionError(self.said)
             time.sleep(0.02)
@@ -53,7 +69,7 @@ class Started:
             self.process.wait(PATIENCE)
         finally:
             self.process.kill()
-        return self.said
+        return self.ended() if self._again() else self.said
 
     def well(self) -> str:
         said = self.ended()

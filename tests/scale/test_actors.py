@@ -1,8 +1,7 @@
 """Samplers and judges that are actors, with a Ray of one process: what is asked, asked again, and shared."""
 
 import asyncio
-import os
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_process import OneProcess
 from safetensors.torch import load_file
 
 from gruppo.cli import main
@@ -24,72 +24,6 @@ from gruppo.stages.record import to_table
 from gruppo.tasks import Task, TaskConfig
 from gruppo.tasks.base import Scorer
 from gruppo.train.config import RunConfig
-
-HERE = {"folder": os.getcwd(), "threads": 1}
-
-
-class Ref:
-    """A value in the store, or the answer to a question."""
-
-    def __init__(self, work: Callable[[], Awaitable[Any]]) -> None:
-        self.work = work
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self.work().__await__()
-
-
-class Actor:
-    """An actor, which Ray restarts after `die()` with what it was made with."""
-
-    def __init__(self, kind: type, *given: Any) -> None:
-        self.made = lambda: kind(*given)
-        self.inside, self.asked = self.made(), list[tuple[Any, ...]]()
-
-    def die(self) -> None:
-        self.inside = self.made()
-
-    def __getattr__(self, verb: str) -> Any:
-        async def call(*given: Any) -> Any:
-            found = await getattr(self.inside, verb)(*given)
-            return (*found[:-1], id(self.inside)) if isinstance(found, tuple) else id(self.inside)
-
-        def remote(*given: Any) -> Ref:
-            self.asked.append(given)
-            return Ref(lambda: call(*given))
-
-        return SimpleNamespace(remote=remote)
-
-
-class Ray:
-    """In place of the module."""
-
-    exceptions = SimpleNamespace(RayError=ConnectionError)
-
-    def put(self, value: Any) -> Ref:
-        async def found() -> Any:
-            return value
-
-        return Ref(found)
-
-    def get(self, asked: list[Ref]) -> list[Any]:
-        async def found() -> list[Any]:
-            return [await ref for ref in asked]
-
-        return asyncio.run(found())
-
-
-class OneProcess:
-    """In place of the cluster of a run."""
-
-    here = HERE
-
-    def __init__(self, samplers: int = 1, judges: int = 1) -> None:
-        self.ray, self.said = Ray(), list[str]()
-        self.say, self.team = self.said.append, None
-        self.config = SimpleNamespace(scale=SimpleNamespace(samplers=samplers, judges=judges))
-
-    def actor(self, _: str, kind: type, *given: Any, **__: Any) -> Actor:
-        return Actor(kind, *given)
 
 
 def sampling(n: int, config: EngineConfig | None = None) -> tuple[Samplers, NativeEngine, OneProcess]:

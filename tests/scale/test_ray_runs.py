@@ -31,6 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_twenty_steps_are_those_of_one_process(folder: Path) -> None:
+    print(f"{apart(folder / 'one', folder / 'ray', STEPS):.1e} apart, moved {moved(folder / 'one', STEPS):.1e}")
     assert moved(folder / "one", STEPS) > 1e-4
     assert apart(folder / "one", folder / "ray", STEPS) <= 1e-5
 
@@ -83,7 +84,7 @@ def test_what_is_missing_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     run = Started(tmp_path / "run.log", *words_of(tmp_path, "run", 1, *words))
     said = run.ended()
     assert run.process.returncode != 0 and "the run asks for 2000 CPU where there" in said
-    assert "fewer scale.ranks, scale.samplers or scale.judges" in said and not (tmp_path / "run").exists()
+    assert "fewer scale.ranks, scale.samplers, scale.judges or scale.worlds" in said and not (tmp_path / "run").exists()
 
 
 STUCK = """
@@ -136,3 +137,21 @@ def test_a_judge_that_is_killed_has_its_answers_scored_again(tmp_path: Path) -> 
     said = run.well()
     assert "judge 0 died and was replaced; its answers were scored again" in said
     assert apart(tmp_path / "plain", tmp_path / "ray", 4) == 0.0
+
+
+def test_worlds_that_are_killed_have_their_episodes_played_again(tmp_path: Path) -> None:
+    """In a world of many turns; each time, the replacement has answered before."""
+    world = ["task=household", "scale.address=local", "scale.cpus=0.5", "scale.worlds=1"]
+    Started(tmp_path / "plain.log", *words_of(tmp_path, "plain", 4, world[0])).well()
+    run = Started(tmp_path / "ray.log", *words_of(tmp_path, "ray", 4, *world))
+    run.until(lambda: (tmp_path / "ray/checkpoints/step-000001/manifest.json").is_file())
+    again = "world 0 died and was replaced; its episodes were played again"
+    for kills in (1, 2):
+        run.kill("WorldActor")
+        run.until(lambda kills=kills: run.said.count(again) == kills)
+    said = run.well()
+    assert "world 0 on" in said and said.count(again) == 2
+    print(
+        f"killed twice: {apart(tmp_path / 'plain', tmp_path / 'ray', 4)} apart, moved {moved(tmp_path / 'ray', 4):.1e}"
+    )
+    assert moved(tmp_path / "plain", 4) > 1e-5 and apart(tmp_path / "plain", tmp_path / "ray", 4) == 0.0

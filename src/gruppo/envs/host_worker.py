@@ -30,13 +30,14 @@ def main() -> None:
     while True:
         call, argument = pickle.loads(parent.receive())
         try:
-            kind, content = _answer(env, call, argument)
+            kind, content = answered(env, call, argument)
             parent.send(kind, content)
         except Exception as error:  # also what JSON cannot hold
             parent.send("raised", f"{type(error).__name__}: {error}")
 
 
-def _answer(env: Any, call: str, argument: Any) -> tuple[str, Any]:
+def answered(env: Any, call: str, argument: Any) -> tuple[str, Any]:
+    """What a call of an environment gives, in plain types."""
     if call in HOSTED:
         value = getattr(env, call)()
         return "value", value if isinstance(value, str) else list(value)

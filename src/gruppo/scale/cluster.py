@@ -1,9 +1,10 @@
-"""A run on a cluster of Ray: this process is the run and its first rank; samplers, judges and other ranks are actors.
+"""A run on a cluster of Ray: this process is the run and its first rank; all samplers, judges, worlds, and the other
+ranks are actors.
 
 Ray starts, places, watches and restarts them. What is here: what a run asks for (`plan`), what is said if the cluster
-has not got it, and what an actor is for a run. Samplers and judges are asked questions that hold everything that they
-need, so Ray may restart one that died and ask it again (`RESTARTED`). A rank holds a part of the weights: if one dies,
-the run ends, and says how to go on.
+has not got it, and what an actor is for a run. All but ranks are asked questions that hold everything that they need,
+so Ray may restart one that died and ask it again (`RESTARTED`). A rank holds a part of the weights: if one dies, the
+run ends, and says how to go on.
 """
 
 import asyncio
@@ -53,7 +54,8 @@ def plan(scale: ScaleConfig, cuda: bool, node: str) -> list[Part]:
     ranks = [Part("rank 0", scale.cpus, gpu, node)] if cuda else []
     ranks += [Part(f"rank {i}", scale.cpus, gpu) for i in range(1, scale.ranks)]
     samplers = [Part(f"sampler {i}", scale.cpus, gpu) for i in range(scale.samplers)]
-    return [*ranks, *samplers, *(Part(f"judge {i}", scale.cpus) for i in range(scale.judges))]
+    judges = [Part(f"judge {i}", scale.cpus) for i in range(scale.judges)]
+    return [*ranks, *samplers, *judges, *(Part(f"world {i}", scale.cpus) for i in range(scale.worlds))]
 
 
 def lacking(parts: Sequence[Part], has: Mapping[str, float]) -> dict[str, tuple[float, float]]:
@@ -71,8 +73,8 @@ def _refuse(parts: Sequence[Part], scale: ScaleConfig, has: Mapping[str, float])
     fewer = f"scale.cpus={each:g}, or " if each else ""
     raise ValueError(
         f"scale.address={scale.address}: the run asks for {said} ({', '.join(p.name for p in parts)}), so it would "
-        f"wait for ever. Use {fewer}fewer scale.ranks, scale.samplers or scale.judges, or a larger cluster: "
-        "ray start --address=HOST:PORT on each machine, and scale.address=auto."
+        f"wait for ever. Use {fewer}fewer scale.ranks, scale.samplers, scale.judges or scale.worlds, or a larger "
+        "cluster: ray start --address=HOST:PORT on each machine, and scale.address=auto."
     )
 
 
@@ -117,7 +119,9 @@ class Cluster:
             spent = time.monotonic() - began
             said = self._waits(spent)
             if spent > PATIENCE:
-                raise ValueError(f"{said} Free them, or ask for less: scale.samplers, scale.judges, scale.cpus.")
+                raise ValueError(
+                    f"{said} Free them, or ask for less: scale.samplers, scale.judges, scale.worlds, scale.cpus."
+                )
             self.say(said)
             wait = min(2 * wait, 60.0)
         self.say(f"Ray at {self.ray.get_runtime_context().gcs_address}: {self._where()}")
@@ -171,6 +175,15 @@ def judge_at(run: Any, here: Any) -> Any:
     return judges_of(cluster, run, here)
 
 
+def play_at(run: Any, here: Any) -> Any:
+    """How a run plays: as this does, or in worlds that are actors."""
+    if (cluster := current()) is None or not run.config.scale.worlds:
+        return here
+    from gruppo.scale.worlds import worlds_of
+
+    return worlds_of(cluster, run, here)
+
+
 def told(error: Any, who: str, remedy: str) -> Exception:
     """What an actor raised, as it raised it; if it died again and again, a sentence."""
     if isinstance(cause := getattr(error, "cause", None), Exception):
@@ -182,8 +195,9 @@ def told(error: Any, who: str, remedy: str) -> Exception:
 def refuse(config: RunConfig) -> None:
     """Refuses what would fail on every cluster; none is looked for."""
     from gruppo.scale.samplers import refusals
+    from gruppo.scale.worlds import refused
 
-    if said := config.scale.unplaced():
+    if said := config.scale.unplaced() or refused(config):
         raise ValueError(said)
     if config.scale.address:
         _ray(config.scale)
@@ -245,7 +259,7 @@ def _join(ray: Any, address: str) -> None:
         if address == "local":
             raise ValueError(
                 f"scale.address=local: Ray could not start on this machine ({str(error).splitlines()[0]}). Try again "
-                "when it is less busy, or leave scale.address, scale.samplers and scale.judges out."
+                "when it is less busy, or leave scale.address, scale.samplers, scale.judges and scale.worlds out."
             ) from error
         raise ValueError(
             f"scale.address={address}: no cluster of Ray answers there ({str(error).splitlines()[0]}). Start one with  "

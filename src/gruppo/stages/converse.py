@@ -51,6 +51,7 @@ class Converse:
     writers the role that writes for an agent; the policy for all others
     hosted  whether your own worlds have processes, too
     tools   how the model is shown the tools that it may call, if there are any
+    make    (name, hosted) -> a world
     """
 
     format: Format = field(default_factory=Line)
@@ -66,6 +67,7 @@ class Converse:
     hung: set[str] = field(default_factory=set[str])
     lives: dict[str, Life] = field(default_factory=dict[str, Life])
     anew: bool = False  # a dialogue was rendered again
+    make: Callable[[str, bool], Any] = make_env
 
     async def __call__(
         self, ctx: Context, starts: Sequence[Start | Fork], window: int = 0
@@ -177,7 +179,7 @@ class Borrowed:
     def __enter__(self) -> Any:
         self.name = str(self.ask.task.meta["env"])
         free = self.player.free.setdefault(self.name, [])
-        self.env = free.pop() if free else make_env(self.name, self.player.hosted)
+        self.env = free.pop() if free else self.player.make(self.name, self.player.hosted)
         self.waits = bool(getattr(self.env, "waits", False))  # for tools and programs, which have limits of their own
         limit, own = self.player.seconds, self.name not in BUILT_IN and not self.waits
         if isinstance(self.env, Hosted):

@@ -14,7 +14,7 @@ from gruppo.data.prefix import WORTH
 from gruppo.engines.base import RunEngine
 from gruppo.engines.config import engine_of
 from gruppo.policies import load_policy, load_tokenizer
-from gruppo.scale.cluster import engine_at, judge_at
+from gruppo.scale.cluster import engine_at, judge_at, play_at
 from gruppo.stages import Context, Memory, Never, kind
 from gruppo.stages.check import check, check_first_batch, refuse_engine
 from gruppo.stages.converse import HEARD, play_of
@@ -127,7 +127,7 @@ class Run:
             self.tasks.train,
             self.judge,
             self.packed,
-            play_of(self.tasks, self.config.task, self.tokenizer, self.say, self.method.writers),
+            play_at(self, play_of(self.tasks, self.config.task, self.tokenizer, self.say, self.method.writers)),
             self.current,
             budget_tokens=self.config.budget_tokens,
             clock=self.clock,
