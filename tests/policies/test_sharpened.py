@@ -20,9 +20,7 @@ def test_at_temperature_1_it_is_the_plain_one_at_1_over_sharpen(by, tmp_path):
 
 
 def test_what_it_cannot_do_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"model.sharpen=2 with model.lora.rank=4: the adapter .* Leave one out"
-    ):
+    with pytest.raises(ValueError, match=r"model.sharpen=2 with model.lora.rank=4: the adapter .* Leave one out"):
         load_policy("tiny", lora=Lora(rank=4), sharpen=2.0)
     pytest.importorskip("transformers")
     with pytest.raises(ValueError, match=r"model.sharpen=2: .* runs on the modules of transformers"):

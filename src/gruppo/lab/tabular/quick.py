@@ -146,7 +146,7 @@ class Mixed(ValueError):
 
 def turned(chance: float, step: int, uid_E: Tensor) -> Tensor | None:
     """The answers whose rewards are turned in a step; None if no reward is."""
-    return torch.lt(uniform("flip", step, uid_E), chance) if chance else None
+    return torch.as_tensor(uniform("flip", step, uid_E)) < chance if chance else None
 
 
 def asked(seeds: Tensor, step: int, prompts: int, count: int) -> Tensor:
