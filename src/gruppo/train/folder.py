@@ -159,9 +159,11 @@ class RunFolder:
         edited = facts.get("config", _hash(text)) != _hash(text)
         wanted, code = _own_code(config)
         before = self._config_table(json.loads(record)["config"] if record and edited else text)
-        plain = to_table(RunConfig())
-        then, now = ({k: v for k, v in t.items() if k not in ("threads", "show")} for t in (before, wanted))
-        changes = table_changes(then, now, {k: v for k, v in plain.items() if k != "method"})
+        changes = table_changes(
+            _without(before, "threads", "show"),
+            _without(wanted, "threads", "show"),
+            _without(to_table(RunConfig()), "method"),
+        )
         if edited and not record:
             changes.append("config.toml: edited since the run was started")
         for source, name in code.items():
@@ -372,6 +374,10 @@ def table_changes(
     return [
         f"{k}: {flat_a.get(k, 'absent')} → {flat_b.get(k, 'absent')}" for k in keys if flat_a.get(k) != flat_b.get(k)
     ]
+
+
+def _without(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {k: v for k, v in table.items() if k not in names}
 
 
 def flat(table: Any, at: str = "") -> Any:
