@@ -218,16 +218,21 @@ def where_page(methods: Methods) -> str:
     rows: list[list[str]] = []
     for m in methods.values():
         again = fits.draws_again(m)
-        trl = refused(m, fits.refusals(m)) or ("yes, without drawing again" if again else "yes")
+        trl, own = (
+            refused(m, fits.refusals(m, host)) or ("yes, without drawing again" if again else "yes")
+            for host in (fits.TRL, fits.VERL_TRAINER)
+        )
+        own = f"{own}; also by its registries" if not verl.refusals(m) else own
         ray = refused(m, samplers.refusals(m)).replace("no: ", "yes, without scale.samplers: ", 1) or "yes"
-        rows.append([f"[{m.name}]({m.name}.md)", ray, trl, refused(m, verl.refusals(m)) or "yes"])
-    count = [sum(row[i].startswith("yes") for row in rows) for i in (2, 3)]
+        rows.append([f"[{m.name}]({m.name}.md)", ray, trl, own])
+    count = [sum(row[2].startswith("yes") for row in rows), sum("registries" in row[3] for row in rows)]
     says = (
         f"All {len(rows)} methods run in gruppo itself, in one process, [on several GPUs]"
         "(../scale.md#several-gpus-of-one-machine) and [on a cluster of Ray](../scale.md#a-cluster-of-ray). "
-        f"{count[0]} of them fit [inside TRL](../scale.md#inside-trl), "
-        f"and {count[1]} [inside verl](../scale.md#inside-verl), whose registries are given less. Where one does not "
-        "fit, the table has the first reason; the error that the trainer raises has all of them, with remedies."
+        f"{count[0]} of them fit [inside TRL](../scale.md#inside-trl) and [inside verl](../scale.md#inside-verl) with "
+        f"a trainer of ours; {count[1]} also fit verl's own trainer by its registries, which are given less. Where "
+        "one does not fit, the table has the first reason; the error that the trainer raises has all of them, with "
+        "remedies."
     )
     return "\n\n".join([NOTE, "# Which method runs where", says, table(("method", "Ray", "TRL", "verl"), rows)]) + "\n"
 

@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` has it")
 
-from both_sides import SAMPLES, WORDS, folder_of, tokenizer_of
 from datasets import Dataset
+from native_side import SAMPLES, WORDS, folder_of, tokenizer_of
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 

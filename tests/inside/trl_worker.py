@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from both_sides import Script, inside, native, tokenizer_of
-from test_trl import differ, twice
+from native_side import Script, differ, native, tokenizer_of, twice
+from trl_side import inside
 
 from gruppo.methods import method
 

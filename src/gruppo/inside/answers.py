@@ -1,4 +1,4 @@
-"""Answers of another trainer as our episodes, and the parts of a batch that its processes forward."""
+"""Answers of another trainer as our episodes, what the rooms make of them, and the parts that its processes forward."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Growing, Status, minibatches, name_hash
-from gruppo.stages import Context, Method
+from gruppo.stages import Context, Memory, Method, StepRecord
+from gruppo.stages.reward import add_components
+from gruppo.stages.select import through_first_door
+from gruppo.stages.walk import Walk
 
 
 @dataclass
@@ -62,10 +65,38 @@ def episode_of(a: Answer, uid: int, group: str, ctx: Context) -> Episode:
     return grown.finish()
 
 
-def episodes_of(answers: Sequence[Answer], samples: int, method: Method, ctx: Context) -> list[Episode]:
-    """The answers as episodes; `samples` after each other are a group. Their uid is the place in the list."""
-    made = [episode_of(a, i, f"{ctx.step}:{i // samples}", ctx) for i, a in enumerate(answers)]
+def episodes_of(answers: Sequence[Answer], groups: Sequence[Any], method: Method, ctx: Context) -> list[Episode]:
+    """The answers as episodes; those with the same word in `groups` are a group. Their uid is the place in the list."""
+    made = [episode_of(a, i, f"{ctx.step}:{g}", ctx) for i, (a, g) in enumerate(zip(answers, groups, strict=True))]
     return [method.rollout.split(ctx, e) for e in made] if method.rollout.steps else made
+
+
+def looks_at_episodes(method: Method) -> bool:
+    """Whether rooms see episodes before the batch, and with them the sampler's log-probabilities."""
+    return bool(method.reward) or any(hasattr(o, "episodes") for o in method.select)
+
+
+def through_rooms(walk: Walk, ctx: Context, episodes: list[Episode]) -> tuple[list[Episode], Batch | None]:
+    """What selection keeps, and its batch with credit; None: nothing is left to learn from."""
+    method = walk.method
+    add_components(ctx, method.reward, episodes)
+    kept, _ = through_first_door(ctx, method.select, episodes)
+    add_components(ctx, method.reward, kept, of_groups=True)
+    batch = walk.batch_of(ctx, episodes, kept)
+    return kept, None if batch is None else walk.credited(ctx, batch)
+
+
+def observed(method: Method, memory: Memory, record: StepRecord) -> None:
+    """After the last optimiser step of a batch: what the rooms remember of it."""
+    with memory.writing():
+        for _, occupant in method.occupants():
+            occupant.observe(record, memory)
+
+
+def spread(a: Answer, values: Tensor) -> list[float]:
+    """Values of the ids that the policy sampled, at all ids of an answer; NaN at the others."""
+    rest = iter(values.tolist())
+    return [next(rest) if own else float("nan") for own in a.mine]
 
 
 class Told:
@@ -77,7 +108,7 @@ class Told:
 
     def put(self, role: str, readout: str, values: Sequence[NDArray[Any] | Tensor]) -> None:
         """One value for each id of each answer that the policy sampled."""
-        self.tables[role, readout] = [torch.as_tensor(x, dtype=torch.float32) for x in values]
+        self.tables[role, readout] = [torch.as_tensor(x) for x in values]
 
     def rows(self, role: str, readout: str, batch: Batch) -> Tensor:
         uids = batch.uid_E[batch.episode_S].tolist()

@@ -49,6 +49,7 @@ class Host:
 
 NOW = frozenset({("policy", "logp"), ("policy", "entropy")})
 TRL = Host("TRL", NOW | {("old", "logp"), ("old", "entropy"), ("ref", "logp")}, NOW)
+VERL_TRAINER = Host("verl", TRL.batch, TRL.step)  # with a trainer of ours; its registries are told less
 
 
 def refusals(method: Method, host: Host = TRL) -> list[str]:

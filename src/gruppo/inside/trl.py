@@ -21,15 +21,24 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, pack
-from gruppo.inside.answers import Answer, Told, components, episodes_of, parts_of, shares
+from gruppo.inside.answers import (
+    Answer,
+    Told,
+    components,
+    episodes_of,
+    looks_at_episodes,
+    observed,
+    parts_of,
+    shares,
+    spread,
+    through_rooms,
+)
 from gruppo.inside.fits import TRL, draws_again, reads, refuse
 from gruppo.inside.step import OneStep
 from gruppo.methods import method as named
 from gruppo.stages import Context, Memory, Method, Need, Sampling, StepRecord
 from gruppo.stages.check import check, check_first_batch
 from gruppo.stages.goal import Goal, zero_of
-from gruppo.stages.reward import add_components
-from gruppo.stages.select import through_first_door
 from gruppo.stages.walk import Walk
 
 try:
@@ -167,16 +176,13 @@ class GruppoGRPOTrainer(GRPOTrainer):
         self._told = said
         walk.opened(ctx)
         ctx.fresh = lambda n: []
-        if told.get("sampling_per_token_logps") is None and self._looks_at_episodes():
+        if told.get("sampling_per_token_logps") is None and looks_at_episodes(self.method):
             self._tell(told, "old", "logp")
             for a, logp in zip(answers, said.tables["old", "logp"], strict=True):
-                a.logp = _spread(a, logp)
-        episodes = episodes_of(answers, ctx.samples, self.method, ctx)
-        add_components(ctx, self.method.reward, episodes)
-        kept, _ = through_first_door(ctx, self.method.select, episodes)
-        add_components(ctx, self.method.reward, kept, of_groups=True)
-        batch = walk.batch_of(ctx, episodes, kept)
-        batch = None if batch is None else walk.credited(ctx, batch)
+                a.logp = spread(a, logp)
+        groups = [i // ctx.samples for i in range(len(answers))]
+        episodes = episodes_of(answers, groups, self.method, ctx)
+        kept, batch = through_rooms(walk, ctx, episodes)
         if train and batch is not None and not self.looked:
             self.looked = True
             for said_so in check_first_batch(self.method, batch):
@@ -201,7 +207,13 @@ class GruppoGRPOTrainer(GRPOTrainer):
         )
 
     def _packed(self, episodes: Sequence[Episode], **options: Any) -> Batch:
-        return pack(episodes, share=2.0, **options).to(self.accelerator.device)  # TRL shares no prefixes
+        made = pack(episodes, share=2.0, dtype=self._dtype, **options)  # TRL shares no prefixes
+        return made.to(self.accelerator.device)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Of rewards and statistics: at least float32, since bfloat16 counts to 256."""
+        return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
 
     def _answers(self, told: Mapping[str, Any]) -> list[Answer]:
         """The rows of this process."""
@@ -231,10 +243,6 @@ class GruppoGRPOTrainer(GRPOTrainer):
             )
         return out
 
-    def _looks_at_episodes(self) -> bool:
-        """Whether rooms see episodes before the batch, and with them the sampler's log-probabilities."""
-        return bool(self.method.reward) or any(hasattr(o, "episodes") for o in self.method.select)
-
     def _read(self, told: Mapping[str, Any], role: str, batch: Batch, needs: Sequence[Need]) -> dict[str, Tensor]:
         """What a model says about a batch, without gradient. All processes ask for the same."""
         role = "old" if role == "policy" else role
@@ -248,7 +256,7 @@ class GruppoGRPOTrainer(GRPOTrainer):
         mask = told["completion_mask"] if "tool_mask" not in told else told["completion_mask"] * told["tool_mask"]
         known = told.get(f"{role}_per_token_logps") if readout == "logp" else None
         values = self._forward_all(told)[readout == "entropy"] if known is None else known
-        mine = [x[own].float().cpu().numpy() for x, own in zip(values, mask.bool(), strict=True)]
+        mine = [x[own].to(self._dtype).cpu().numpy() for x, own in zip(values, mask.bool(), strict=True)]
         self._told.put(role, readout, gather_object(mine))
 
     def _forward_all(self, told: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -320,7 +328,7 @@ class GruppoGRPOTrainer(GRPOTrainer):
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled and torch.is_grad_enabled(),
         )
-        found = {"logp_N": logps[own].float(), "entropy_N": entropies[own].float()}
+        found = {"logp_N": logps[own].to(self._dtype), "entropy_N": entropies[own].to(self._dtype)}
         names = ["logp_N"] if drawn.now is None else drawn.now.columns()
         entropy = found["entropy_N"].detach() if len(rows_S) else found["entropy_N"][:0].detach()
         return {name: found[name] for name in names}, entropy, aux
@@ -328,19 +336,19 @@ class GruppoGRPOTrainer(GRPOTrainer):
     def _statistics(self, model: Any, drawn: Drawn, step: OneStep, place: int) -> dict[str, Tensor]:
         """Statistics of the whole optimiser step, without gradient: each process reads its rows, and all get all."""
         part, process, processes = step.batch, self.accelerator.process_index, self.accelerator.num_processes
-        out = {name: torch.zeros(part.size("N"), device=part.device) for name in step.columns()}
+        out: dict[str, Tensor] = {}
         for i in range(drawn.each):
             rows_S = drawn.rows(place + i, process, processes)
             with torch.no_grad():
                 stats, _, _ = self._forward(model, drawn, part, rows_S)
-            if len(rows_S):
-                rows_N = part.micro(rows_S.to(part.device)).columns["row_N"]
-                for name, x in stats.items():
-                    out[name][rows_N] = x
+            for name, x in stats.items():
+                whole = out.setdefault(name, x.new_zeros(part.size("N")))
+                if len(rows_S):
+                    whole[part.micro(rows_S.to(part.device)).columns["row_N"]] = x
         return {name: self.accelerator.reduce(x, "sum") for name, x in out.items()}
 
     def _mean(self, x: Tensor) -> float:
-        total = self.accelerator.reduce(torch.stack([x.sum(), torch.tensor(float(len(x)), device=x.device)]), "sum")
+        total = self.accelerator.reduce(torch.stack([x.sum(), x.new_tensor(float(len(x)))]), "sum")
         return float(total[0] / total[1].clamp(min=1.0))
 
     def _report(self, step: OneStep, mode: str) -> None:
@@ -358,9 +366,7 @@ class GruppoGRPOTrainer(GRPOTrainer):
         drawn = self.drawn
         if drawn is not None and self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
             record = StepRecord(drawn.ctx.step, drawn.kept, drawn.batch, {}, drawn.ctx, drawn.episodes)
-            with self.memory.writing():
-                for _, occupant in self.method.occupants():
-                    occupant.observe(record, self.memory)
+            observed(self.method, self.memory, record)
         return loss
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -381,9 +387,3 @@ def _text(completion: Any) -> str:
     if isinstance(completion, str):
         return completion
     return "".join(str(m.get("content") or "") for m in completion if m.get("role") == "assistant")
-
-
-def _spread(a: Answer, logp: Tensor) -> list[float]:
-    """Values of the ids that the policy sampled, at all ids of an answer; NaN at the others."""
-    values = iter(logp.tolist())
-    return [next(values) if own else float("nan") for own in a.mine]

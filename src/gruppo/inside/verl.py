@@ -6,6 +6,7 @@
 An estimator of verl sees rewards and masks of the whole batch, a loss the log-probabilities of one micro-batch and the
 sizes of its optimiser step. A method fits if that is enough for it: `refusals` says what is missing. Everything else is
 verl's. The module is loaded in verl's workers by VERL_USE_EXTERNAL_MODULES, or by actor_rollout_ref.model.external_lib.
+A trainer of its own holds more methods (gruppo.inside.verl_trainer); the loss of its workers is here, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,17 +37,18 @@ def refusals(method: Method) -> list[str]:
     if not found and whole_step(plain):
         found.append(
             f"{method.name}: its objective couples all rows of an optimiser step, and verl computes a loss by "
-            f"micro-batch: it would be another objective. Use gruppo.inside.trl, {ELSEWHERE}."
+            f"micro-batch: it would be another objective. Use gruppo.inside.verl_trainer, {ELSEWHERE}."
         )
     if not found and _needs_components(plain):
         found.append(
             f"{method.name}: {kind(plain.credit)} in credit compares components of the reward, and an estimator of "
-            f"verl is given their sum. Use gruppo.inside.trl, {ELSEWHERE}."
+            f"verl is given their sum. Use gruppo.inside.verl_trainer, {ELSEWHERE}."
         )
     if not found and not _cut_agrees(plain):
         found.append(
             f"{method.name}: its objective reads more than advantages, masks and log-probabilities, or averages over "
-            f"other rows than all tokens of the policy, which verl cannot count. Use gruppo.inside.trl, {ELSEWHERE}."
+            f"other rows than all tokens of the policy, which verl cannot count. Use "
+            f"gruppo.inside.verl_trainer, {ELSEWHERE}."
         )
     return found
 
@@ -115,6 +117,28 @@ def settings(method: Method, name: str, steps: Context | None = None) -> dict[st
             kl = {"use_kl_loss": True, "kl_loss_coef": ctx.at(o.kl_coef), "kl_loss_type": KL[o.estimator]}
             out |= {f"{actor}.{k}": v for k, v in kl.items()}
     return out
+
+
+# the loss of our own trainer
+
+LOGP, ENTROPY, VALUE = "gruppo_logp", "gruppo_entropy", "gruppo_value"  # fields of a row: slopes, and its share of J
+
+
+def slope_loss(model_output: Mapping[str, Any], data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+    """−J of a micro-batch, for verl's `set_loss_fn`. Its gradient is that of slope · statistic, its value a share of J.
+
+    verl averages over processes, so it is multiplied by their number.
+    """
+    from verl.workers.utils.padding import no_padding_2_padding  # type: ignore[import-not-found]
+
+    total = torch.zeros(())
+    for field, readout in ((LOGP, "log_probs"), (ENTROPY, "entropy")):
+        if model_output.get(readout) is not None:
+            stat_BT = no_padding_2_padding(model_output[readout], data)
+            slope_BT = torch.nested.to_padded_tensor(data[field], 0.0, output_size=stat_BT.shape).to(stat_BT.device)
+            total = total + (slope_BT * stat_BT.masked_fill(slope_BT == 0, 0.0)).sum()
+    value = data[VALUE].sum().to(total.device)
+    return -data["dp_size"] * (total - total.detach() + value), {}
 
 
 # the two functions
