@@ -167,7 +167,7 @@ def test_offline_it_is_refused_within_seconds(
     begun = time.monotonic()
     said = refused(capsys, "runs/a", "x")
     assert f"the hub cannot be reached ({'ConnectionError' if fails else 'TimeoutError'})" in said
-    assert time.monotonic() - begun < 30 and not fake.repos
+    assert time.monotonic() - begun < 50 and not fake.repos  # a hub that is slow would take 60
 
 
 def test_what_cannot_be_pushed(run: Path, monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_worlds_wait_in_threads_that_python_does_not_join(tools: str, monkeypatc
 
 def test_python_ends_while_one_waits() -> None:
     code = "import time; from gruppo.envs.threads import Threads; Threads(2, 'x').submit(time.sleep, 600)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=250).returncode == 0
 
 
 def test_threads_are_begun_where_none_is_idle_and_pass_errors_on() -> None:

@@ -128,7 +128,7 @@ world.step("go hall")
     ) as process:
         assert process.stderr is not None
         said = process.stderr.readline() + process.stderr.readline()
-        assert process.poll() is None and time.monotonic() - begun < 60
+        assert process.poll() is None and time.monotonic() - begun < 250
         process.kill()
     assert b"step('go hall') of Locks, in task 't/1', has not come back after 0.2 s" in said
     assert b"task.hosted=yes" in said and f"kill -9 {process.pid}".encode() in said

@@ -83,7 +83,7 @@ def post(url: str, body: Any, headers: dict[str, str] | None = None) -> tuple[in
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
     try:
-        with urllib.request.urlopen(request, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=120) as reply:
             status, text = reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -33,7 +33,7 @@ class Live:
         self.url = f"{self.endpoint.address}/chat/completions"
 
     def wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(250)
 
     def close(self) -> None:
         self.wait(self.endpoint.close())
@@ -41,7 +41,7 @@ class Live:
 
     def raw(self, text: str) -> str:
         """What comes back for these bytes, until the connection is closed."""
-        with socket.create_connection(("127.0.0.1", self.endpoint.server.port), timeout=30) as s:
+        with socket.create_connection(("127.0.0.1", self.endpoint.server.port), timeout=120) as s:
             s.sendall(text.replace("\n", "\r\n").encode())
             return b"".join(iter(lambda: s.recv(1 << 16), b"")).decode()
 

@@ -130,9 +130,9 @@ def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:
             "PYTHONPATH": ":".join(sys.path),
         }
         env |= {"no_proxy": "*", "HF_HOME": str(tmp_path)}
-        said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60).stdout
+        said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=250).stdout
     assert said.startswith("the hub cannot be reached")
-    assert float(said.split()[-1]) < 40  # imports included
+    assert float(said.split()[-1]) < 200  # imports included, which a busy machine may take long for
 
 
 def test_a_cached_copy_is_used_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -386,7 +386,7 @@ time.sleep(0.3)
 {end}
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=250)
     pid = int(done.stdout)
     assert until(lambda: not alive(pid)), done.stderr
 
