@@ -62,7 +62,7 @@ class RightSteps(Occupant):
     turns as the rollout makes of it: method.rollout.steps=" " for totals, or a line break for lines.
     """
 
-    step_bonus: float = setting(0.1)
+    step_bonus: float = setting(0.1, low=0)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         return {"steps": [self._of(ctx, e) for e in episodes]}
