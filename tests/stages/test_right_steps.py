@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from gruppo.data import Episode, single_turn
+from gruppo.methods import method
 from gruppo.policies import CharTokenizer
 from gruppo.stages import Ask, Context
 from gruppo.stages.reward import RightSteps, add_components
 from gruppo.stages.rollout import Group
 from gruppo.tasks import Task, load_task
+from gruppo.train.worlds import refuse_without_steps
 
 WORDS = CharTokenizer()
 CHAIN = Task("c", "sum 8 5 9:", "22", 1, "chain", meta={"steps": ["13", "22", "30"]})
@@ -71,6 +73,14 @@ def test_right_answers_of_the_built_in_chains_are_paid_whole(name: str, level: i
     assert paid(said(task, " ".join(wanted), " "), step_bonus=1.0) == [1.0] * len(wanted)
 
 
-def test_a_task_without_steps_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"right_steps in method.reward: the task k has no steps.*Use task=chain or"):
-        paid(said(Task("k", "?", "1", 1, "k", solution="1"), "1", " "))
+def test_a_task_without_steps_pays_none_and_is_refused_before_a_run() -> None:
+    without = Task("k", "?", "1", 1, "k", solution="1")
+    assert without.steps == () and paid(said(without, "1 2", " ")) == [0.0, 0.0]
+    for name in ("knapsack", "addition", "chain", "longchain"):
+        tasks, m = load_task(name), method("grpo").but(reward=RightSteps())
+        if name == "knapsack":
+            with pytest.raises(ValueError, match=r"right_steps in reward: task=knapsack has no steps.*Use task="):
+                refuse_without_steps(m, tasks, name)
+        else:
+            refuse_without_steps(m, tasks, name)
+        refuse_without_steps(method("grpo"), tasks, name)

@@ -104,6 +104,11 @@ class RecurringStates(Requirement):
 
 
 @dataclass(frozen=True)
+class StepsOfTasks(Requirement):
+    """Tasks that say what the steps of a right answer are. A run on tasks without any is refused."""
+
+
+@dataclass(frozen=True)
 class FactsOfTurns(Requirement):
     """What a world of ours records of turns, such as tools, tags and flags. Without them it does nothing, which is
     right where there is one turn; a trainer that plays its own turns and does not record them is refused.

@@ -12,7 +12,7 @@ from gruppo.data import Episode, Use
 from gruppo.pieces.shaping import overlong
 from gruppo.stages.context import Context
 from gruppo.stages.occupant import Occupant, setting
-from gruppo.stages.requires import FactsOfTurns
+from gruppo.stages.requires import FactsOfTurns, StepsOfTasks
 
 
 class Reward(Protocol):
@@ -58,25 +58,20 @@ class InvalidActions(Occupant):
 class RightSteps(Occupant):
     """Component `steps` of turns: step_bonus for each step of an answer that is the right one at its place.
 
-    The steps of a task are `meta["steps"]` (the totals of a chain) or the lines of its solution. An answer has as many
-    turns as the rollout makes of it: method.rollout.steps=" " for totals, or a line break for lines.
+    The steps of a task are `Task.steps`: the totals of a chain, or the lines of a solution. An answer has as many turns
+    as the rollout makes of it: method.rollout.steps=" " for totals, or a line break for lines.
     """
 
     step_bonus: float = setting(0.1, low=0)
+    requires = (StepsOfTasks(),)
 
     def __call__(self, ctx: Context, episodes: Sequence[Episode]) -> Mapping[str, Any]:
         return {"steps": [self._of(ctx, e) for e in episodes]}
 
     def _of(self, ctx: Context, e: Episode) -> list[float]:
-        task = e.ask.task if e.ask is not None else None
-        steps = [] if task is None else task.meta.get("steps") or task.solution.splitlines()
-        if len(steps) < 2:
-            raise ValueError(
-                f"right_steps in method.reward: the task {e.task} has no steps, so no step of an answer is right or "
-                "wrong. Use task=chain or longchain, data with solutions of several lines, or leave it out."
-            )
+        steps: Sequence[str] = () if e.ask is None else e.ask.task.steps
         said = [ctx.tokenizer.decode(e.sequences[t.sequence].ids[t.start : t.stop]).strip() for t in e.turns]
-        return [self.step_bonus * (i < len(steps) and text == steps[i].strip()) for i, text in enumerate(said)]
+        return [self.step_bonus * (i < len(steps) and text == steps[i]) for i, text in enumerate(said)]
 
 
 def task_reward(e: Episode, absent: float = 0.0) -> float:

@@ -56,6 +56,12 @@ class Task:
         return tuple(given)
 
     @property
+    def steps(self) -> tuple[str, ...]:
+        """The steps of a right answer: `meta["steps"]`, or the lines of the solution if it has several; else none."""
+        lines = self.meta.get("steps") or self.solution.splitlines()
+        return tuple(str(line).strip() for line in lines) if len(lines) > 1 else ()
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
         """The dialogue of the prompt: system prompt, earlier turns, prompt, calls and results of tools."""
         system = [{"role": "system", "content": self.system}] if self.system else []

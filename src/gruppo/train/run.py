@@ -46,6 +46,7 @@ from gruppo.train.worlds import (
     overflown,
     refuse_other_worlds,
     refuse_strangers,
+    refuse_without_steps,
     seats_alike,
     unread,
     unread_words,
@@ -74,6 +75,7 @@ class Run:
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         self.tasks = tasks_of(config)
         refuse_strangers(config.method, self.tasks, config.task)
+        refuse_without_steps(config.method, self.tasks, config.task.name)
         for sentence in self.tasks.notes:
             self.say(sentence)
         longest = config.sampling.max_tokens or self.tasks.max_tokens

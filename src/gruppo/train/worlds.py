@@ -22,7 +22,7 @@ from gruppo.stages.check import equal_returns
 from gruppo.stages.converse import Converse
 from gruppo.stages.dialogue import GOAL, OVERFLOW, said_first
 from gruppo.stages.names import nearest
-from gruppo.stages.requires import OneTurn, RecurringStates, Requirement, SeveralSeats
+from gruppo.stages.requires import OneTurn, RecurringStates, Requirement, SeveralSeats, StepsOfTasks
 from gruppo.tasks import TaskConfig, TaskSet
 
 if TYPE_CHECKING:
@@ -209,6 +209,15 @@ def refuse_strangers(method: Method, tasks: TaskSet, config: TaskConfig) -> None
         raise ValueError(
             f"method.writers: no agent of task={config.name} is left to the policy, so the policy of the run would "
             f"learn nothing. Leave one of them out, such as {seats[0]}."
+        )
+
+
+def refuse_without_steps(method: Method, tasks: TaskSet, name: str) -> None:
+    """Refuses rewards of steps where a task has none; looks at the first one."""
+    if (who := _requiring(method, StepsOfTasks())) and not getattr(tasks.train[0], "steps", ()):
+        raise ValueError(
+            f"{who}: task={name} has no steps, so no step of an answer would be right. Use task=chain or longchain, "
+            "or data with solutions of several lines, or leave it out."
         )
 
 
