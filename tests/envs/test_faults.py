@@ -13,7 +13,8 @@ from gruppo.data import Status
 from gruppo.envs.format import Line
 from gruppo.envs.hosted import Hosted
 from gruppo.envs.registry import make_env
-from gruppo.stages import StepRecord, converse
+from gruppo.stages import StepRecord
+from gruppo.stages.converse import Converse
 from gruppo.train.config import RunConfig
 from gruppo.train.loop import train_step
 from gruppo.train.run import Run
@@ -25,14 +26,15 @@ SETTINGS += ("accept=dead_groups,mask",)
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Iterator[Run]:
+def run(one_thread: None) -> Iterator[Run]:
     """A run in which `Mortal` has a process of its own, as worlds of other libraries have."""
 
     def hosted(name: str, own: bool) -> Any:
         return Hosted(name) if name == faulty.WORLDS["Mortal"] else make_env(name, own)
 
-    monkeypatch.setattr(converse, "make_env", hosted)
     run = Run(overrides.apply(RunConfig(), SETTINGS), say=lambda said: None)
+    assert isinstance(run.walk.play, Converse)
+    run.walk.play.make = hosted
     yield run
     run.close()
 
