@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import pytest
 import torch
@@ -51,10 +52,8 @@ def test_turned_rewards_are_what_pack_makes_of_turned_episodes(world: World) -> 
 @pytest.mark.parametrize("m", [method("rloo"), method("rloo").but(curriculum=Mine())], ids=["quick", "loop"])
 def test_rewards_that_are_all_turned_move_the_policy_the_other_way(m: Method) -> None:
     setup = Setup(SMALL, steps=1, prompts=3, samples=6, optimiser="sgd", every=1)
-    true, back, half = (
-        train_exact(m, setup, seeds=2, lr=0.5, clip_norm=inf, **more)
-        for more in ({}, {"flip": 1.0}, {"flip": 1.0, "flip_every": 2})
-    )
+    changes: list[dict[str, Any]] = [{}, {"flip": 1.0}, {"flip": 1.0, "flip_every": 2}]
+    true, back, half = (train_exact(m, setup, seeds=2, lr=0.5, clip_norm=inf, **more) for more in changes)
     start = Tables(SMALL.of(0)).start([SMALL.of(0), SMALL.of(1)])
     assert torch.allclose(back.theta - start, start - true.theta, atol=1e-12)
     assert float((true.theta - start).norm()) > 0.01

@@ -146,7 +146,11 @@ class Mixed(ValueError):
 
 def turned(chance: float, step: int, uid_E: Tensor) -> Tensor | None:
     """The answers whose rewards are turned in a step; None if no reward is."""
-    return torch.as_tensor(uniform("flip", step, uid_E)) < chance if chance else None
+    if not chance:
+        return None
+    noise_E = uniform("flip", step, uid_E)
+    assert isinstance(noise_E, Tensor)
+    return noise_E < chance
 
 
 def asked(seeds: Tensor, step: int, prompts: int, count: int) -> Tensor:
