@@ -41,7 +41,7 @@ def slopes_of(goal: Goal, part: Batch, now: Told) -> Slopes:
         for n in needs
         if n.column in step.slopes
     }
-    return Slopes(float(step.total.value), {k: float(v) for k, v in step.total.totals.items()}, found)
+    return Slopes(float(step.total.value.detach()), {k: float(v) for k, v in step.total.totals.items()}, found)
 
 
 def filled(mine: Sequence[int], lengths: Sequence[int], multiple: int) -> list[int]:
