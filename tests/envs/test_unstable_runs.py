@@ -56,6 +56,10 @@ def test_nothing_is_said_of_a_steady_world(how: tuple[str, ...], tmp_path: Path,
     assert warnings(own("Steady", tmp_path), "model=tiny-random", *how) == []
 
 
+def test_a_score_that_was_flipped_on_purpose_is_no_clock(one_thread: None) -> None:
+    assert warnings("task=household", "model=tiny-agent", "regime.flip=1") == []
+
+
 @pytest.mark.parametrize("world", BUILT_IN)
 def test_nothing_is_said_of_built_in_worlds(world: str, one_thread: None) -> None:
     assert warnings(f"task={world}", "model=tiny-agent", "samples=2") == []

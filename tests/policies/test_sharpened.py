@@ -1,9 +1,12 @@
 """A start that is surer or less sure of itself: `model.sharpen`."""
 
+import json
+
 import pytest
 import torch
 from hf_models import hf_folder
 
+from gruppo.cli import main
 from gruppo.policies import Lora, load_policy, load_tokenizer, packed
 
 
@@ -25,3 +28,18 @@ def test_what_it_cannot_do_is_refused(tmp_path):
     pytest.importorskip("transformers")
     with pytest.raises(ValueError, match=r"model.sharpen=2: .* runs on the modules of transformers"):
         load_policy(hf_folder(tmp_path, "granite"), sharpen=2.0)
+
+
+def test_what_a_run_has_left_is_evaluated_as_it_was_saved(tmp_path, monkeypatch, capsys):
+    """Its weights are sharpened already, and --config RUN/config.toml brings model.sharpen along."""
+    monkeypatch.chdir(tmp_path)
+    small = ("steps=1", "prompts=2", "samples=2", "eval.prompts=4", "threads=1", "save.tensorboard=no")
+    assert main(["train", "save.name=a", "model.sharpen=8", "optim.lr=1e-9", *small]) == 0
+    capsys.readouterr()
+    found = []
+    for words in (["runs/a"], ["runs/a", "--config", "runs/a/config.toml"], ["tiny", "--config", "runs/a/config.toml"]):
+        assert main(["eval", *words, "--json"]) == 0
+        out, err = capsys.readouterr()
+        found.append(json.loads(out)["entropy"])
+        assert ("runs/a is evaluated as it was saved" in err) == (len(words) > 1 and words[0] == "runs/a")
+    assert found[1] == found[0] == pytest.approx(found[2], rel=1e-3)  # the start is sharpened, once

@@ -260,7 +260,9 @@ def _loaded(name: str, config: RunConfig, dtype: Any, device: Any) -> tuple[dict
     if writers:
         _to_stderr(f"{', '.join(f'{a} is written by {places[r]}' for a, r in writers.items())}, all others by {folder}")
     paths = {"policy": folder, **{role: str(path) for role, path in places.items()}}
-    sharper = config.model.sharpen
+    sharper = config.model.sharpen if run is None else 1.0  # what a run has left is no start any more
+    if sharper != config.model.sharpen:
+        _to_stderr(f"{name} is evaluated as it was saved: model.sharpen={config.model.sharpen:g} is for a start")
     models = {r: load_policy(p, dtype, device, config.seed, sharpen=sharper) for r, p in paths.items()}
     return models, load_tokenizer(folder), writers
 

@@ -84,8 +84,8 @@ def _parts(name: str) -> list[Part]:
             raise ValueError(f"task={name!r} has an empty part. Name built-in tasks, as in task=mix:addition@2+chain.")
         if star and not (times.isdecimal() and 1 <= int(times) <= MOST_TURNS):
             raise ValueError(
-                f"task={name!r}: {times!r} is not how often {rest} comes. Use a whole number from 1 to {MOST_TURNS}, "
-                f"as in 3*{rest}."
+                f"task={name!r}: {times!r} before the * is not how often a part comes. Use a whole number from 1 to "
+                f"{MOST_TURNS} there, as in 3*addition."
             )
         found = family(what)
         levels = parse_levels(what, level or found.default, found.levels)

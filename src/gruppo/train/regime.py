@@ -114,6 +114,11 @@ def _refuse_unknown(e: Episode) -> None:
         )
 
 
+def flipped(e: Episode) -> bool:
+    """Whether the score of an episode is not the one that it was judged to have."""
+    return CORRUPTED in e.notes and bool(e.notes[CORRUPTED].values[0])
+
+
 def _flip(e: Episode) -> None:
     """The score becomes 1 - r: on the episode or, where turns are paid, on the last one that was."""
     paid = [t.reward for t in e.turns if "task" in t.reward]

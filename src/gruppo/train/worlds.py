@@ -24,6 +24,7 @@ from gruppo.stages.dialogue import GOAL, OVERFLOW, said_first
 from gruppo.stages.names import nearest
 from gruppo.stages.requires import OneTurn, RecurringStates, Requirement, SeveralSeats, StepsOfTasks
 from gruppo.tasks import TaskConfig, TaskSet
+from gruppo.train.regime import flipped
 
 if TYPE_CHECKING:
     from gruppo.train.run import Run
@@ -285,7 +286,7 @@ def _otherwise(play: Converse, e: Episode) -> str:
                 return f"two looks at turn {i} show {one!r} and {two!r}"
             seen = env.step(play.format_in(env)(t.text).action)
         now = seen.rewards.get("task") if seen.done and not seen.error and len(e.turns) <= REPLAYED else None
-        was = e.reward.get("task", now)
+        was = now if flipped(e) else e.reward.get("task", now)
         return "" if now == was or now is None else f"the reward was {was:g} and is {now:g} now"
 
 

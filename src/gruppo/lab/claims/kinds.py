@@ -17,6 +17,10 @@ KINDS = {
     "data": "better prompts, answers or batches are chosen to learn from",
     "agents": "several turns, tools or several agents are trained better",
 }
+COUNTED = (
+    "A method survives if one of its claims of the kind holds, though another one may not; methods without a decided "
+    "claim are not counted."
+)
 JUDGED = ("reproduced", "not reproduced")
 
 
@@ -29,7 +33,7 @@ def table(claims: Mapping[str, Any], verdicts: Mapping[str, str], exact: Collect
     names = {n: f"*[{n}](#{n})*" if n in exact else f"[{n}](#{n})" for n in claims}
     rows = [_row(kind, {n: c for n, c in claims.items() if c.kind == kind}, verdicts, names) for kind in KINDS]
     small = "Names in *italics* were judged in an [exact world](exact_world.md), the others with a small model."
-    return "\n".join([head, *rows]) + f"\n\n{small}"
+    return "\n".join([head, *rows]) + f"\n\n{COUNTED}\n{small}"
 
 
 def _row(kind: str, mine: Mapping[str, Any], verdicts: Mapping[str, str], names: Mapping[str, str]) -> str:
