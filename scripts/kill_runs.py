@@ -60,7 +60,8 @@ def begin(*argv: str) -> int:
 
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         code = 99
-        code = main(list(argv))
+        sys.argv = ["gruppo", *argv]  # as the process that a user has
+        code = main()
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:

@@ -212,6 +212,18 @@ def test_a_second_signal_behind_the_last_words(first: int, second: int, forked: 
     assert said().count("gruppo: stopped at once. No step is saved yet") == 1 and "Traceback" not in said()
 
 
+def test_a_signal_in_the_middle_of_a_class(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python 3.11 makes a RuntimeError of what interrupts `__set_name__`."""
+
+    class Slow:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer, "train", lambda *_, **__: type("Made", (), {"field": Slow()}))
+    assert train("b", *QUICK) == 130
+    assert capsys.readouterr().err.endswith("gruppo: stopped at once.\n")
+
+
 def gruppo_process() -> int:
     from gruppo.cli import main
 

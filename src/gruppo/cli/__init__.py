@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -241,6 +242,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         return _stopped(stop, the_process=argv is None)
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        return _stopped(error.__cause__, the_process=argv is None)  # Python 3.11 wraps what interrupts a class body
 
 
 def _stopped(stop: KeyboardInterrupt, the_process: bool) -> int:
@@ -248,6 +253,8 @@ def _stopped(stop: KeyboardInterrupt, the_process: bool) -> int:
     code = getattr(stop, "code", 130)
     if the_process:
         stopping.on_signals(signal.SIG_IGN)
+        sys.unraisablehook = lambda _: None  # what was interrupted half-made has nothing to say when it is freed
+        warnings.simplefilter("ignore")
     print(f"gruppo: stopped at once. {stop}".rstrip(), file=sys.stderr, flush=True)
     if the_process:
         stopping.on_signals(lambda *_: os._exit(code))
