@@ -54,35 +54,31 @@ def begin(*argv: str) -> int:
     words = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(words, 1)
     os.dup2(words, 2)
-    code = 130  # if a signal is there before the first line of the program
+    code, over = 130, False  # 130 if a signal is there before the first line of the program
+
+    def interrupt(*_: object) -> None:
+        if not over:
+            raise KeyboardInterrupt
+
     try:
         from gruppo.cli import main
 
+        signal.signal(signal.SIGINT, interrupt)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         code = 99
         sys.argv = ["gruppo", *argv]  # as the process that a user has
         code = main()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        _deaf()
-        if code not in (130, 143):
+    except BaseException as error:
+        over = True  # before any call: Python looks for signals at calls, and who forked must not see one of these
+        if isinstance(error, SystemExit):
+            code = int(error.code or 0)
+        elif code not in (130, 143):
             traceback.print_exc()
     finally:
-        _deaf()
+        over = True
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _deaf() -> None:
-    """The program is over: a signal that comes now would only stop this script in the middle of its last lines."""
-    while signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        try:
-            for number in reversed(HELD):
-                signal.signal(number, signal.SIG_IGN)
-        except KeyboardInterrupt:
-            continue
 
 
 def stopped(pid: int, seconds: float, how: str, draw: random.Random) -> int | None:

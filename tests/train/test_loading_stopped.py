@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_runs import SMALL, contents, gruppo, metrics, resume_command, said, same_run, straight, train, wait_for
+from train_runs import (
+    SMALL,
+    contents,
+    gruppo,
+    interrupted_while_freed,
+    metrics,
+    resume_command,
+    said,
+    same_run,
+    straight,
+    train,
+    wait_for,
+)
 
 from gruppo.train import stop as module
 from gruppo.train import trainer
@@ -222,6 +234,17 @@ def test_a_signal_in_the_middle_of_a_class(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(trainer, "train", lambda *_, **__: type("Made", (), {"field": Slow()}))
     assert train("b", *QUICK) == 130
     assert capsys.readouterr().err.endswith("gruppo: stopped at once.\n")
+
+
+def test_a_signal_while_everything_is_freed_at_the_end(forked: Any) -> None:
+    """Python sees it at the next call: that one is still in `main`."""
+    from gruppo.cli import commands
+
+    def patch() -> None:
+        commands.methods = interrupted_while_freed
+
+    assert code_of(forked("methods", patch=patch)) == 130
+    assert said() == "gruppo: stopped at once.\n"
 
 
 def gruppo_process() -> int:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from train_runs import interrupted_while_freed
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
@@ -25,6 +26,12 @@ def test_stopped_at_random_moments(name: str, count: int) -> None:
     settings = (*kill_runs.SETTINGS, *kill_runs.DEVICES["cpu"], *SHORT)
     compared, wrong = kill_runs.lives(name, count, settings, random.Random(seed))
     assert not wrong and compared, f"seed {seed}: {wrong}"
+
+
+def test_a_stop_behind_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that reaches a fork of these tests may go on in it."""
+    monkeypatch.setattr("gruppo.cli.main", interrupted_while_freed)
+    assert os.waitstatus_to_exitcode(os.waitpid(kill_runs.begin(), 0)[1]) == 0 and not kill_runs.words()
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("lora", marks=pytest.mark.slow), "writers_best"])

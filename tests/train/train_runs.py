@@ -1,6 +1,7 @@
 """Small runs as a user makes them, in this process or in one that may die, and what must be equal after a resume."""
 
 import atexit
+import ctypes
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import shlex
 import shutil
 import signal
 import time
+import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +43,21 @@ def gruppo(*argv: str) -> int:
 
 def train(name: str, *settings: str) -> int:
     return gruppo("train", *SMALL, f"save.name={name}", *settings)
+
+
+def interrupted_while_freed(*_: Any) -> int:
+    """Ends with a Ctrl-C while C code frees what it had: Python sees that at the first call behind it."""
+    trip = ctypes.pythonapi.PyErr_SetInterrupt
+    trip.argtypes = (ctypes.py_object,)
+
+    class Everything: ...
+
+    everything = Everything()
+    everything_gone.append(weakref.ref(everything, trip))
+    return 0
+
+
+everything_gone = list[Any]()
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

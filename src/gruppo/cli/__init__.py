@@ -231,7 +231,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = arguments(sys.argv[1:] if argv is None else list(argv))
         module = import_module(ELSEWHERE.get(args.command, "gruppo.cli.commands"))  # torch is not loaded before
-        return getattr(module, args.command.replace("-", "_"))(args)
+        code = getattr(module, args.command.replace("-", "_"))(args)
+        if argv is None:  # a signal while all the run had was freed is seen here at the latest, not behind `main`
+            _done(code)
+        return code
     except ValueError as error:
         print(f"gruppo: {error}", file=sys.stderr)
         return 2
@@ -246,6 +249,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(error.__cause__, KeyboardInterrupt):
             raise
         return _stopped(error.__cause__, the_process=argv is None)  # Python 3.11 wraps what interrupts a class body
+
+
+def _done(code: int) -> None:
+    """Everything is written. A signal while Python ends must not leave a traceback behind the results."""
+    sys.stdout.flush()
+    stopping.on_signals(lambda *_: os._exit(code))
 
 
 def _stopped(stop: KeyboardInterrupt, the_process: bool) -> int:
