@@ -110,6 +110,14 @@ def test_a_chain_of_forty_letters_is_learned(m: Method) -> None:
     assert (trained.last("reward") > 0.7).all()
 
 
+def test_the_loop_counts_what_it_samples() -> None:
+    """Three prompts, four answers of three tokens; probes of a segment method are sampled, too."""
+    setup = Setup(World(prompts=3, answers=4, depth=2, right=1), steps=1, prompts=3, samples=4, every=1)
+    plain = train_exact(method("rloo").but(curriculum=Mine()), setup, seeds=2)
+    assert plain.how == "loop" and plain.last("sampled").tolist() == [36, 36]
+    assert (train_exact("spo_segment", setup, seeds=2).last("sampled") > 36).all()
+
+
 def test_kinds_of_prompts_are_bands_of_difficulty() -> None:
     tasks = World(prompts=10, domains=5).of(0).tasks
     assert list(domains_of(tasks).values()) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
