@@ -79,10 +79,11 @@ class Claim:
 
     @property
     def arms(self) -> dict[str, str]:
-        """The command line of each arm, with the settings that the sweep chose; the placebo has the entrant's."""
+        """The command line of each arm, with the settings that the sweep chose; the placebo has the entrant's, unless
+        [chosen] or its own text has one for it."""
         plain = {"baseline": self.baseline, "entrant": self.entrant}
         plain |= {"placebo": self.placebo} if self.placebo else {}
-        chosen = {"placebo": self.chosen.get("entrant", ""), **self.chosen}
+        chosen = {"placebo": self.chosen.get("entrant", "") if self.swept(self.placebo) else "", **self.chosen}
         return {arm: f"{text} {chosen.get(arm, '')}".strip() for arm, text in plain.items()}
 
     @property
@@ -98,7 +99,12 @@ class Claim:
 
     @property
     def ready(self) -> bool:
-        return not self.sweep or set(self.chosen) == {"baseline", "entrant"}
+        return {arm for arm in ("baseline", "entrant") if self.swept(getattr(self, arm))} <= set(self.chosen)
+
+    def swept(self, text: str) -> tuple[str, ...]:
+        """The points of the sweep for an arm; none for an arm that sets what is swept itself."""
+        own = {word.partition("=")[0] for word in text.split()}
+        return tuple(point for point in self.sweep if point.partition("=")[0] not in own)
 
 
 def read(path: Path) -> Claim:

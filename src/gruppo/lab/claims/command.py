@@ -136,7 +136,7 @@ def pilot(claim: Claim, args: argparse.Namespace) -> None:
     plain = {"baseline": claim.baseline, "entrant": claim.entrant, "placebo": claim.placebo}
     for arm, text in ((arm, text) for arm, text in plain.items() if text):
         figures: dict[str, float] = {}
-        for setting in claim.sweep or ("",):
+        for setting in claim.swept(text) or ("",):
             runs = runs_of(
                 claim, {"one": f"{text} {setting}".strip()}, PILOT_SEEDS, args, f"pilot-{arm}-{_slug(setting)}"
             )
@@ -146,17 +146,18 @@ def pilot(claim: Claim, args: argparse.Namespace) -> None:
             figures[setting] = sum(values) / len(values)
             print(f"{arm}{' ' + setting if setting else ''}: {figures[setting]:.4f}  {[round(v, 4) for v in values]}")
         lower = claim.conditions[0].kind in ("lower", "at_most") and not claim.sweep_by
-        chosen[arm] = (min if lower else max)(figures, key=lambda s: figures[s])
+        if claim.swept(text):
+            chosen[arm] = (min if lower else max)(figures, key=lambda s: figures[s])
     board.keep_pilot(
         Path(args.folder),
         claim.name,
         {
             "date": time.strftime("%Y-%m-%d"), "seeds": list(PILOT_SEEDS), "settings": list(claim.settings),
-            "decided_by": decides, "runs": stored, "chosen": chosen if claim.sweep else {},
+            "decided_by": decides, "runs": stored, "chosen": chosen,
         },
     )  # fmt: skip
-    if claim.sweep:
-        print("[chosen]\n" + "\n".join(f'{arm} = "{chosen[arm]}"' for arm in ("baseline", "entrant")))
+    if chosen:
+        print("[chosen]\n" + "\n".join(f'{arm} = "{setting}"' for arm, setting in chosen.items()))
 
 
 def _has(results: Sequence[Any], text: str) -> bool:

@@ -49,6 +49,7 @@ class TableLearner:
     def __init__(self, method: Method, tables: Tables, theta: Tensor, config: OptimConfig, sgd: bool = False) -> None:
         self.method, self.tables, self.config, self.sgd = method, tables, config, sgd
         self.theta, self.start = theta.clone(), theta.clone()
+        self.given = self.start  # the roles that a run must be given
         self.first, self.second = torch.zeros_like(theta), torch.zeros_like(theta)
         self.count = torch.zeros(len(theta), 1, 1, dtype=theta.dtype)
         self.rows, self.asked_PX, self.logs = torch.arange(len(theta)), torch.arange(theta.shape[1])[None], True
@@ -73,14 +74,17 @@ class TableLearner:
     # what rooms read
 
     def read(self, role: str, batch: Batch, needs: Sequence[Need]) -> dict[str, Tensor]:
-        """What the policy at the start of the step, or a frozen role, which is the initial policy, says of a batch."""
+        """What the policy at the start of the step, or a frozen role, says of a batch."""
         return {n.column: self.table(role, n.readout).view(-1).index_select(0, batch.cell_N) for n in needs}
 
     def table(self, role: str, readout: str) -> Tensor:
         if (role, readout) not in self._tables:
-            theta = self._old if role == "old" else self.asked(self.start)
+            theta = self._old if role == "old" else self.asked(self.start if self._starts(role) else self.given)
             self._tables[role, readout] = self._read(theta, readout)
         return self._tables[role, readout]
+
+    def _starts(self, role: str) -> bool:
+        return role not in self.method.cast or bool(self.method.cast[role].start)
 
     def _read(self, theta: Tensor, readout: str) -> Tensor:
         return self.tables.log_p(theta) if readout == "logp" else self.tables.entropy(theta)

@@ -50,9 +50,12 @@ def refuse_if_episodes(method: Method, ctx: Context) -> None:
 class Quick:
     """All seeds of one method, step by step."""
 
-    def __init__(self, method: Method, setup: Setup, tables: Tables, theta: Tensor, seeds: Tensor) -> None:
+    def __init__(
+        self, method: Method, setup: Setup, tables: Tables, theta: Tensor, seeds: Tensor, given: Tensor | None = None
+    ) -> None:
         self.method, self.setup, self.tables, self.seeds = method, setup, tables, seeds
         self.learner = TableLearner(method, tables, theta, setup.optim, setup.optimiser == "sgd")
+        self.learner.given = theta if given is None else given
         self.memory = Memory()
         refuse_if_episodes(method, self.context(0))
         self.every = torch.arange(len(seeds))

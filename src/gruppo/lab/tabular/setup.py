@@ -1,6 +1,6 @@
 """The exact world and its training, as settings."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import exp, log
 from typing import Any, Literal
 
@@ -102,6 +102,7 @@ class Setup(Checked):
                logits, however many prompts a step asks
     gradient   of answers that are sampled; or expected, over all groups, weighted by their chances (small worlds only)
     noise      draws for Var / |E g|² and for the chance that a right answer falls; 0: these are not measured
+    teacher    the success rate, for every prompt, of a role that a run must be given; 0: it is the initial policy
     flip       the chance that the reward of an answer is turned, right for wrong, before the method sees it, in every
                step whose number is a multiple of flip_every
     """
@@ -115,6 +116,7 @@ class Setup(Checked):
     gradient: Literal["sampled", "expected"] = "sampled"
     every: int = setting(100, low=0)  # steps between two rows of measures; 0: only the first and the last
     noise: int = setting(0, low=0)
+    teacher: float = setting(0.0, low=0, below=1)
     flip: float = setting(0.0, low=0, high=1)
     flip_every: int = setting(1, low=1)
     seed: int = 0  # of random numbers that rooms draw themselves
@@ -125,12 +127,21 @@ class Setup(Checked):
                 f"flip={self.flip} has no effect along the expected gradient, which is over answers and not over "
                 "turned rewards. Use gradient=sampled, or no flip."
             )
+        if self.teacher and (self.noise or self.gradient == "expected"):
+            return (
+                f"teacher={self.teacher} has no effect on noise, nor along the expected gradient, where every role is "
+                "the initial policy. Use gradient=sampled and noise=0, or no teacher."
+            )
         if self.prompts <= self.world.prompts:
             return ""
         return (
             f"prompts={self.prompts}: the world has {self.world.prompts} (world.prompts), and a step asks each at most "
             "once. Use fewer, or a larger world."
         )
+
+    def given(self, world: ExactWorld) -> ExactWorld:
+        """The world whose initial policy is a role that a run must be given."""
+        return replace(world, rates=(self.teacher,) * len(world.rates)) if self.teacher else world
 
     def context(self, step: int, memory: Memory, max_tokens: int) -> Context:
         return Context(
@@ -149,7 +160,7 @@ class Setup(Checked):
 
 def setup_of(config: RunConfig) -> Setup:
     """The setup that a run's configuration describes: `task.options` are fields of the world, or of the setup."""
-    world, own = {f.name for f in fields(World)}, ("optimiser", "gradient", "noise", "flip", "flip_every")
+    world, own = {f.name for f in fields(World)}, ("optimiser", "gradient", "noise", "teacher", "flip", "flip_every")
     for name in config.task.options:
         if name not in {*world, *own}:
             raise ValueError(

@@ -134,6 +134,7 @@ class _Training:
         self.worlds = [setup.world.of(s) for s in seeds]
         self.tables = Tables(self.worlds[0])
         self.start = self.tables.start(self.worlds)
+        self.given = self.tables.start([setup.given(w) for w in self.worlds])
         self.rows: list[dict[str, Tensor]] = []
         self.found: Callable[[Tensor, int, int], Found] | None = None  # draws at the policy of a seed
 
@@ -158,13 +159,13 @@ class _Training:
         seeds = torch.tensor(self.seeds)
         why = ""
         try:
-            quick = Quick(self.method, self.setup, self.tables, self.start, seeds)
+            quick = Quick(self.method, self.setup, self.tables, self.start, seeds, self.given)
             self.found = self._draws(together=True)
             try:
                 return "together", why, self._steps(quick)
             except Mixed as said:
                 why = str(said)
-            quick = Quick(self.method, self.setup, self.tables, self.start, seeds)
+            quick = Quick(self.method, self.setup, self.tables, self.start, seeds, self.given)
             quick.together = False
             self.found = self._draws(together=False)
             return "apart", why, self._steps(quick)

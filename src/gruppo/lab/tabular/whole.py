@@ -124,7 +124,7 @@ class TableRun:
         self.world, self.seed = world, seed
         if several := [name for name, role in method.cast.items() if role.outputs > 1]:
             raise Unlike(f"its role {several[0]} has several outputs, and a table holds one value")
-        self.models = self._models()
+        self.models = self._models(method)
         self.memory, self.replay = Memory(), list[Episode]()
         self.version, self.checked, self.between_steps, self.compared = 0, False, True, True
         self.engine = TableEngine(world, tables, self.models["policy"], self)
@@ -141,13 +141,13 @@ class TableRun:
         if found := problems(self.method, self.ctx, samples=setup.samples):
             raise Unlike(found[0].removeprefix(f"{method.name}: ").rstrip("."))
 
-    def _models(self) -> dict[str, Any]:
+    def _models(self, method: Method) -> dict[str, Any]:
         policy = WidePolicy(self.world, self.world.theta)
         models: dict[str, Any] = {"policy": policy}
-        for name, role in self.method.cast.items():
+        for name, role in method.cast.items():
             if name != "policy":
-                head = role.as_ == "head"
-                models[name] = TableCritic(self.world, None) if head else WidePolicy(self.world, self.world.theta)
+                theta = (self.world if role.start else self.setup.given(self.world)).theta
+                models[name] = TableCritic(self.world, None) if role.as_ == "head" else WidePolicy(self.world, theta)
         return models
 
     def _tasks(self) -> Any:
