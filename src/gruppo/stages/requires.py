@@ -116,8 +116,8 @@ class StepsOfTasks(Requirement):
             return ""
         return (
             "every answer of the first batch is one turn, so no step would ever be paid. End a turn after each step, "
-            'with method.rollout.steps=" " for numbers in a row or method.rollout.steps="\\n" for lines; if that is set, '
-            "the policy writes no steps yet: train it on answers that have them first"
+            'with method.rollout.steps=" " for numbers in a row (a line break for lines); if that is set, the policy writes '
+            "no steps yet: train it on answers that have them first"
         )
 
 
