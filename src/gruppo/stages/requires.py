@@ -115,8 +115,8 @@ class StepsOfTasks(Requirement):
         if batch.size("K") > batch.size("E"):
             return ""
         return (
-            "every answer of the first batch is one turn, so no step would ever be paid. End a turn after each step, "
-            'with method.rollout.steps=" " for numbers in a row (a line break for lines); if that is set, the policy writes '
+            "every answer of the first batch is one turn, so no step would ever be paid. End a turn after each step: "
+            'method.rollout.steps=" " for numbers in a row, a line break for lines. If that is set, the policy writes '
             "no steps yet: train it on answers that have them first"
         )
 
