@@ -148,12 +148,21 @@ def budgeted(draw: Random) -> Line:
 
 def chained(draw: Random) -> Line:
     """All totals of a long chain, each wrong now and then; in some answers with the sums that lead to them."""
+    return totals_of(draw, SLIP, SLIP_WORKED)
+
+
+def careful(draw: Random) -> Line:
+    """The same with fewer slips."""
+    return totals_of(draw, SLIP / 4, SLIP_WORKED / 4)
+
+
+def totals_of(draw: Random, slip: float, slip_worked: float) -> Line:
     task = draw_train(*draw.choice(CHAINS), draw)
     numbers = task.meta["numbers"]
     worked = draw.random() < WORKED
-    slip, total, words = SLIP_WORKED if worked else SLIP, numbers[0], list[str]()
+    total, words = numbers[0], list[str]()
     for n in numbers[1:]:
-        after = off(total + n, draw) if draw.random() < slip else total + n
+        after = off(total + n, draw) if draw.random() < (slip_worked if worked else slip) else total + n
         words.append(f"{total}+{n}={after}" if worked else str(after))
         total = after
     return task.uid, task.prompt, " ".join([*words, str(total)] if worked else words)
@@ -182,5 +191,8 @@ STAGES: dict[str, list[Stage]] = {
         Stage(1200, 3000, 1e-3, {plain: 0.3, drafted: 0.3, hinted: 0.1, exited: 0.15, budgeted: 0.15}),
         Stage(700, 3000, 1e-3, {plain: 0.2, mended: 0.4, hinted: 0.05, exited: 0.2, budgeted: 0.15}),
     ],
-    "tiny-long": [Stage(900, 4000, 1e-3, {chained: 0.85, short: 0.15})],
+    "tiny-long": [
+        Stage(420, 4000, 1.5e-3, {chained: 0.85, short: 0.15}),
+        Stage(320, 4000, 1e-3, {careful: 0.8, short: 0.2}),
+    ],
 }
