@@ -239,7 +239,7 @@ def test_a_placebo_has_the_point_of_the_entrant_or_its_own(tmp_path: Path) -> No
     assert shared.ready and own.ready and shared.rule != own.rule
     assert [c.arms["placebo"] for c in (shared, own)] == [f"reinforce {RATES[2]}", f"reinforce {RATES[1]}"]
     path.write_text(path.read_text().replace(f'placebo = "{RATES[1]}"', f'placebo = "{RATES[0]}"'))
-    with pytest.raises(ValueError, match="of placebo is optim.lr=1e-5, at the edge"):
+    with pytest.raises(ValueError, match=r"of placebo is optim\.lr=1e-5, at the edge"):
         read(path)
 
 
@@ -261,7 +261,7 @@ def test_an_arm_without_a_gradient_needs_no_sweep(here: Path, monkeypatch: pytes
 def test_another_arm_must_be_swept(tmp_path: Path, text: str, arm: str) -> None:
     path = tmp_path / "b.toml"
     path.write_text(text.replace(arm, f'{arm[:-1]} optim.lr=1e-3"'))
-    with pytest.raises(ValueError, match="sets optim.lr itself, so that it has no sweep"):
+    with pytest.raises(ValueError, match=r"sets optim\.lr itself, so that it has no sweep"):
         read(path)
 
 

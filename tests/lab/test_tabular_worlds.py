@@ -133,5 +133,5 @@ def test_the_teacher_of_a_world_differs_in_its_rates_alone() -> None:
 
 @pytest.mark.parametrize("more", [{"noise": 4}, {"gradient": "expected"}])
 def test_a_teacher_that_would_not_be_asked_is_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="teacher=0.7 has no effect"):
+    with pytest.raises(ValueError, match=r"teacher=0\.7 has no effect"):
         Setup(SMALL, prompts=3, teacher=0.7, **more)
