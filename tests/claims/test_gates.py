@@ -225,6 +225,46 @@ def test_a_best_point_at_the_edge_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+RATES = [f"optim.lr=1e-{i}" for i in (5, 4, 3, 2)]
+SWEPT = PLACEBO.replace("[[gate]]", f"sweep = {json.dumps(RATES)}\n[[gate]]", 1)
+DEAD = SWEPT.replace('"drop(held_out)"\nkind = "at_least"', '"mean(adv_live)"\nkind = "at_most"')
+
+
+def test_a_placebo_has_the_point_of_the_entrant_or_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "b.toml"
+    path.write_text(f'{SWEPT}[chosen]\nbaseline = "{RATES[1]}"\nentrant = "{RATES[2]}"\n')
+    shared = read(path)
+    path.write_text(f'{path.read_text()}placebo = "{RATES[1]}"\n')
+    own = read(path)
+    assert shared.ready and own.ready and shared.rule != own.rule
+    assert [c.arms["placebo"] for c in (shared, own)] == [f"reinforce {RATES[2]}", f"reinforce {RATES[1]}"]
+    path.write_text(path.read_text().replace(f'placebo = "{RATES[1]}"', f'placebo = "{RATES[0]}"'))
+    with pytest.raises(ValueError, match=r"of placebo is optim\.lr=1e-5, at the edge"):
+        read(path)
+
+
+def test_an_arm_without_a_gradient_needs_no_sweep(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own rate stays, it is tried once, and the file is ready without a choice for it."""
+    path = here / "claims" / "b.toml"
+    path.write_text(DEAD.replace('"grpo"', '"grpo optim.lr=1e-3"'))
+    asked = pretend(monkeypatch, drop=0.3)
+    assert not read(path).ready
+    assert main(["claims", "b", "--pilot"]) == 0
+    places = [place for _, _, place in asked]
+    assert [sum(arm in p for p in places) for arm in ("baseline", "entrant", "placebo")] == [1, 4, 4]
+    assert set(board.pilots_of(here / "claims", "b")[0]["chosen"]) == {"entrant", "placebo"}
+    path.write_text(f'{path.read_text()}[chosen]\nentrant = "{RATES[1]}"\n')
+    assert read(path).ready and read(path).arms["baseline"] == "grpo optim.lr=1e-3"
+
+
+@pytest.mark.parametrize("text, arm", [(SWEPT, '"grpo"'), (DEAD, '"rloo"')])
+def test_another_arm_must_be_swept(tmp_path: Path, text: str, arm: str) -> None:
+    path = tmp_path / "b.toml"
+    path.write_text(text.replace(arm, f'{arm[:-1]} optim.lr=1e-3"'))
+    with pytest.raises(ValueError, match=r"sets optim\.lr itself, so that it has no sweep"):
+        read(path)
+
+
 @pytest.mark.parametrize("name, said", [("llds", "Add a .*gate.*drop"), ("t_ppo", "window_tokens=8 of the entrant")])
 def test_two_judged_rules_would_be_refused_today(tmp_path: Path, name: str, said: str) -> None:
     """One asked for less of what the baseline hardly had, one for what its own setting made sure of."""

@@ -14,8 +14,10 @@ from gruppo.lab.tabular.measure import measured
 from gruppo.lab.tabular.quick import turned
 from gruppo.lab.tabular.tables import Tables
 from gruppo.methods import method
+from gruppo.methods.kdrl import TeacherKL
 from gruppo.stages import Method
 from gruppo.stages.curriculum import Uniform
+from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.select import TopEntropy
 from gruppo.tasks.base import domains_of
 
@@ -131,3 +133,34 @@ def test_settings_that_make_no_sense() -> None:
         World(answers=16, depth=4, shortest=1).of(0)
     with pytest.raises(ValueError, match=r"answers=16 with form=slips, depth=4: .* such as 5"):
         World(answers=16, depth=4, form="slips").of(0)
+
+
+DISTILLED = method("kdrl").but(objective=(ClippedSurrogate(coef=0.0),), penalties=(TeacherKL(teacher_coef=1.0),))
+
+
+@pytest.mark.parametrize("m", [DISTILLED, DISTILLED.but(curriculum=Mine())], ids=["quick", "loop"])
+def test_distillation_ends_at_the_rate_of_the_teacher(m: Method) -> None:
+    """Without a teacher the given role is the initial policy, and nothing pulls at all."""
+    setup = Setup(World(prompts=2, answers=4, right=1, low=0.1, high=0.1), prompts=2, samples=16, every=0)
+    taught, alone = (
+        train_exact(m, setup, seeds=1, lr=0.2, **more) for more in ({"teacher": 0.7, "steps": 40}, {"steps": 2})
+    )
+    assert taught.last("reward") == pytest.approx(0.7, abs=0.1)
+    assert alone.last("reward") == pytest.approx(0.1, abs=1e-9)
+
+
+def test_the_teacher_of_a_world_differs_in_its_rates_alone() -> None:
+    world = SMALL.of(3)
+    given = Setup(SMALL, prompts=3, teacher=0.7).given(world)
+    right = world.right_A
+    assert given.mass_QA[:, right].sum(1) == pytest.approx([0.7] * 3)
+    for mask in (right, ~right):
+        shares = [w.mass_QA[:, mask] / w.mass_QA[:, mask].sum(1, keepdim=True) for w in (world, given)]
+        assert torch.allclose(*shares)
+    assert Setup(SMALL, prompts=3).given(world) is world
+
+
+@pytest.mark.parametrize("more", [{"noise": 4}, {"gradient": "expected"}])
+def test_a_teacher_that_would_not_be_asked_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"teacher=0\.7 has no effect"):
+        Setup(SMALL, prompts=3, teacher=0.7, **more)

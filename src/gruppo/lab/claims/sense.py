@@ -98,6 +98,14 @@ def _sweep(claim: Any) -> Iterator[str]:
         return
     if len(claim.sweep) < LEAST_SWEEP:
         yield f"sweep has {len(claim.sweep)} points, so its best may be at its edge. Give at least {LEAST_SWEEP}."
+    dead = any(parts(g.measure)[1] == "adv_live" and g.kind == "at_most" for g in claim.gates)
+    for arm, text in (("baseline", claim.baseline), ("entrant", claim.entrant)):
+        if not claim.swept(text) and not (arm == "baseline" and dead):
+            yield (
+                f"the {arm} sets {claim.sweep[0].partition('=')[0]} itself, so that it has no sweep, and the other arm "
+                "has. Take it out; or, for a baseline without any gradient, say so by a [[gate]] with measure = "
+                "'mean(adv_live)', kind = 'at_most' and size = 0.02."
+            )
     for arm, setting in claim.chosen.items():
         if setting in (claim.sweep[0], claim.sweep[-1]):
             yield (

@@ -115,12 +115,16 @@ class Sgd(torch.optim.SGD):
         return super().step(closure)
 
 
+def provided(method: Method) -> Method:
+    """The method with a start for roles that a run must be given: the world has a table for each."""
+    return method.but(cast={name: replace(role, start=role.start or "policy") for name, role in method.cast.items()})
+
+
 class TableRun:
     """What `train_step` asks of a run, for one seed."""
 
     def __init__(self, method: Method, setup: Setup, tables: Tables, world: ExactWorld, seed: int) -> None:
-        given = {name: replace(role, start=role.start or "policy") for name, role in method.cast.items()}
-        self.method, self.setup, self.tables = method.but(cast=given), setup, tables
+        self.method, self.setup, self.tables = provided(method), setup, tables
         self.world, self.seed = world, seed
         if several := [name for name, role in method.cast.items() if role.outputs > 1]:
             raise Unlike(f"its role {several[0]} has several outputs, and a table holds one value")
