@@ -8,8 +8,8 @@ from gruppo.lab.claims.kinds import JUDGED
 
 HEAD = "| method | at first | with gates |\n| --- | --- | --- |"
 WHY = (
-    "A miniature that cannot show the disease says nothing about the cure, so claims of the first board are judged again "
-    "where the baseline has first shown it. The first verdicts stay."
+    "A miniature that cannot show the disease says nothing about the cure, so claims of the first board are judged "
+    "again where the baseline has first shown it. The first verdicts stay."
 )
 
 
