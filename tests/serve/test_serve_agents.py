@@ -93,7 +93,7 @@ WRONG = {
     "import sys; sys.exit(0)": (Status.ENV_ERROR, "SystemExit"),
     "import os; os._exit(3)": (Status.ENV_ERROR, "exit code 3"),
     "import os; os.kill(os.getpid(), 11)": (Status.ENV_ERROR, "SIGSEGV"),
-    "return [0 for _ in iter(int, 1)]": (Status.TIMEOUT, "Raise task.seconds"),
+    "import time; time.sleep(600)": (Status.TIMEOUT, "Raise task.seconds"),
     "return float('nan')": (Status.ENV_ERROR, "The agent returned nan"),
     "return None": (Status.ENV_ERROR, "The agent returned None"),
     "return 'good'": (Status.ENV_ERROR, "The agent returned 'good'"),
@@ -106,7 +106,7 @@ def test_what_goes_wrong_is_a_status_and_no_reward(tmp_path: Path) -> None:
     """Of that episode alone: between two of them, one goes well."""
     lines = [f"    if task.uid == 't{2 * i}': {body}" for i, body in enumerate(WRONG)]
     text = "\n".join(["def agent(task, client):", "    client.say(task.messages)", *lines, "    return 1", ""])
-    found = played(context(Puppet()), written(tmp_path, text), 2 * len(WRONG), seconds=3.0)
+    found = played(context(Puppet()), written(tmp_path, text), 2 * len(WRONG), seconds=10.0)
     for bad, (body, (status, said)) in zip(found[::2], WRONG.items(), strict=True):
         assert (bad.status, bad.reward) == (status, {}) and said in bad.error and "scorer" not in bad.error, body
         assert len(bad.turns) == 1  # what was said is kept, and not judged
