@@ -227,7 +227,9 @@ def test_a_best_point_at_the_edge_is_refused(tmp_path: Path) -> None:
 
 RATES = [f"optim.lr=1e-{i}" for i in (5, 4, 3, 2)]
 SWEPT = PLACEBO.replace("[[gate]]", f"sweep = {json.dumps(RATES)}\n[[gate]]", 1)
-DEAD = SWEPT.replace('"drop(held_out)"\nkind = "at_least"', '"mean(adv_live)"\nkind = "at_most"')
+DEAD = SWEPT.replace(
+    '"drop(held_out)"\nkind = "at_least"\nsize = 0.2', '"mean(adv_live)"\nkind = "at_most"\nsize = 0.02'
+)
 
 
 def test_a_placebo_has_the_point_of_the_entrant_or_its_own(tmp_path: Path) -> None:
@@ -257,12 +259,46 @@ def test_an_arm_without_a_gradient_needs_no_sweep(here: Path, monkeypatch: pytes
     assert read(path).ready and read(path).arms["baseline"] == "grpo optim.lr=1e-3"
 
 
-@pytest.mark.parametrize("text, arm", [(SWEPT, '"grpo"'), (DEAD, '"rloo"')])
+ALIVE = DEAD.replace("size = 0.02", "size = 0.5", 1)
+
+
+@pytest.mark.parametrize("text, arm", [(SWEPT, '"grpo"'), (ALIVE, '"grpo"'), (DEAD, '"rloo"')])
 def test_another_arm_must_be_swept(tmp_path: Path, text: str, arm: str) -> None:
     path = tmp_path / "b.toml"
     path.write_text(text.replace(arm, f'{arm[:-1]} optim.lr=1e-3"'))
     with pytest.raises(ValueError, match=r"sets optim\.lr itself, so that it has no sweep"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("point", "said"),
+    [
+        ('"optim.lr=0.123"', "which is no point of its sweep"),
+        ('"optim.lr=1e-03"', "which is no point of its sweep"),
+        ("0.1", "is no setting"),
+        ('""', "is no setting"),
+    ],
+)
+def test_what_was_chosen_is_a_point_of_the_sweep(tmp_path: Path, point: str, said: str) -> None:
+    path = tmp_path / "b.toml"
+    path.write_text(f'{SWEPT}[chosen]\nbaseline = {point}\nentrant = "{RATES[2]}"\n')
+    with pytest.raises(ValueError, match=said):
+        read(path)
+
+
+@pytest.mark.parametrize(("points", "said"), [([0.1, *RATES], "is no setting"), ([*RATES, "samples=9"], "one thing")])
+def test_a_sweep_is_of_one_thing(tmp_path: Path, points: list[Any], said: str) -> None:
+    path = tmp_path / "b.toml"
+    path.write_text(SWEPT.replace(json.dumps(RATES), json.dumps(points)))
+    with pytest.raises(ValueError, match=said):
+        read(path)
+
+
+def test_a_point_of_two_settings_is_not_for_an_arm_that_has_one_of_them(tmp_path: Path) -> None:
+    path, both = tmp_path / "b.toml", [f"optim.lr=1e-3 samples={n}" for n in (2, 4, 8, 16)]
+    path.write_text(SWEPT.replace(json.dumps(RATES), json.dumps(both)))
+    claim = read(path)
+    assert claim.swept("grpo samples=3") == claim.swept("grpo optim.lr=1") == () and claim.swept("grpo") == (*both,)
 
 
 @pytest.mark.parametrize("name, said", [("llds", "Add a .*gate.*drop"), ("t_ppo", "window_tokens=8 of the entrant")])

@@ -131,6 +131,8 @@ def test_settings_that_make_no_sense() -> None:
         Setup(flip=0.1, gradient="expected")
     with pytest.raises(ValueError, match="answers=16 with depth=4, shortest=1: no alphabet"):
         World(answers=16, depth=4, shortest=1).of(0)
+    with pytest.raises(ValueError, match="shortest=10 is above depth=4"):
+        World(answers=5, depth=4, shortest=10, right=1, form="slips").of(0)
     with pytest.raises(ValueError, match=r"answers=16 with form=slips, depth=4: .* such as 5"):
         World(answers=16, depth=4, form="slips").of(0)
 

@@ -24,7 +24,7 @@ from gruppo.tasks import load_object, load_task
 from gruppo.tasks.load import worded
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTS = [n for n in ("tiny-talk", "tiny-long") if (WEIGHTS / n).is_dir()]
+STARTS = ("tiny-talk", "tiny-long")
 MODULES = ("make_weights", "start_writers", "start_measures", "make_starts")
 
 
@@ -207,7 +207,6 @@ def test_the_page_has_the_figures_of_the_recipe(script, name):
 # what they can do
 
 
-@pytest.mark.skipif("tiny-talk" not in STARTS, reason="its weights are not in the package yet")
 def test_talk_reads_drafts_exits_and_budgets(script):
     policy, tasks = load_policy("tiny-talk"), script.held_out("chain", 2, 100)
     ask = {
@@ -227,7 +226,6 @@ def test_talk_reads_drafts_exits_and_budgets(script):
     assert max(untold) < 0.3  # tiny reads none of these
 
 
-@pytest.mark.skipif("tiny-long" not in STARTS, reason="its weights are not in the package yet")
 def test_long_writes_chains_of_twenty_to_forty_numbers_and_slips(script):
     policy, tasks = load_policy("tiny-long"), script.held_out("longchain", 3, 60)
     score = load_object("gruppo.tasks.longchain:score")

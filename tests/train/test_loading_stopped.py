@@ -247,6 +247,17 @@ def test_a_signal_while_everything_is_freed_at_the_end(forked: Any) -> None:
     assert said() == "gruppo: stopped at once.\n"
 
 
+def test_without_a_stdout_it_ends_as_well(forked: Any) -> None:
+    """`gruppo methods >&-`, or a daemon."""
+    from gruppo.cli import commands
+
+    def patch() -> None:
+        commands.methods = lambda _: 0
+        sys.stdout = None
+
+    assert (code_of(forked("methods", patch=patch)), said()) == (0, "")
+
+
 def gruppo_process() -> int:
     from gruppo.cli import main
 

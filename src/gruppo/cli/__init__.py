@@ -253,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _done(code: int) -> None:
     """Everything is written. A signal while Python ends must not leave a traceback behind the results."""
-    sys.stdout.flush()
+    print(end="", flush=True)  # also where there is no stdout
     stopping.on_signals(lambda *_: os._exit(code))
 
 

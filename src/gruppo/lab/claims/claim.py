@@ -83,7 +83,8 @@ class Claim:
         [chosen] or its own text has one for it."""
         plain = {"baseline": self.baseline, "entrant": self.entrant}
         plain |= {"placebo": self.placebo} if self.placebo else {}
-        chosen = {"placebo": self.chosen.get("entrant", "") if self.swept(self.placebo) else "", **self.chosen}
+        best = self.chosen.get("entrant", "")
+        chosen = {"placebo": "" if _names(best) & _names(self.placebo) else best, **self.chosen}
         return {arm: f"{text} {chosen.get(arm, '')}".strip() for arm, text in plain.items()}
 
     @property
@@ -103,8 +104,12 @@ class Claim:
 
     def swept(self, text: str) -> tuple[str, ...]:
         """The points of the sweep for an arm; none for an arm that sets what is swept itself."""
-        own = {word.partition("=")[0] for word in text.split()}
-        return tuple(point for point in self.sweep if point.partition("=")[0] not in own)
+        return tuple(point for point in self.sweep if not _names(point) & _names(text))
+
+
+def _names(text: str) -> set[str]:
+    """What a text of settings sets."""
+    return {word.partition("=")[0] for word in text.split() if "=" in word}
 
 
 def read(path: Path) -> Claim:
@@ -120,6 +125,10 @@ def read(path: Path) -> Claim:
                     f"{name} is a text, and would be read letter by letter. Write a list: [{body[name]!r}]."
                 )
             body[name] = tuple(body.get(name, ()))
+        for name, texts in {**body, "chosen": body.get("chosen", {}).values()}.items():
+            for text in texts if name in ("settings", "sweep", "chosen") else ():
+                if not isinstance(text, str) or "=" not in text:
+                    raise ValueError(f"{name} has {text!r}, which is no setting. Write it as a text: 'optim.lr=0.1'.")
         body["pilots"] = tuple(body.pop("pilot", []))
         claim = _made(Claim, {"name": path.stem, "method": path.stem, **body})
     except (tomllib.TOMLDecodeError, ValueError) as error:

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 FROM_0 = ("drop", "off", "apart", "spike", "steps_to", "spent_to")  # measures that are 0 or more
-TO_1 = re.compile(r"held_out(/pass@\d+)?|accuracy|kept|dead_groups|clip_fraction|pass@\d+|falls")  # shares
+TO_1 = re.compile(r"held_out(/pass@\d+)?|accuracy|kept|dead_groups|clip_fraction|adv_live|pass@\d+|falls")  # shares
 KEEPS = ("last", "mean", "best", "least", "drop")  # measures that stay within the range of their metric
 SET_BY = {  # metrics that a setting bounds
     "longest": ("sampling.max_tokens", "method.rollout.window_tokens"),
     "length": ("sampling.max_tokens", "method.rollout.window_tokens"),
 }
 LEAST_SWEEP = 4
+DEAD = 0.02  # the share of tokens with an advantage, at most, of a baseline that learns nothing
 
 
 def refuse_senseless(claim: Any) -> None:
@@ -100,15 +101,23 @@ def _sweep(claim: Any) -> Iterator[str]:
         return
     if len(claim.sweep) < LEAST_SWEEP:
         yield f"sweep has {len(claim.sweep)} points, so its best may be at its edge. Give at least {LEAST_SWEEP}."
-    dead = any(parts(g.measure)[1] == "adv_live" and g.kind == "at_most" for g in claim.gates)
+    if len({frozenset(word.partition("=")[0] for word in point.split()) for point in claim.sweep}) > 1:
+        yield "the points of sweep set different things, so they have no order and no edge. Sweep one thing."
+    dead = any(g.measure == "mean(adv_live)" and g.kind == "at_most" and g.size <= DEAD for g in claim.gates)
     for arm, text in (("baseline", claim.baseline), ("entrant", claim.entrant)):
         if not claim.swept(text) and not (arm == "baseline" and dead):
             yield (
                 f"the {arm} sets {claim.sweep[0].partition('=')[0]} itself, so that it has no sweep, and the other arm "
                 "has. Take it out; or, for a baseline without any gradient, say so by a [[gate]] with measure = "
-                "'mean(adv_live)', kind = 'at_most' and size = 0.02."
+                f"'mean(adv_live)', kind = 'at_most' and size = {DEAD:g}."
             )
     for arm, setting in claim.chosen.items():
+        points = claim.swept(getattr(claim, arm))
+        if setting not in points:
+            yield (
+                f"[chosen] of {arm} is {setting}, which is no point of its sweep. Use one of "
+                f"{', '.join(points) or 'none: that arm sets what is swept itself'}."
+            )
         if setting in (claim.sweep[0], claim.sweep[-1]):
             yield (
                 f"[chosen] of {arm} is {setting}, at the edge of the sweep: a better one may lie beyond. Add points "

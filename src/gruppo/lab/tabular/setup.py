@@ -40,6 +40,11 @@ class World(Checked):
 
     def of(self, seed: int) -> ExactWorld:
         """The world of a seed: the same prompts and answers, with other chances."""
+        if self.shortest > self.depth:
+            raise ValueError(
+                f"shortest={self.shortest} is above depth={self.depth}: the shortest answers would be longer than the "
+                f"longest. Use {self.depth} or less."
+            )
         words = FORMS[self.form](self.answers, self.depth, self.shortest or self.depth)
         if self.right >= self.answers:
             raise ValueError(f"right={self.right} of answers={self.answers}: there must be wrong ones. Use fewer.")
@@ -73,7 +78,7 @@ def _slips(answers: int, depth: int, shortest: int) -> tuple[str, ...]:
     if left or not 1 <= others < len(LETTERS):
         raise ValueError(
             f"answers={answers} with form=slips, depth={depth}: a chain can go wrong at {depth} places, by the same "
-            f"letters at each. Use 1 + {depth} · n answers, such as {1 + depth}."
+            f"letters at each. Use 1 + {depth} · n answers, n from 1 to {len(LETTERS) - 1}, such as {1 + depth}."
         )
     wrong = [LETTERS[0] * k + c for k in range(depth) for c in LETTERS[1 : 1 + others]]
     return LETTERS[0] * depth, *(w.ljust(shortest, LETTERS[0]) for w in wrong)
