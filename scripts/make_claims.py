@@ -1,4 +1,5 @@
-"""Write the board of claims into the documentation: docs/claims.md (below its marker) and docs/claims/NAME.png.
+"""Write the board of claims into the documentation: docs/claims.md (below its marker), docs/claims/NAME.png, and the
+numbers in README.md.
 
 python scripts/make_claims.py            write what is stale
 python scripts/make_claims.py --check    write nothing, and fail when something is stale
@@ -6,14 +7,37 @@ python scripts/make_claims.py --check    write nothing, and fail when something 
 
 import argparse
 import json
+import re
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from gruppo.lab.claims import board, page
-from gruppo.lab.claims.claim import all_claims
+from gruppo.lab.claims.claim import Claim, all_claims
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "<!-- Below: written by scripts/make_claims.py. -->"
+
+
+def counted(readme: str, claims: Mapping[str, Claim]) -> str:
+    """README.md with the numbers of today; its words and line breaks stay."""
+    found = Counter(r["verdict"] if (r := board.load(ROOT / "claims", c)) else "not run" for c in claims.values())
+    for words, number in {
+        r"papers of (\d+) methods": len({c.method for c in claims.values()}),
+        r"Of (\d+) claims": len(claims),
+        r"(\d+) are reproduced": found["reproduced"],
+        r"(\d+) are not,": found["not reproduced"],
+        r"(\d+) are open": found["inconclusive"],
+        r"(\d+) are not run yet": found["not run"],
+        r"for (\d+) the\s+trouble": found["no regime found"],
+    }.items():
+        pattern = words.replace(" ", r"\s+")
+        match = re.search(pattern, readme)
+        if match is None:
+            raise ValueError(f"README.md does not say '{words}' any more: write the sentence of counts again.")
+        readme = f"{readme[: match.start(1)]}{number}{readme[match.end(1) :]}"
+    return readme
 
 
 def main(check: bool) -> int:
@@ -21,9 +45,11 @@ def main(check: bool) -> int:
     claims = all_claims(folder)
     before, _, _ = path.read_text(encoding="utf-8").partition(MARK)
     text = f"{before}{MARK}\n\n{page.whole(folder, claims)}"
-    stale = [] if path.read_text(encoding="utf-8") == text else [path]
-    if not check:
-        path.write_text(text, encoding="utf-8")
+    readme = ROOT / "README.md"
+    texts = {path: text, readme: counted(readme.read_text(encoding="utf-8"), claims)}
+    stale = [p for p, new in texts.items() if p.read_text(encoding="utf-8") != new]
+    for p in stale if not check else ():
+        p.write_text(texts[p], encoding="utf-8")
     for name in claims:
         result, picture = board.path_of(folder, name), ROOT / "docs" / "claims" / f"{name}.png"
         body = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}

@@ -62,7 +62,14 @@ def _late(item: pytest.Item) -> bool:
     return item.path.relative_to(HERE).parts[0] not in LONG
 
 
+LONG_TESTS = {line for line in (HERE / "long.txt").read_text().splitlines() if not line.startswith("#")}
+
+
+@pytest.hookimpl(tryfirst=True)  # before the slow ones are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in LONG_TESTS:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=_late)
     names, seed = config.getoption("--method"), config.getoption("--shuffle")
     if seed is not None:  # files stay together, because their fixtures are expensive

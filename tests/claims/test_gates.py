@@ -275,6 +275,14 @@ def test_two_judged_rules_would_be_refused_today(tmp_path: Path, name: str, said
     assert read(ROOT / "claims" / f"{name}.toml").name == name  # judged: it stays as it is
 
 
+def test_a_sum_over_steps_is_not_bounded_by_a_setting_of_a_step(tmp_path: Path) -> None:
+    text = (ROOT / "claims" / "t_ppo.toml").read_text()
+    total = text.replace('"mean(longest)"', '"spent_to(longest, held_out, 0.6)"')
+    assert total != text
+    (tmp_path / "t_ppo.toml").write_text(total)
+    assert read(tmp_path / "t_ppo.toml").conditions[1].measure.startswith("spent_to")
+
+
 # ---- in an exact world
 
 EXACT = """

@@ -93,6 +93,33 @@ def test_words_of_several_lengths() -> None:
     assert float(measured(tables, theta, theta)["length"][0]) == pytest.approx(2 / 3 + 2)
 
 
+def test_chains_that_may_slip_once() -> None:
+    assert World(form="slips", depth=3, answers=7).of(0).answers == ("aaa", "baa", "caa", "aba", "aca", "aab", "aac")
+    short = World(form="slips", depth=4, answers=5, shortest=2, right=2).of(0)
+    assert short.answers == ("aaaa", "ba", "ab", "aab", "aaab") and short.right == ("aaaa", "aab")
+    long = World(form="slips", depth=40, answers=41, right=1, low=0.1, high=0.1, prompts=1)
+    tables = Tables(long.of(0))
+    assert tables.cells == 80  # after a slip nothing is left to choose, so a place is a choice of two
+    start = tables.start([long.of(0)])
+    assert float(measured(tables, start, start)["reward"][0]) == pytest.approx(0.1)
+    assert float(tables.log_p(start)[0, 0, tables.path_AD[0]].sum().exp()) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("m", [method("rloo"), method("rloo").but(curriculum=Mine())], ids=["quick", "loop"])
+def test_a_chain_of_forty_letters_is_learned(m: Method) -> None:
+    world = World(form="slips", depth=40, answers=41, right=1, low=0.3, high=0.3, prompts=1, steep=0.8)
+    trained = train_exact(m, Setup(world, steps=15, prompts=1, samples=8, every=0), seeds=2, lr=0.3)
+    assert (trained.last("reward") > 0.7).all()
+
+
+def test_the_loop_counts_what_it_samples() -> None:
+    """Three prompts, four answers of three tokens; probes of a segment method are sampled, too."""
+    setup = Setup(World(prompts=3, answers=4, depth=2, right=1), steps=1, prompts=3, samples=4, every=1)
+    plain = train_exact(method("rloo").but(curriculum=Mine()), setup, seeds=2)
+    assert plain.how == "loop" and plain.last("sampled").tolist() == [36, 36]
+    assert (train_exact("spo_segment", setup, seeds=2).last("sampled") > 36).all()
+
+
 def test_kinds_of_prompts_are_bands_of_difficulty() -> None:
     tasks = World(prompts=10, domains=5).of(0).tasks
     assert list(domains_of(tasks).values()) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
@@ -104,6 +131,8 @@ def test_settings_that_make_no_sense() -> None:
         Setup(flip=0.1, gradient="expected")
     with pytest.raises(ValueError, match="answers=16 with depth=4, shortest=1: no alphabet"):
         World(answers=16, depth=4, shortest=1).of(0)
+    with pytest.raises(ValueError, match=r"answers=16 with form=slips, depth=4: .* such as 5"):
+        World(answers=16, depth=4, form="slips").of(0)
 
 
 DISTILLED = method("kdrl").but(objective=(ClippedSurrogate(coef=0.0),), penalties=(TeacherKL(teacher_coef=1.0),))

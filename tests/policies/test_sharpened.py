@@ -35,11 +35,12 @@ def test_what_a_run_has_left_is_evaluated_as_it_was_saved(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     small = ("steps=1", "prompts=2", "samples=2", "eval.prompts=4", "threads=1", "save.tensorboard=no")
     assert main(["train", "save.name=a", "model.sharpen=8", "optim.lr=1e-9", *small]) == 0
-    capsys.readouterr()
+    assert "the logits of tiny are multiplied by 8 at the start" in capsys.readouterr().out
     found = []
     for words in (["runs/a"], ["runs/a", "--config", "runs/a/config.toml"], ["tiny", "--config", "runs/a/config.toml"]):
         assert main(["eval", *words, "--json"]) == 0
         out, err = capsys.readouterr()
         found.append(json.loads(out)["entropy"])
+        assert ("the logits of tiny are multiplied by 8" in err) == (words[0] == "tiny")
         assert ("runs/a is evaluated as it was saved" in err) == (len(words) > 1 and words[0] == "runs/a")
     assert found[1] == found[0] == pytest.approx(found[2], rel=1e-3)  # the start is sharpened, once

@@ -291,11 +291,14 @@ asyncio.run(box.run("import time; time.sleep(60)", seconds=60))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout is not None
         zygote = int(caller.stdout.readline())
-        waited(lambda: len(below(zygote)) == 3)  # supervisor, keeper, program
-        processes = [zygote, *below(zygote)]
-        waited(lambda: bool(scratch_of(processes)) or sandbox.wanted == "namespaces")
-        folders = scratch_of(processes)
-        caller.kill()
+        try:
+            # Supervisor, keeper and program; while those start there may be others, for a moment.
+            waited(lambda: len(below(zygote)) == 3 and alike(lambda: below(zygote)))
+            processes = [zygote, *below(zygote)]
+            waited(lambda: bool(scratch_of(processes)) or sandbox.wanted == "namespaces")
+            folders = scratch_of(processes)
+        finally:
+            caller.kill()
     waited(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
     waited(lambda: not any(folder.exists() for folder in folders))
 
@@ -304,6 +307,13 @@ def scratch_of(processes: list[int]) -> list[Path]:
     """The folders of sandboxes that processes are in."""
     where = [Path(os.readlink(f"/proc/{pid}/cwd")) for pid in processes]
     return [folder.parent for folder in where if folder.parent.name.startswith("gruppo-sandbox-")]
+
+
+def alike(look: Callable[[], Any]) -> bool:
+    """Whether a second look, a little later, finds the same."""
+    before = look()
+    time.sleep(0.2)
+    return look() == before
 
 
 def waited(done: Callable[[], bool]) -> None:

@@ -2,11 +2,13 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gruppo.cli import main
 from gruppo.data import Episode, single_turn
 from gruppo.methods import method
 from gruppo.policies import CharTokenizer
@@ -84,3 +86,13 @@ def test_a_task_without_steps_pays_none_and_is_refused_before_a_run() -> None:
         else:
             refuse_without_steps(m, tasks, name)
         refuse_without_steps(method("grpo"), tasks, name)
+
+
+def test_answers_of_one_turn_are_refused_before_the_first_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ("steps=1", "prompts=2", "samples=2", "eval.prompts=2", "threads=1", "save.tensorboard=no", "task=chain")
+    assert main(["train", *small, "method.reward+=right_steps"]) == 2
+    assert "every answer of the first batch is one turn" in capsys.readouterr().err
+    assert main(["train", *small, "method.reward+=right_steps", "method.rollout.steps= "]) == 0

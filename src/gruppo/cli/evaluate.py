@@ -263,6 +263,8 @@ def _loaded(name: str, config: RunConfig, dtype: Any, device: Any) -> tuple[dict
     sharper = config.model.sharpen if run is None else 1.0  # what a run has left is no start any more
     if sharper != config.model.sharpen:
         _to_stderr(f"{name} is evaluated as it was saved: model.sharpen={config.model.sharpen:g} is for a start")
+    if sharper != 1:
+        _to_stderr(f"the logits of {name} are multiplied by {sharper:g} (model.sharpen)")
     models = {r: load_policy(p, dtype, device, config.seed, sharpen=sharper) for r, p in paths.items()}
     return models, load_tokenizer(folder), writers
 

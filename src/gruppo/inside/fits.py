@@ -1,6 +1,7 @@
 """Which methods run inside another trainer, and why the others do not: from what their rooms need, never by name."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,22 @@ def refuse(method: Method, host: Host = TRL) -> None:
     found = refusals(method, host)
     if found:
         raise ValueError("\n".join(found))
+
+
+def admitted(method: Method, host: Host, call: str, answers: Callable[[str], str] | None, remedy: str = "") -> None:
+    """Refuses a method that does not fit, or whose answers nobody extracts; warns of what is lost. `call`: who asks."""
+    refuse(method, host)
+    if answers is None and any("answer_E" in o.reads for _, o in method.occupants()):
+        raise ValueError(
+            f"{method.name} compares the answers of a group, and {host.name} does not extract them from texts. Say "
+            f"how: {call}(…, answers=lambda text: …), with equal strings for equal answers."
+        )
+    for again in draws_again(method):
+        warnings.warn(
+            f"{method.name}: {again} in select asks to draw again, which is lost inside {host.name}: what it drops is "
+            f"not replaced, and the step is smaller.{remedy}",
+            stacklevel=3,
+        )
 
 
 def _furnished(method: Method, host: Host) -> Iterator[str]:

@@ -33,7 +33,7 @@ from gruppo.inside.answers import (
     spread,
     through_rooms,
 )
-from gruppo.inside.fits import TRL, draws_again, reads, refuse
+from gruppo.inside.fits import TRL, admitted, reads
 from gruppo.inside.step import OneStep
 from gruppo.methods import method as named
 from gruppo.stages import Context, Memory, Method, Need, Sampling, StepRecord
@@ -133,18 +133,7 @@ class GruppoGRPOTrainer(GRPOTrainer):
         self, *args: Any, method: str | Method = "grpo", answers: Callable[[str], str] | None = None, **kwargs: Any
     ) -> None:
         m = named(method) if isinstance(method, str) else method
-        refuse(m, TRL)
-        if answers is None and any("answer_E" in o.reads for _, o in m.occupants()):
-            raise ValueError(
-                f"{m.name} compares the answers of a group, and TRL does not extract them from texts. Say how: "
-                "GruppoGRPOTrainer(…, answers=lambda text: …), with equal strings for equal answers."
-            )
-        for name in draws_again(m):
-            warnings.warn(
-                f"{m.name}: {name} in select asks to draw again, which is lost inside TRL: what it drops is not "
-                "replaced, and the step is smaller.",
-                stacklevel=2,
-            )
+        admitted(m, TRL, "GruppoGRPOTrainer", answers)
         bound = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **kwargs)
         config = bound.arguments.get("args") or GRPOConfig(f"gruppo-{m.name}")
         check(m, Context(), samples=config.num_generations)

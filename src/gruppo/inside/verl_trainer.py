@@ -31,7 +31,7 @@ from gruppo.inside.answers import (
     spread,
     through_rooms,
 )
-from gruppo.inside.fits import VERL_TRAINER, draws_again, refuse
+from gruppo.inside.fits import VERL_TRAINER, admitted
 from gruppo.inside.slopes import Slopes, filled, slopes_of
 from gruppo.inside.verl import ENTROPY, LOGP, VALUE, slope_loss
 from gruppo.inside.verl_settings import ACTOR, refuse_settings, settings_of
@@ -325,18 +325,8 @@ def register_trainer(
     components  names in the dict of the reward function that are components of the reward; `score` is `task`
     """
     m = named(method) if isinstance(method, str) else method
-    refuse(m, VERL_TRAINER)
-    if answers is None and any("answer_E" in o.reads for _, o in m.occupants()):
-        raise ValueError(
-            f"{m.name} compares the answers of a group, and verl does not extract them from texts. Say how: "
-            "register_trainer(…, answers=lambda text: …), with equal strings for equal answers."
-        )
-    for again in draws_again(m):
-        warnings.warn(
-            f"{m.name}: {again} in select asks to draw again, which is lost inside verl: what it drops is not "
-            "replaced, and the step is smaller. verl's algorithm.filter_groups draws again by itself.",
-            stacklevel=2,
-        )
+    elsewhere = " verl's algorithm.filter_groups draws again by itself."
+    admitted(m, VERL_TRAINER, "register_trainer", answers, elsewhere)
     name = name or f"gruppo_{m.name}"
     said = None if answers is None else staticmethod(answers)
     given = {"method": m, "parts": tuple(components), "said": said, "__module__": __name__}

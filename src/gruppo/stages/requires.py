@@ -105,7 +105,20 @@ class RecurringStates(Requirement):
 
 @dataclass(frozen=True)
 class StepsOfTasks(Requirement):
-    """Tasks that say what the steps of a right answer are. A run on tasks without any is refused."""
+    """Tasks that say what the steps of a right answer are, and answers of several turns. A run without is refused."""
+
+    @property
+    def called(self) -> str:
+        return "answers in steps"
+
+    def at_first_batch(self, batch: Batch) -> str:
+        if batch.size("K") > batch.size("E"):
+            return ""
+        return (
+            "every answer of the first batch is one turn, so no step would ever be paid. End a turn after each step: "
+            'method.rollout.steps=" " for numbers in a row, a line break for lines. If that is set, the policy writes '
+            "no steps yet: train it on answers that have them first"
+        )
 
 
 @dataclass(frozen=True)

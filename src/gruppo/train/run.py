@@ -100,6 +100,8 @@ class Run:
             policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing, m.sharpen)
         if policy.fallback:
             self.say(policy.fallback)
+        if m.sharpen != 1:
+            self.say(f"the logits of {m.name} are multiplied by {m.sharpen:g} at the start (model.sharpen)")
         longest = config.sampling.max_tokens or most_tokens(self.tasks, self.tokenizer, policy.context)
         self.sampling = replace(config.sampling, max_tokens=longest)
         if self.tasks.notes:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gruppo.lab.claims import board, kinds
+from gruppo.lab.claims import again, board, kinds
 from gruppo.lab.claims.claim import Claim, Condition
 from gruppo.lab.claims.gates import NO_REGIME, gates_of
 from gruppo.lab.claims.in_tables import in_exact_world
@@ -35,7 +35,8 @@ def whole(folder: Path, claims: Mapping[str, Claim]) -> str:
     ]
     exact = [n for n in names if in_exact_world(claims[n])]
     by_kind = kinds.table({n: claims[n] for n in sorted(claims)}, verdicts, exact)
-    parts = [f"{counts}.", "## By kind of claim", by_kind, "## All claims", "\n".join([head, *rows])]
+    parts = [f"{counts}.", "## By kind of claim", by_kind, "## Judged again", again.table(claims, verdicts)]
+    parts += ["## All claims", "\n".join([head, *rows])]
     return "\n\n".join([*parts, *(of(folder, claims[n]) for n in names)]) + "\n"
 
 

@@ -64,6 +64,8 @@ def _shown(claim: Any, c: Any) -> bool:
 
 
 def _decided(claim: Any, c: Any) -> str:
+    if parts(c.measure)[0] not in KEEPS:  # a sum over steps is not bounded by what a step may have
+        return ""
     words = claim.entrant.split()
     names = SET_BY.get(parts(c.measure)[1], ())
     return next((w for w in words for name in names if w.startswith(f"{name}=")), "")

@@ -166,8 +166,7 @@ class Script:
         if plain and request.temperature == 1 and self.left.get(q):
             self.asked += 1
             return self.left[q].pop(0)
-        goes_on = [self.world.ids(a)[: len(start)].tolist() == start for a in range(len(self.world.answers))]
-        mass = np.cumsum(np.where(goes_on, masses.mass[q], 0.0))
+        mass = np.cumsum(np.where(self.world.going_on(tuple(start)), masses.mass[q], 0.0))
         if not mass[-1] > 0:
             raise Unlike("its rollout goes on from texts that begin no answer of the laboratory")
         return int(np.searchsorted(mass, float(self.noise("more", request.key)) * mass[-1], side="right"))

@@ -144,8 +144,13 @@ class ExactWorld:
     def theta(self) -> Tensor:
         """The initial logits, one per cell: log P(token | beginning)."""
 
+        ended, mass_QA = [a + "." for a in self.answers], self.mass_QA.tolist()
+        begins = {
+            a[:i]: [n for n, b in enumerate(ended) if b.startswith(a[:i])] for a in ended for i in range(len(a) + 1)
+        }
+
         def mass(q: int, start: str) -> float:
-            return float(sum(self.mass_QA[q, i] for i, a in enumerate(self.answers) if (a + ".").startswith(start)))
+            return sum(mass_QA[q][n] for n in begins[start])
 
         return torch.tensor([mass(q, b + c) / mass(q, b) for q, b, c in self.cells], dtype=torch.float64).log()
 
@@ -194,6 +199,17 @@ class ExactWorld:
 
     def ids(self, answer: int) -> NDArray[np.int64]:
         return np.append(self.tokenizer.encode(self.answers[answer]), self.tokenizer.eos)
+
+    def going_on(self, start: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Which answers begin with these ids."""
+        if start not in self._going_on:
+            ids = [self.ids(a)[: len(start)].tolist() for a in range(len(self.answers))]
+            self._going_on[start] = np.array([i == list(start) for i in ids])
+        return self._going_on[start]
+
+    @cached_property
+    def _going_on(self) -> dict[tuple[int, ...], NDArray[np.bool_]]:
+        return {}
 
     def episode(self, uid: int, number: int) -> Episode:
         """The episode of an answer to a prompt; `number` counts the answers, prompt by prompt."""

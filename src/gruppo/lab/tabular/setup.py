@@ -12,35 +12,40 @@ from gruppo.train.config import RunConfig
 from gruppo.train.learner import OptimConfig
 
 LETTERS = "".join(map(chr, (*range(0x61, 0x7B), *range(0x3B1, 0x3C2), *range(0x430, 0x450))))  # a-z, α-ρ, а-я
+LONGEST = 40  # letters of an answer
 TASK = "gruppo.lab.tabular:exact"  # as the task of a claim
 
 
 @dataclass(frozen=True)
 class World(Checked):
-    """Prompts with the same answers, all words of `depth` letters; the seed says how likely each is at the start.
+    """Prompts with the same answers; the seed says how likely each is at the start.
 
-    shortest  letters of the shortest answers: all words from so many letters to `depth`, so that answers differ in
-              length; 0: all have `depth` letters
+    form      words: all words of `depth` letters; slips: a chain of `depth` letters a, which may go wrong once, at any
+              place, by any other letter. The chain is right, and so are `right` − 1 of the slips
+    shortest  letters of the shortest answers. words: all from so many letters to `depth`; slips: after a slip an answer
+              ends once it has so many letters, and goes on with a until then; 0: all have `depth` letters
     domains   kinds of prompts, for methods that choose among kinds: so many bands of difficulty
     """
 
     prompts: int = setting(64, low=1, high=MOST_PROMPTS)
-    answers: int = setting(16, low=2, high=256)  # a power of `depth`: 16 with depth 2 are words of 4 letters
+    form: Literal["words", "slips"] = "words"
+    answers: int = setting(16, low=2, high=256)  # words: a power of `depth`; slips: 1 + a multiple of `depth`
     right: int = setting(4, low=1)  # right answers, of every prompt
-    depth: int = setting(1, low=1, high=6)  # letters of an answer; 1: an answer is a single choice
+    depth: int = setting(1, low=1, high=LONGEST)  # letters of an answer; 1: an answer is a single choice
     low: float = setting(0.05, above=0, below=1)  # success rate of the hardest prompt
     high: float = setting(0.6, above=0, below=1)  # of the easiest; those between are evenly spaced in logits
     steep: float = setting(0.5, above=0, high=1)  # each right (wrong) answer is this much as likely as the one before
-    shortest: int = setting(0, low=0, high=6)
+    shortest: int = setting(0, low=0, high=LONGEST)
     domains: int = setting(1, low=1)
 
     def of(self, seed: int) -> ExactWorld:
         """The world of a seed: the same prompts and answers, with other chances."""
-        words = _words(self.answers, self.depth, self.shortest or self.depth)
+        words = FORMS[self.form](self.answers, self.depth, self.shortest or self.depth)
         if self.right >= self.answers:
             raise ValueError(f"right={self.right} of answers={self.answers}: there must be wrong ones. Use fewer.")
         # Right answers are spread over the words, so that in a tree they share beginnings with wrong ones.
-        right = tuple(words[(2 * i + 1) * self.answers // (2 * self.right)] for i in range(self.right))
+        chain = words[: self.form == "slips"]
+        right = (*chain, *_spread(words[len(chain) :], self.right - len(chain)))
         shares = tuple(self.steep**i for i in range(self.answers))
         return ExactWorld(_rates(self.prompts, self.low, self.high), words, right, shares, seed, self.domains)
 
@@ -60,6 +65,26 @@ def _words(answers: int, depth: int, shortest: int) -> tuple[str, ...]:
         words = [w + c for w in words for c in LETTERS[:letters]]
         out += words if len(words[0]) >= shortest else []
     return tuple(out)
+
+
+def _slips(answers: int, depth: int, shortest: int) -> tuple[str, ...]:
+    """The chain, then every slip by its place and letter."""
+    others, left = divmod(answers - 1, depth)
+    if left or not 1 <= others < len(LETTERS):
+        raise ValueError(
+            f"answers={answers} with form=slips, depth={depth}: a chain can go wrong at {depth} places, by the same "
+            f"letters at each. Use 1 + {depth} · n answers, such as {1 + depth}."
+        )
+    wrong = [LETTERS[0] * k + c for k in range(depth) for c in LETTERS[1 : 1 + others]]
+    return LETTERS[0] * depth, *(w.ljust(shortest, LETTERS[0]) for w in wrong)
+
+
+FORMS = {"words": _words, "slips": _slips}
+
+
+def _spread(words: tuple[str, ...], count: int) -> list[str]:
+    """So many of the words, at equal distances."""
+    return [words[(2 * i + 1) * len(words) // (2 * count)] for i in range(count)]
 
 
 def _rates(prompts: int, low: float, high: float) -> tuple[float, ...]:

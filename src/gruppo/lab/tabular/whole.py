@@ -52,6 +52,7 @@ class TableEngine(Script):
         self, requests: Sequence[Request], remember: bool = False
     ) -> AsyncIterator[tuple[int, Completion]]:
         async for i, c in super().generate(requests, remember):
+            self.sampled += len(c.ids)
             yield i, replace(c, version=np.full(len(c.ids), self.version, np.int32))
 
     def sync(self, version: int, weights: Mapping[str, Any]) -> None:
