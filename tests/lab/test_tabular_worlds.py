@@ -144,9 +144,8 @@ DISTILLED = method("kdrl").but(objective=(ClippedSurrogate(coef=0.0),), penaltie
 def test_distillation_ends_at_the_rate_of_the_teacher(m: Method) -> None:
     """Without a teacher the given role is the initial policy, and nothing pulls at all."""
     setup = Setup(World(prompts=2, answers=4, right=1, low=0.1, high=0.1), prompts=2, samples=16, every=0)
-    taught, alone = (
-        train_exact(m, setup, seeds=1, lr=0.2, **more) for more in ({"teacher": 0.7, "steps": 40}, {"steps": 2})
-    )
+    taught = train_exact(m, setup, seeds=1, lr=0.2, teacher=0.7, steps=40)
+    alone = train_exact(m, setup, seeds=1, lr=0.2, steps=2)
     assert taught.last("reward") == pytest.approx(0.7, abs=0.1)
     assert alone.last("reward") == pytest.approx(0.1, abs=1e-9)
 
@@ -157,8 +156,8 @@ def test_the_teacher_of_a_world_differs_in_its_rates_alone() -> None:
     right = world.right_A
     assert given.mass_QA[:, right].sum(1) == pytest.approx([0.7] * 3)
     for mask in (right, ~right):
-        shares = [w.mass_QA[:, mask] / w.mass_QA[:, mask].sum(1, keepdim=True) for w in (world, given)]
-        assert torch.allclose(*shares)
+        mine, theirs = (w.mass_QA[:, mask] / w.mass_QA[:, mask].sum(1, keepdim=True) for w in (world, given))
+        assert torch.allclose(mine, theirs)
     assert Setup(SMALL, prompts=3).given(world) is world
 
 
