@@ -20,7 +20,7 @@ def test_every_claim_of_the_board_has_a_kind() -> None:
     found = all_claims(FOLDER)
     assert [n for n, c in found.items() if not c.kind] == []
     text = page.whole(FOLDER, found)
-    summary = text.split("## All claims")[0]
+    summary = text.split("## Judged again")[0]
     rows = [line for line in summary.splitlines() if line.startswith("| ")][2:]
     assert [row.split("|")[1].strip() for row in rows] == list(KINDS)
     assert sum(row.count("](#") for row in rows) == text.count("**Reproduced**") + text.count("**Not reproduced**")
