@@ -293,7 +293,7 @@ asyncio.run(box.run("import time; time.sleep(60)", seconds=60))
         zygote = int(caller.stdout.readline())
         try:
             # Supervisor, keeper and program; while those start there may be others, for a moment.
-            waited(lambda: len(below(zygote)) == 3 and alike(lambda: below(zygote)))
+            waited(lambda: len(found := below(zygote)) == 3 and not time.sleep(0.2) and below(zygote) == found)
             processes = [zygote, *below(zygote)]
             waited(lambda: bool(scratch_of(processes)) or sandbox.wanted == "namespaces")
             folders = scratch_of(processes)
@@ -307,13 +307,6 @@ def scratch_of(processes: list[int]) -> list[Path]:
     """The folders of sandboxes that processes are in."""
     where = [Path(os.readlink(f"/proc/{pid}/cwd")) for pid in processes]
     return [folder.parent for folder in where if folder.parent.name.startswith("gruppo-sandbox-")]
-
-
-def alike(look: Callable[[], Any]) -> bool:
-    """Whether a second look, a little later, finds the same."""
-    before = look()
-    time.sleep(0.2)
-    return look() == before
 
 
 def waited(done: Callable[[], bool]) -> None:

@@ -24,8 +24,9 @@ def table(claims: Mapping[str, Claim], verdicts: Mapping[str, str]) -> str:
         if first and gated:
             rows.append(f"| {method} | {_said(first, verdicts)} | {_said(gated, verdicts)} |")
             decided += any(verdicts[n] in JUDGED for n in gated)
-    count = f"Of {len(rows)} methods, so many are decided with their gates passed: {decided}."
-    return f"{WHY} {count} The others are open, found no regime, or are not run.\n\n" + "\n".join([HEAD, *rows])
+    count = f"{decided} of {len(rows)} methods are decided with their gates passed"
+    rest = "the others are open, found no regime, or are not run"
+    return f"{WHY} {count}; {rest}.\n\n" + "\n".join([HEAD, *rows])
 
 
 def _said(names: list[str], verdicts: Mapping[str, str]) -> str:

@@ -26,6 +26,11 @@ def path_of(folder: Path, name: str) -> Path:
     return folder / "results" / f"{name}.json"
 
 
+def verdicts(folder: Path, claims: Mapping[str, Claim]) -> dict[str, str]:
+    """The verdict of each claim; "not run" where there is none yet."""
+    return {n: found["verdict"] if (found := load(folder, c)) else "not run" for n, c in claims.items()}
+
+
 def load(folder: Path, claim: Claim) -> dict[str, Any] | None:
     """The result of a claim, if there is one. Refused if it was judged by another rule, since a rule is not changed
     after the fact, or if its verdict does not follow from its own values."""

@@ -24,7 +24,7 @@ KINDS = {
 def whole(folder: Path, claims: Mapping[str, Claim]) -> str:
     """The board, then a section for each claim."""
     found = {name: board.load(folder, claim) for name, claim in claims.items()}
-    verdicts = {name: r["verdict"] if r else "not run" for name, r in found.items()}
+    verdicts = board.verdicts(folder, claims)
     names = sorted(claims, key=lambda n: (ORDER.index(verdicts[n]), n))
     counts = ", ".join(f"{list(verdicts.values()).count(v)} {v}" for v in ORDER if v in verdicts.values())
     head = "| claim | verdict | seeds | figures (baseline → method) |\n| --- | --- | --- | --- |"
