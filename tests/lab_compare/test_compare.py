@@ -194,6 +194,8 @@ def test_folders_that_cannot_be_compared(capsys: pytest.CaptureFixture[str]) -> 
         "grpo 'rloo task=chain'": ("task=chain holds for one entrant only",),
         "grpo 'rloo seed=3'": ("seed=3 holds for one entrant only",),
         "grpo 'rloo optim.lrr=3'": ("no 'lrr'",),
+        "grpo rloo engine=remote engine.url=http://localhost:1": ("engine=remote does not promise 'weights'",),
+        "grpo latr engine=vllm": ("latr: ", "needs an engine that promises 'steer', and engine=vllm does not"),
         "grpo rloo --config gone.toml": ("there is no such file",),
     }.items(),
 )

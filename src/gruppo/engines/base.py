@@ -137,6 +137,13 @@ PROMISES = {
     "shared": "its weights are the trainer's own tensors, so the two cannot differ",
 }
 
+# The most that an engine can promise, by its name: what is more is refused before one is made.
+CAN_PROMISE = {
+    "native": frozenset(PROMISES),
+    "vllm": frozenset({"logp", "topk", "weights"}),
+    "remote": frozenset({"logp"}),
+}
+
 
 @runtime_checkable
 class Engine(Protocol):
