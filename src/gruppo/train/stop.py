@@ -30,8 +30,8 @@ class Stop:
     """Once: finish the step, save, stop. Twice: KeyboardInterrupt, the last checkpoint remains. Then: end the process.
 
     With `words`, which say what is saved, a run is loading until `begin()`: once is KeyboardInterrupt there, and twice
-    ends the process. The command line has such a one around that of the run, for the time before it. Signals reach the main thread only; elsewhere (a notebook's worker, a server) `asked` is set by
-    who uses it.
+    ends the process. The command line has such a one around that of the run, for the time before it. Signals reach the
+    main thread only; elsewhere (a notebook's worker, a server) `asked` is set by who uses it.
     """
 
     def __init__(self, words: Callable[[], str] | None = None) -> None:
@@ -102,10 +102,8 @@ class Stop:
         try:
             on_signals(signal.SIG_IGN)  # a third one has nothing to add
             self.tidy()
-            said = (
-                f"gruppo: stopped at once. {self.words()}".rstrip() if self.words else "ended in the middle of stopping"
-            )
-            os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + f"\n{said}\n".encode())
+            said = f"gruppo: stopped at once. {self.words()}" if self.words else "ended in the middle of stopping"
+            os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + f"\n{said.rstrip()}\n".encode())
         finally:
             os._exit(128 + self.number)
 
