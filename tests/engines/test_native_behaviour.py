@@ -230,6 +230,8 @@ def test_requests_that_the_model_cannot_serve(make):
             Request(np.arange(20), 45, 0),
             r"20 \+ max_tokens=45 = 65 tokens, the context is 64.*max_tokens of at most 44",
         ),
+        (Request(np.arange(64) % 20, 1, 0), r"prefix of 64 .*Use a shorter prefix \(the prompt, .*such as a hint\)"),
+        (Request(np.arange(70) % 20, 1, 0), r"prefix of 70 .*Use a shorter prefix"),
         (Request(np.array([3, 23]), 4, 0), "id 23 is outside the vocabulary 0..22"),
         (Request(np.array([-1]), 4, 0), "id -1"),
         (Request(ONE, 4, 0, topk_logprobs=24), "topk_logprobs=24"),

@@ -316,6 +316,8 @@ def test_a_budget_that_no_request_fits_into(make):
     says = r"cache_tokens=20: a request of 12 \+ 9 tokens.*cache_tokens=21 or more, max_tokens of at most 8"
     with pytest.raises(ValueError, match=says):
         asyncio.run(engine.ask(request))
+    with pytest.raises(ValueError, match=r"of 20 \+ 1 tokens.*cache_tokens=21 or more, or cache_tokens=0"):
+        asyncio.run(engine.ask(Request(np.arange(20), 1, key=0)))  # whatever max_tokens is
     assert len(generated(engine, [request])) == 1  # which keeps nothing
     assert len(asyncio.run(engine.ask(Request(np.arange(3, 15), 8, key=0))).ids) <= 8
     assert len(asyncio.run(engine_of(make(), cache_tokens=0).ask(request)).ids) <= 9

@@ -15,7 +15,7 @@ from gruppo.lab.tabular.quick import turned
 from gruppo.lab.tabular.tables import Tables
 from gruppo.methods import method
 from gruppo.methods.kdrl import TeacherKL
-from gruppo.stages import Method
+from gruppo.stages import Method, Role
 from gruppo.stages.curriculum import Uniform
 from gruppo.stages.objective import ClippedSurrogate
 from gruppo.stages.select import TopEntropy
@@ -165,3 +165,32 @@ def test_the_teacher_of_a_world_differs_in_its_rates_alone() -> None:
 def test_a_teacher_that_would_not_be_asked_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"teacher=0\.7 has no effect"):
         Setup(SMALL, prompts=3, teacher=0.7, **more)
+
+
+def test_a_teacher_without_a_role_and_a_model_as_a_role_are_refused() -> None:
+    """Neither had an effect, and nothing was said."""
+    setup = Setup(SMALL, prompts=3, steps=1)
+    with pytest.raises(ValueError, match=r"teacher=0\.7 has no effect on grpo: .*policy, ref.*kdrl \(teacher\)"):
+        train_exact("grpo", setup, teacher=0.7)
+    copy = DISTILLED.but(cast={**DISTILLED.cast, "teacher": Role()})  # a copy of the policy is not given
+    with pytest.raises(ValueError, match=r"teacher=0\.7 has no effect on kdrl"):
+        train_exact(copy, setup, teacher=0.7)
+    with pytest.raises(ValueError, match=r"method\.cast\.teacher=tiny: .* tables"):
+        train_exact(DISTILLED.but(cast={**DISTILLED.cast, "teacher": Role(start="tiny")}), setup)
+    assert train_exact(copy, setup, seeds=1).how == train_exact(DISTILLED, setup, seeds=1, teacher=0.7).how
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"answers": 256, "depth": 2}, {"depth": 2}, {"form": "slips", "right": 1}, {"low": 1e-100}]
+)
+def test_steep_is_refused_where_a_logit_would_be_infinite(more: dict[str, Any]) -> None:
+    """And what the words allow has finite logits; so have the smallest teachers."""
+    with pytest.raises(ValueError, match=r"steep=1e-300 with answers=.*Use steep from \S+ to 1") as said:
+        World(prompts=2, steep=1e-300, **more)
+    least = float(str(said.value).partition("steep from ")[2].split()[0])
+    world = World(prompts=2, steep=least, **more)
+    assert least < 1
+    with pytest.raises(ValueError, match=r"Use steep from"):
+        World(prompts=2, steep=least / 1.3, **more)
+    for exact in (world.of(0), Setup(world, prompts=2, teacher=1e-40).given(world.of(0))):
+        assert exact.theta.isfinite().all() and Tables(exact).start([exact]).isfinite().all()

@@ -11,6 +11,7 @@ import numpy as np
 import planted
 import pytest
 import torch
+from wrong_objectives import AnotherName, OneValueTooFew, OneValueTooMany, TwoOfOneName
 
 from gruppo.data import Batch, Episode, Status, Use, pack, single_turn
 from gruppo.lab.laws.desk import Desk
@@ -267,7 +268,7 @@ def refused(m: Method) -> str:
 
 def test_two_terms_of_one_name() -> None:
     twice = (*GRPO.objective, PolicyGradient())
-    for m in (planted.spoiled(objective=planted.TwoOfOneName()), GRPO.but(objective=twice)):
+    for m in (planted.spoiled(objective=TwoOfOneName()), GRPO.but(objective=twice)):
         said = refused(m)
         assert f"{m.name}: two terms of policy are called 'policy'" in said and REMEDY.search(said), said
 
@@ -283,9 +284,12 @@ def test_a_penalty_may_not_have_the_name_of_an_objective() -> None:
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (planted.AnotherName(), "another_name declares the terms policy and gives values for policies"),
-        (planted.OneValueTooMany(), "one_value_too_many declares the terms policy"),
-        (planted.OneValueTooFew(), "one_value_too_few declares the terms policy, bonus and gives values for policy"),
+        (AnotherName(), "another_name declares the terms policy and gives values for policies"),
+        (OneValueTooMany(), "one_value_too_many declares the terms policy"),
+        (
+            OneValueTooFew(),
+            "one_value_too_few declares the terms policy, bonus and gives values for policy",
+        ),
     ],
 )
 @pytest.mark.parametrize("behind", [False, True])

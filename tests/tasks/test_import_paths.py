@@ -1,6 +1,7 @@
 """Import paths: what loads, and the error for each mistake."""
 
 import os
+import py_compile
 import sys
 from pathlib import Path
 
@@ -76,6 +77,30 @@ def test_a_file_is_read_again_although_its_size_and_second_are_the_same(tmp_path
         assert load_object(f"{file}:VALUE") == float(number)
         for name in [n for n in sys.modules if n.startswith("gruppo_user_reward_")]:
             monkeypatch.delitem(sys.modules, name)
+
+
+def test_so_is_what_it_imports_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules and packages; but what is installed below that folder comes from its compiled copy, as ever."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "lib")])
+    beside = [
+        tmp_path / name for name in ("helper_b.py", "pack_b/__init__.py", "pack_b/inner.py", "lib/installed_b.py")
+    ]
+    modules, values = ("helper_b", "pack_b", "installed_b"), []
+    for number in ("1.0", "0.5"):
+        for file in beside:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(f"VALUE = {number}\n")
+            os.utime(file, (1e9, 1e9))
+            if number == "1.0":
+                py_compile.compile(str(file))
+        (tmp_path / "reward.py").write_text(
+            "import helper_b, pack_b, pack_b.inner, installed_b\n"
+            "VALUES = [m.VALUE for m in (helper_b, pack_b, pack_b.inner, installed_b)]\n"
+        )
+        values.append(load_object(f"{tmp_path}/reward.py:VALUES"))
+        for name in [n for n in sys.modules if n.startswith("gruppo_user_reward_") or n.partition(".")[0] in modules]:
+            monkeypatch.delitem(sys.modules, name)
+    assert values == [[1.0] * 4, [0.5, 0.5, 0.5, 1.0]]
 
 
 def test_a_file_that_failed_can_be_repaired(mine) -> None:

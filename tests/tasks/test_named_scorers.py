@@ -299,7 +299,7 @@ def test_listed() -> None:
 def test_names_lead_to_scorers_that_load() -> None:
     args = {"regex": {"pattern": "a"}, "json_schema": {"schema": "{}"}}
     args["llm_judge"] = {"address": "http://localhost:1/v1", "model": "m"}
-    for name, (path, _) in SCORERS.items():
+    for name, (path, *_) in SCORERS.items():
         if name in ("reward_model", "program"):  # need a model and a sandbox: test_reward_model.py, tests/sandbox
             continue
         with Judge(Scorer(path, args.get(name, {}))):

@@ -1,5 +1,6 @@
 """`deterministic=true`: the same bits again on a GPU."""
 
+import gc
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 from train_runs import gruppo, metrics, train
 
-from gruppo.train.config import RunConfig
+import gruppo.train.run as run_module
+from gruppo.train.config import ModelConfig, RunConfig
 from gruppo.train.run import Run
 
 
@@ -19,6 +21,30 @@ def test_its_callers_are_in_lockstep() -> None:
         assert run.engine.waves.lockstep and not torch.are_deterministic_algorithms_enabled()
     finally:
         run.judge.close()
+
+
+def test_it_ends_with_the_last_run_that_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with one that could not be set up; else the next run of the process loses its graphs without a word."""
+    monkeypatch.setattr(run_module, "needed", lambda deterministic, device: deterministic)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # taken back after the test
+    before = torch_settings()
+    a, b = Run(RunConfig(deterministic=True)), Run(RunConfig(deterministic=True))
+    plain = Run(RunConfig())
+    for run in (plain, a):
+        assert torch_settings() == (True, False)
+        run.close()
+        run.close()  # twice is once
+    assert torch_settings() == (True, False)
+    b.close()
+    assert torch_settings() == before
+    with pytest.raises(ValueError, match="no-such-model"):
+        Run(RunConfig(deterministic=True, model=ModelConfig("no-such-model")))
+    gc.collect()
+    assert torch_settings() == before
+
+
+def torch_settings() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
 
 
 @pytest.mark.gpu
@@ -33,3 +59,4 @@ def test_a_resumed_run_on_a_gpu_is_equal_bit_for_bit(name: str) -> None:
     a, b = (load_file(Path("runs", x, "policy/model.safetensors")) for x in "ab")
     assert all(torch.equal(a[k], b[k]) for k in a)
     assert metrics("a") == metrics("b")
+    assert not torch.are_deterministic_algorithms_enabled()  # tests of graphs come after this one

@@ -259,3 +259,16 @@ def test_after_an_error_what_to_mend_comes_before_the_command(tmp_path: Path, er
         assert ("Mend that first" in words) == started == ("--resume" in words)
         assert words.startswith("Mend that first" if started else "Nothing was started: once that is fixed")
     assert "Mend" not in what_is_saved(folder) and "--resume" in what_is_saved(folder)
+
+
+@pytest.mark.parametrize(("settings", "measure"), [
+    (("task=knapsack", "model=tiny-random"), "score"),  # all of them 0
+    (("task=knapsack", "task.reward=gruppo.tasks.knapsack:score_best"), "accuracy"),
+    (("task=mix:addition@1+knapsack", "model=tiny-random"), "score"),
+    (("task=gruppo.lab.tries:five", "method=ufo", "model=tiny-agent", "prompts=4", "samples=4"), "accuracy"),
+], ids=str)  # fmt: skip
+def test_the_task_says_what_its_mean_is_called(settings: tuple[str, ...], measure: str, capsys: Any) -> None:
+    assert train("b", *QUICK, *settings) == 0
+    assert f"held-out {measure} " in capsys.readouterr().out
+    assert gruppo("eval", "runs/b", "--json") == 0
+    assert f'"measure": "{measure}"' in capsys.readouterr().out

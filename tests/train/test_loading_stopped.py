@@ -301,6 +301,28 @@ def slow_model() -> None:
     run.load_policy = load_policy
 
 
+@pytest.mark.parametrize("numbers", [(INT,), (TERM,), (INT, INT), (TERM, TERM), (TERM, INT, INT, TERM)])
+@pytest.mark.parametrize("where", ["arguments", "import_module", "train", "_failed"])
+def test_signals_before_the_run_is_reached(where: str, numbers: tuple[int, ...], forked: Any) -> None:
+    """While torch is imported, say: before a run has its own handlers, or after it has failed to begin."""
+    from gruppo import cli
+    from gruppo.cli import commands
+
+    def several(*_: Any) -> Any:
+        try:
+            signal.raise_signal(numbers[0])
+        finally:  # the first is on its way
+            for number in numbers[1:]:
+                signal.raise_signal(number)
+
+    def patch() -> None:
+        setattr(commands if where == "train" else cli, where, several)
+
+    settings = ("task=no-such-task",) if where == "_failed" else ()
+    assert code_of(forked("train", *SMALL, *QUICK, *settings, "save.name=b", patch=patch)) == 128 + numbers[0], said()
+    assert said().strip() == "gruppo: stopped at once."
+
+
 PAIRS = [(INT, None), (TERM, None), (INT, INT), (TERM, INT), (TERM, TERM)]
 # Every pair while the task loads, and every other place with one signal and with two: the handler does not know where
 # the run waits. The rest with the slow tests.

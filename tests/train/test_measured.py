@@ -13,7 +13,7 @@ from gruppo.train.progress import Display, word
 
 ROWS: list[dict[str, Any]] = [
     {"step": 0, "held_out": 0.3},
-    {"step": 1, "graded": 0.5},
+    {"step": 1, "held_out": 0.4, "held_out/graded": 0.5},
     {"step": 1, "held_out": 1.0, "held_out/anew": 1.0},
     {"step": 2, "held_out": 0.8},
 ]
@@ -59,12 +59,18 @@ def test_what_a_figure_depends_on(depends: dict[str, str], config: dict[str, Any
     assert measured_otherwise(now, now) == [] == measured_otherwise(None, now)
 
 
+def test_what_is_paid_in_training_does_not_name_the_measure() -> None:
+    """Two methods of one comparison: one pays tries by half, the other does not, and both are measured alike."""
+    assert word([{"step": 0, "held_out": 0.1}, {"step": 1, "graded": 0.5}]) == "accuracy"
+    assert word([{"step": 0, "held_out": 0.0, "held_out/graded": 0.0}, {"step": 1}]) == "score"  # the task says so
+
+
 def test_the_line_of_a_step_says_score_once_a_score_was_graded(capsys: pytest.CaptureFixture[str]) -> None:
     shown = Display("title", 3)
     shown.begin([{"step": 0, "held_out": 1.0}])
     shown._next = 0.0
     shown.update(1, {"accuracy": 1.0})
-    for step, row in ((2, {"accuracy": 0.7, "graded": 0.1}), (3, {"accuracy": 1.0})):
+    for step, row in ((2, {"accuracy": 0.7, "held_out/graded": 0.1}), (3, {"accuracy": 1.0})):
         shown._next = 0.0
         shown.update(step, row)
     first, second, third = capsys.readouterr().out.splitlines()

@@ -6,7 +6,6 @@ import threading
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,9 +35,8 @@ from gruppo.train import loop, trainer
 from gruppo.train.checkpoint import load_checkpoint
 from gruppo.train.config import RunConfig
 from gruppo.train.learner import Tally, sampler_gap
-from gruppo.train.ranks import Ranks
 from gruppo.train.run import Run
-from gruppo.train.source import Ahead, Drawn, InTurn, Now, Sampler, draw
+from gruppo.train.source import Ahead, Drawn, InTurn, Now, draw
 
 TINY = ("prompts=3", "samples=3", "threads=1", "save.tensorboard=no", "eval.every=0")
 
@@ -348,54 +346,3 @@ def test_a_scorer_with_a_state_hears_one_draw_after_the_other(in_order: bool) ->
     asyncio.run(both())
     told = ["first", "first again", "second", "second again"]
     assert judge.heard == (told if in_order else told[2:] + told[:2])
-
-
-# words
-
-
-def test_the_warning_names_the_setting_once() -> None:
-    run = run_of("steps=4", "ahead=2")
-    taken(run, 4)
-    [told] = [w for w in run.words if "older" in w or "steps old" in w]  # type: ignore[attr-defined]
-    assert "ahead=2" in told and "method.select+=truncated_importance" in told
-    assert any(w.startswith("ahead=2: 3 copies of the weights") for w in run.words)  # type: ignore[attr-defined]
-    for quiet in (("ahead=2", "method.select+=truncated_importance"), ("ahead=2", "method=grpo_tis"), ("ahead=0",)):
-        run = run_of("steps=3", *quiet)
-        taken(run, 3)
-        assert not [w for w in run.words if "steps old" in w], quiet  # type: ignore[attr-defined]
-
-
-def test_a_role_that_has_changed_meanwhile_cannot_be_read() -> None:
-    run = run_of("method=ppo", "ahead=1")
-    try:
-        sampler = run.source.samplers[0]  # type: ignore[attr-defined]
-        assert "critic" not in sampler.models and "policy" in sampler.models
-        with pytest.raises(ValueError, match=r"ahead=1: ppo reads the role 'critic' while episodes are drawn.*ahead=0"):
-            sampler._read("critic", None, [])
-    finally:
-        run.close()
-
-
-def test_steps_are_taken_in_their_order() -> None:
-    run = run_of("steps=4", "ahead=1")
-
-    async def skip() -> None:
-        await loop.train_step(run, 0)
-        await loop.train_step(run, 2)
-
-    try:
-        with pytest.raises(ValueError, match="drawn for step 1, and step 2"):
-            asyncio.run(skip())
-    finally:
-        run.close()
-
-
-def test_there_are_no_more_copies_of_the_weights_than_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Sampler] = []
-    monkeypatch.setattr(Sampler, "__init__", lambda self, run: made.append(self))
-    monkeypatch.setattr(Ahead, "_copies", lambda self: "")
-    run: Any = SimpleNamespace(learner=SimpleNamespace(ranks=Ranks()), config=SimpleNamespace(steps=3), say=print)
-    for versions, count in ((1_000_000, 3), (2, 3), (1, 2)):
-        made.clear()
-        Ahead(run, versions).close()
-        assert len(made) == count

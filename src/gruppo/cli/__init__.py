@@ -7,6 +7,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from difflib import get_close_matches
 from importlib import import_module
 
@@ -229,20 +230,7 @@ def _refuse_slips(argv: list[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     stopping.last_words_end_the_process = argv is None
     try:
-        args = arguments(sys.argv[1:] if argv is None else list(argv))
-        module = import_module(ELSEWHERE.get(args.command, "gruppo.cli.commands"))  # torch is not loaded before
-        code = getattr(module, args.command.replace("-", "_"))(args)
-        if argv is None:  # a signal while all the run had was freed is seen here at the latest, not behind `main`
-            _done(code)
-        return code
-    except ValueError as error:
-        print(f"gruppo: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        return 0
-    except OSError as error:
-        print(f"gruppo: {error}. Nothing more was done; check that path and try again.", file=sys.stderr)
-        return 2
+        return _ran(sys.argv[1:] if argv is None else list(argv), the_process=argv is None)
     except KeyboardInterrupt as stop:
         return _stopped(stop, the_process=argv is None)
     except RuntimeError as error:
@@ -251,10 +239,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _stopped(error.__cause__, the_process=argv is None)  # Python 3.11 wraps what interrupts a class body
 
 
-def _done(code: int) -> None:
-    """Everything is written. A signal while Python ends must not leave a traceback behind the results."""
-    print(end="", flush=True)  # also where there is no stdout
-    stopping.on_signals(lambda *_: os._exit(code))
+def _ran(argv: list[str], the_process: bool) -> int:
+    """The exit code of a command. Signals are heard from here on, not only once a run begins: torch is loaded first."""
+    stop = stopping.Stop(lambda: "")
+    with stop if the_process else nullcontext():
+        try:
+            args = arguments(argv)
+            module = import_module(ELSEWHERE.get(args.command, "gruppo.cli.commands"))  # torch is not loaded before
+            code = getattr(module, args.command.replace("-", "_"))(args)
+            if the_process:
+                print(end="", flush=True)  # also where there is no stdout
+        except (ValueError, OSError) as error:
+            if stop.told_to_end:  # a library has turned the interrupt into an error of its own
+                raise
+            code = _failed(error)
+        if the_process:  # a signal while all the run had was freed is seen here at the latest, not behind `main`
+            stopping.on_signals(lambda *_: os._exit(code))  # nor may one while Python ends leave a traceback
+        return code
+
+
+def _failed(error: ValueError | OSError) -> int:
+    if isinstance(error, BrokenPipeError):
+        return 0
+    more = ". Nothing more was done; check that path and try again." if isinstance(error, OSError) else ""
+    print(f"gruppo: {error}{more}", file=sys.stderr)
+    return 2
 
 
 def _stopped(stop: KeyboardInterrupt, the_process: bool) -> int:

@@ -278,7 +278,7 @@ def lines(title: str, sampling: Sampling, e: Evaluation) -> list[str]:
     many = f" × {e.samples} answers" if e.samples > 1 else ""
     seats = ", ".join(f"{agent} {r:+.3f}" for agent, r in e.by_agent.items())  # their mean is 0 in a zero-sum game
     games = e.against.get("games", 0) == e.prompts * e.samples - e.failed  # not those of a mixture alone
-    word = f"return against {e.against['player']}" if games else "score" if e.graded else "accuracy"
+    word = f"return against {e.against['player']}" if games else e.measure
     score = f"return {seats}" if seats else f"{word} {_shown(e.avg_at[e.samples])}"
     out = [f"{title}: {score} on {e.prompts} held-out {_prompts(e.prompts)}{many}, T={sampling.temperature:g}"]
     if e.samples > 1 and not seats:

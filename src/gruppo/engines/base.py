@@ -137,6 +137,13 @@ PROMISES = {
     "shared": "its weights are the trainer's own tensors, so the two cannot differ",
 }
 
+# The most that an engine can promise, by its name: what is more is refused before one is made.
+CAN_PROMISE = {
+    "native": frozenset(PROMISES),
+    "vllm": frozenset({"logp", "topk", "weights"}),
+    "remote": frozenset({"logp"}),
+}
+
 
 @runtime_checkable
 class Engine(Protocol):
@@ -214,12 +221,19 @@ def check(requests: Seq[Request], vocab: int, context: int) -> None:
         if total > context:
             raise ValueError(
                 f"prefix of {len(r.prefix)} + max_tokens={r.max_tokens} = {total} tokens, the context is {context}: "
-                f"there are no more positions. Use max_tokens of at most {max(context - len(r.prefix), 0)}."
+                f"there are no more positions. Use {fewer_tokens(context - len(r.prefix))}."
             )
     check_ids([r.prefix for r in requests], vocab)
     most = max((r.topk_logprobs for r in requests), default=0)
     if most > vocab:
         raise ValueError(f"topk_logprobs={most} exceeds the vocabulary. Use at most {vocab}.")
+
+
+def fewer_tokens(room: int) -> str:
+    """What a request can do about its length: answer in `room` tokens or, where none is left, begin shorter."""
+    if room > 0:
+        return f"max_tokens of at most {room}"
+    return "a shorter prefix (the prompt, and what an answer begins with, such as a hint), or a model with more context"
 
 
 def check_ids(arrays: Seq[Ints], vocab: int) -> None:

@@ -164,10 +164,11 @@ class NativeEngine:
         for r in requests:
             total, budget = len(r.prefix) + r.max_tokens, self.parked.budget
             if total > budget:
+                fewer = f", max_tokens of at most {budget - len(r.prefix)}" if budget > len(r.prefix) else ""
                 raise ValueError(
                     f"cache_tokens={budget}: a request of {len(r.prefix)} + {r.max_tokens} tokens could never be kept, "
-                    f"so nothing would be shared. Use cache_tokens={total} or more, max_tokens of at most "
-                    f"{max(budget - len(r.prefix), 0)}, or cache_tokens=0: keep nothing."
+                    f"so nothing would be shared. Use cache_tokens={total} or more{fewer}, or "
+                    "cache_tokens=0: keep nothing."
                 )
 
     async def _generate(self, requests: list[Request], remember: bool) -> AsyncGenerator[tuple[int, Completion], None]:

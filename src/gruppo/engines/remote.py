@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gruppo.engines.apart import Apart, completion_of, seed_of, stops_of
-from gruppo.engines.base import Completion, Reason, Request
+from gruppo.engines.base import CAN_PROMISE, Completion, Reason, Request
 
 TRIES, PAUSE = 4, 0.5  # of a connection that is refused or reset, and the seconds between two of them
 LIST = 20.0  # seconds for the list of models, which a server has at hand
@@ -86,7 +86,7 @@ class RemoteEngine(Apart):
                 "http://HOST:PORT/v1 with gruppo eval; to train, use engine=native or engine=vllm."
             )
         self.url, self.model, self.processed, self.seconds = url.rstrip("/"), model, processed, seconds
-        self.promises = frozenset({"logp"} if processed else ())
+        self.promises = CAN_PROMISE["remote"] if processed else frozenset()
         self._threads = Threads(min(rows, AT_ONCE))
         self._known: dict[str, Any] | ValueError | None = None  # what the server says of the model, or why not
         self._looking = threading.Lock()

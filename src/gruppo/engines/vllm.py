@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gruppo.data.files import write_tensors
 from gruppo.engines.apart import Apart, completion_of, seed_of, stops_of
-from gruppo.engines.base import Completion, Reason, Request
+from gruppo.engines.base import CAN_PROMISE, Completion, Reason, Request
 from gruppo.policies.lora import merged_state
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class VllmEngine(Apart):
     """
 
     name = "vllm"
-    promises = frozenset({"logp", "topk", "weights"})
+    promises = CAN_PROMISE["vllm"]
 
     def __init__(
         self,

@@ -79,6 +79,7 @@ def of_world(world: type[World[Any]], name: str) -> WorldFamily:
         scorer="",
         max_tokens=dict.fromkeys(world.levels, TOKENS),
         default=world.default,
+        graded=world.graded,
         world=world,
     )
     return made

@@ -79,6 +79,7 @@ class Kuhn(Game[State]):
         "higher card wins. Actions: check, bet, call, fold."
     )
     seats = SEATS
+    graded = True
     words = spoken("play poker you hold they check bet call fold lose win jack queen king nothing happens")
     levels = {1: None}
     players = {

@@ -64,6 +64,7 @@ class Negotiation(Game[State]):
         "one does not know it. Actions: offer PRICE, accept, leave."
     )
     seats = SEATS
+    graded = True
     words = spoken(
         "agree on a price to you buy sell value cost they ask offer accept leave deal no lose win nothing happens"
     )

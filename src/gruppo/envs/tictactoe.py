@@ -74,6 +74,7 @@ class TicTacToe(Game[str]):
     about = "two seats, from all openings of four, two or one stones"
     rules = "Three of your marks in a row win. A free cell shows its number. An action is the number of a free cell."
     seats = SEATS
+    graded = True
     words = spoken("three in a row you are x o win lose draw nothing happens")
     levels = {1: 4, 2: 2, 3: 1}  # stones on the board
     players = {

@@ -71,6 +71,7 @@ class World(Generic[S]):
     options: ClassVar[tuple[str, ...]] = ("turns",)  # facts that task.options may set
     levels: ClassVar[Mapping[int, Any]] = {}
     default: ClassVar[int] = 1
+    graded: ClassVar[bool] = False  # whether a score may be other than 0 and 1
     usual: ClassVar[Mapping[str, str]] = {}  # settings of a run in it, where nothing else is said
 
     facts: Facts

@@ -31,7 +31,7 @@ from gruppo.stages.record import from_table, to_table
 from gruppo.stages.writers import with_companions, writers_of
 from gruppo.train.cast import build_cast
 from gruppo.train.config import RunConfig
-from gruppo.train.exact import be_deterministic
+from gruppo.train.exact import be_deterministic, needed
 from gruppo.train.keeping import Tensors
 from gruppo.train.learner import Learner
 from gruppo.train.place import place_of
@@ -281,8 +281,8 @@ def cast_of(table: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[RunConfi
     if config.threads:
         torch.set_num_threads(config.threads)
     device, dtype = place_of(config)
-    if config.deterministic and device.type == "cuda":
-        be_deterministic()
+    if needed(config.deterministic, device):
+        be_deterministic(RunConfig)  # to the end of this process
     m, method = config.model, with_companions(config.method)
     policy = load_policy(m.name, dtype, device, config.seed, m.lora, m.checkpointing, m.sharpen)
     return config, method, build_cast(method, policy, Context(**told))

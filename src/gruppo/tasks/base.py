@@ -105,6 +105,8 @@ class TaskSet:
 
     `env` names the environment that the tasks are played in, or several of them, joined by `+`; each task names its own
     in `meta["env"]`. Such a set needs no scorer.
+
+    `graded` says that a score may be other than 0 and 1, so that the mean is called a score and no accuracy.
     """
 
     name: str
@@ -117,6 +119,7 @@ class TaskSet:
     digest: str = ""  # empty for generated tasks, which the settings determine
     text_tokens: int = 0  # max_tokens for a model that writes text, as far as its context goes; 0: the same
     env: str = ""  # empty: answers are judged by the scorer
+    graded: bool = False  # where nobody says it, a held-out score of another value does
 
     def __post_init__(self) -> None:
         if not self.env and not str(self.scorer):
@@ -238,6 +241,7 @@ class Family:
     max_tokens: Mapping[int, int]  # by level; its keys are the levels
     default: int  # level
     split_as: str = ""  # the family whose held-out problems are also held out here; empty: its own
+    graded: bool = False  # whether a score may be other than 0 and 1
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -290,6 +294,7 @@ class Family:
             max_tokens=max(self.max_tokens[n] for n in levels),
             levels=levels,
             env="" if self.scorer else self.name,
+            graded=self.graded,
         )
 
 

@@ -48,16 +48,18 @@ def task_set(
         raise ValueError(f"{name}: every row is held out, so there is nothing to train on. Hold out fewer rows.")
     chosen = chosen[: settings.train_size or None]
     held = in_order([r.task for r in kept if r.task.level in levels], "held out")
-    scorer = scorer_of(settings.reward or _usual_scorer(chosen + held), settings)
+    reward = settings.reward or _usual_scorer(chosen + held)
+    scorer = scorer_of(reward, settings)
     longest = max(max(len(t.solution), len(t.answer)) for t in (*chosen, *held))
     words = 0 if tokens else text_tokens(longest)
     tokens = tokens or answer_tokens(longest + 1 if longest else 0)
-    shown = next((n for n, (path, _) in SCORERS.items() if path == str(scorer)), str(scorer))
+    shown = next((n for n, (path, *_) in SCORERS.items() if path == str(scorer)), str(scorer))
     shown = "task.agent" if settings.agent else shown
     notes.append(
         f"{name}: {len(chosen)} tasks to train on, {len(held)} held out, judged by {shown} (task.held_out, task.reward)"
     )
-    return TaskSet(name, chosen, held, scorer, tokens, levels, tuple(notes), digest or _digest(chosen + held), words)
+    facts = (tokens, levels, tuple(notes), digest or _digest(chosen + held), words)
+    return TaskSet(name, chosen, held, scorer, *facts, graded=is_graded(reward))
 
 
 def scorer_of(reward: str, settings: TaskConfig) -> str | Scorer:
@@ -70,6 +72,11 @@ def scorer_of(reward: str, settings: TaskConfig) -> str | Scorer:
     path = SCORERS[reward][0] if reward in SCORERS else reward
     split_path(path)  # refuses a malformed path now, and not in the worker
     return Scorer(path, plain(settings.args)) if settings.args else path
+
+
+def is_graded(reward: str) -> bool:
+    """Whether a scorer with a name gives other scores than 0 and 1; of your own nobody knows."""
+    return reward in SCORERS and SCORERS[reward][2]
 
 
 def answer_tokens(longest: int) -> int:

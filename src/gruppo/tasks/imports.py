@@ -11,7 +11,15 @@ import traceback
 from collections.abc import Mapping
 from difflib import get_close_matches
 from hashlib import blake2b
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -100,6 +108,34 @@ class FromSource(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
+_FOLDERS: set[str] = set()  # of the user's files that were loaded
+
+
+def _finder(path: str) -> FileFinder:
+    """For `sys.path_hooks`: what a user's file imports from its folder, and packages there, is compiled anew as well.
+
+    Not what is installed below that folder: the deepest entry of `sys.path` around a path says whose it is.
+    """
+    around = [p for p in sys.path if p and Path(path).is_relative_to(p)]
+    if max(around, key=len, default="") not in _FOLDERS:
+        raise ImportError(path)
+    extensions, compiled = (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourcelessFileLoader, BYTECODE_SUFFIXES)
+    return FileFinder(path, extensions, (FromSource, SOURCE_SUFFIXES), compiled)
+
+
+def _imports_from(folder: str) -> None:
+    """The files in this folder can be imported from now on, but shadow nothing."""
+    if folder not in sys.path:
+        sys.path.append(folder)
+    if folder in _FOLDERS:
+        return
+    _FOLDERS.add(folder)
+    if _finder not in sys.path_hooks:
+        sys.path_hooks.insert(0, _finder)
+    for known in [p for p in sys.path_importer_cache if Path(p).is_relative_to(folder)]:
+        del sys.path_importer_cache[known]
+
+
 def _from_file(path: str, file: Path) -> ModuleType:
     if not file.is_file():
         raise ValueError(f"{path}: {no_file(file)}")
@@ -112,8 +148,7 @@ def _from_file(path: str, file: Path) -> ModuleType:
         raise ValueError(f"{path}: {file} is no Python file. Name a file that ends in .py.")
     if isinstance(spec.loader, SourceFileLoader):
         spec.loader = FromSource(name, str(file))
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # at the end, so that the files next to it can be imported but shadow nothing
+    _imports_from(str(file.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -112,4 +112,5 @@ FAMILY = Family(
     scorer="gruppo.tasks.knapsack:score",
     max_tokens={1: 10, 2: 12, 3: 16},
     default=1,
+    graded=True,
 )

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from gruppo.tasks.base import Family, Scorer, Task, Tasks, TaskSet, domains_of
-from gruppo.tasks.build import scorer_of
+from gruppo.tasks.build import is_graded, scorer_of
 from gruppo.tasks.files import is_data
 from gruppo.tasks.imports import is_path, load_object, misfit, nearest, written
 from gruppo.tasks.settings import TaskConfig, plain, refuse_unused
@@ -53,7 +53,7 @@ def _played(made: TaskSet, settings: TaskConfig) -> TaskSet:
                 f"task.{name} would have no effect: with task.agent the program returns the reward. Leave it out, and "
                 "score in the agent."
             )
-    return replace(made, scorer="", env="agent")
+    return replace(made, scorer="", env="agent", graded=False)
 
 
 def _loaded(settings: TaskConfig, held_out_size: int) -> TaskSet:
@@ -134,7 +134,7 @@ def _own(settings: TaskConfig, held_out_size: int) -> TaskSet:
 def _judged(made: TaskSet, settings: TaskConfig) -> TaskSet:
     """With the scorer and the arguments of the settings, if there are any."""
     if settings.reward:
-        return replace(made, scorer=scorer_of(settings.reward, settings))
+        return replace(made, scorer=scorer_of(settings.reward, settings), graded=is_graded(settings.reward))
     if not settings.args:
         return made
     if not str(made.scorer):

@@ -45,6 +45,7 @@ def load(settings: TaskConfig, held_out_size: int) -> TaskSet:
         max_tokens=max(part.family.max_tokens[n] for part in parts for n in part.levels),
         levels=tuple(sorted({n for part in parts for n in part.levels})),
         notes=_used_up(settings.name, parts, mixed),
+        graded=any(family.graded for family in families),
     )
 
 

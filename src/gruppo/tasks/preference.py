@@ -66,4 +66,5 @@ FAMILY = Family(
     max_tokens={level: most + 3 for level, most in sorting.FAMILY.max_tokens.items()},  # one number more
     default=2,
     split_as="sorting",
+    graded=True,
 )

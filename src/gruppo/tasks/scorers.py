@@ -16,17 +16,17 @@ from gruppo.tasks.base import Task
 from gruppo.tasks.extract import answer_of, boxed, number, way, whole
 from gruppo.tasks.imports import library
 
-# name: import path, and whether the row must have an answer
+# name: import path, whether the row must have an answer, and whether a score may be other than 0 and 1
 SCORERS = {
-    "exact": ("gruppo.tasks.scorers:Exact", True),
-    "numeric": ("gruppo.tasks.scorers:Numeric", True),
-    "math": ("gruppo.tasks.scorers:Math", True),
-    "regex": ("gruppo.tasks.scorers:Regex", False),
-    "json_schema": ("gruppo.tasks.scorers:JsonSchema", False),
-    "listed": ("gruppo.tasks.scorers:listed", False),
-    "program": ("gruppo.tasks.program:Program", False),
-    "reward_model": ("gruppo.tasks.reward_model:RewardModel", False),
-    "llm_judge": ("gruppo.tasks.llm_judge:LLMJudge", False),
+    "exact": ("gruppo.tasks.scorers:Exact", True, False),
+    "numeric": ("gruppo.tasks.scorers:Numeric", True, False),
+    "math": ("gruppo.tasks.scorers:Math", True, False),
+    "regex": ("gruppo.tasks.scorers:Regex", False, False),
+    "json_schema": ("gruppo.tasks.scorers:JsonSchema", False, False),
+    "listed": ("gruppo.tasks.scorers:listed", False, True),
+    "program": ("gruppo.tasks.program:Program", False, False),
+    "reward_model": ("gruppo.tasks.reward_model:RewardModel", False, True),
+    "llm_judge": ("gruppo.tasks.llm_judge:LLMJudge", False, True),
 }
 
 

@@ -15,6 +15,7 @@ def written(tasks: TaskSet) -> str:
     head = {"name": tasks.name, "scorer": scorer.path, "args": dict(scorer.args), "max_tokens": tasks.max_tokens}
     head |= {"levels": tasks.levels, "notes": tasks.notes, "digest": tasks.digest}
     head |= {"env": tasks.env} if tasks.env else {}
+    head |= {"graded": True} if tasks.graded else {}
     return "".join(f"{line}\n" for line in (json_line(head, tasks.name), *_lines(tasks)))
 
 
@@ -33,7 +34,8 @@ def read(path: Path) -> TaskSet:
         splits[line.pop("split")].append(Task(**line))
     scorer = Scorer(head["scorer"], head["args"]) if head["args"] else head["scorer"]
     facts = (head[name] for name in ("max_tokens", "levels", "notes", "digest"))
-    return TaskSet(head["name"], splits["train"], splits["held_out"], scorer, *facts, env=head.get("env", ""))
+    more = {"env": head.get("env", ""), "graded": head.get("graded", False)}
+    return TaskSet(head["name"], splits["train"], splits["held_out"], scorer, *facts, **more)
 
 
 def json_line(value: dict[str, Any], what: str) -> str:

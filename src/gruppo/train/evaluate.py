@@ -32,6 +32,7 @@ class Evaluation:
     high: float
     prompts: int
     samples: int  # answers per prompt
+    measure: str  # what the mean is called: "accuracy", or "score" where scores are not only 0 and 1
     graded: float  # share of the judged answers with a score that is neither 0 nor 1
     failed: int  # answers that could not be judged; they do not count
     length: float  # sampled tokens of an answer, truncated ones included
@@ -60,7 +61,7 @@ class Evaluation:
         named = {f"held_out/{name}@{k}": i.mean for name, at in several.items() for k, i in at.items()}
         named |= {} if self.distinct is None else {"held_out/distinct": self.distinct}
         failed = {"held_out/failed": float(self.failed)} if self.failed else {}
-        failed |= {"held_out/graded": self.graded} if self.graded else {}
+        failed |= {"held_out/graded": self.graded} if self.measure == "score" else {}
         agents = {f"held_out/return/{agent}": r for agent, r in self.by_agent.items()}
         turns = {f"held_out/{name}": value for name, value in self.turns.items()}
         turns |= {f"held_out/{name}": self.against[name] for name in RESULTS if self.against}
@@ -118,7 +119,7 @@ async def evaluate(
     if max(ks) > 2:  # a vote of one or two is the mean
         await _read_answers(judge, chosen, episodes, samples)
     exact = exploited(engine, tokenizer, chosen, play, sampling.temperature)
-    return _summed_up(chosen, episodes, score_PS, ks, exact)
+    return _summed_up(chosen, episodes, score_PS, ks, exact, tasks.graded)
 
 
 def first_error(episodes: Sequence[Episode]) -> str:
@@ -167,7 +168,12 @@ async def _read_answers(judge: Any, tasks: Sequence[Any], episodes: Sequence[Epi
 
 
 def _summed_up(
-    tasks: Sequence[Any], episodes: list[Episode], score_PS: Reals, ks: tuple[int, ...], exact: dict[str, float]
+    tasks: Sequence[Any],
+    episodes: list[Episode],
+    score_PS: Reals,
+    ks: tuple[int, ...],
+    exact: dict[str, float],
+    is_graded: bool,
 ) -> Evaluation:
     known_P = ~np.isnan(score_PS).all(1)
     score_P = np.full(len(tasks), np.nan)
@@ -187,6 +193,7 @@ def _summed_up(
         high=overall.high,
         prompts=len(tasks),
         samples=score_PS.shape[1],
+        measure="score" if is_graded or graded(score_PS) else "accuracy",
         graded=graded(score_PS),
         failed=int(np.isnan(score_PS).sum()),
         length=float(np.mean([e.tokens for e in episodes])),

@@ -54,7 +54,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "graded": (
         "share",
         "",
-        "judged episodes with a score that is neither 0 nor 1, if any: `accuracy` is a mean score then",
+        "judged episodes with a score that is neither 0 nor 1, if any",
     ),
     "corrupted": (
         "share",
@@ -64,7 +64,11 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "reward/*": ("", "", "mean of one reward component"),
     "return/*": ("", "", "mean return of one agent, if there are several; `reward` is then a mean over agents, too"),
     "held_out": ("share", "rises", "mean score of the task on the held-out prompts, sampled at eval.temperature"),
-    "held_out/graded": ("share", "", "held-out answers with a score that is neither 0 nor 1, if there are any"),
+    "held_out/graded": (
+        "share",
+        "",
+        "held-out answers with a score that is neither 0 nor 1, where the mean is called score",
+    ),
     "held_out/anew": (
         "",
         "",

@@ -31,8 +31,9 @@ MISSING = "—"
 
 
 def word(rows: Iterable[Mapping[str, Any]]) -> str:
-    """What a mean score is called: an accuracy if every single score is 0 or 1."""
-    return "score" if any(row.get("graded") or row.get("held_out/graded") for row in rows) else "accuracy"
+    """What a mean score is called: as in the evaluations, which ask the task. How a method pays in training is no part
+    of it."""
+    return "score" if any(row.get("held_out/graded") is not None for row in rows) else "accuracy"
 
 
 def returns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:

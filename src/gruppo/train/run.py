@@ -32,7 +32,7 @@ from gruppo.train.cast import build_cast
 from gruppo.train.checkpoint import State
 from gruppo.train.config import RunConfig
 from gruppo.train.equal import why_equal
-from gruppo.train.exact import be_deterministic
+from gruppo.train.exact import be_deterministic, needed
 from gruppo.train.hidden import hidden
 from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
@@ -69,8 +69,7 @@ class Run:
             torch.set_num_threads(config.threads)
         together = ranks()  # before a model is put on a GPU
         self.device, self.dtype = place_of(config)
-        if config.deterministic and self.device.type == "cuda":
-            be_deterministic()
+        self.end_exact = be_deterministic(self) if needed(config.deterministic, self.device) else lambda: None
         self.share = WORTH if config.optim.share_prefixes else math.inf
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         self.tasks = tasks_of(config)
@@ -363,6 +362,7 @@ class Run:
         self.checked = state.facts["checked"]
 
     def close(self) -> None:
+        self.end_exact()
         self.source.close()
         self.engine.close()
         self.judge.close()

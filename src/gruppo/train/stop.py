@@ -30,8 +30,8 @@ class Stop:
     """Once: finish the step, save, stop. Twice: KeyboardInterrupt, the last checkpoint remains. Then: end the process.
 
     With `words`, which say what is saved, a run is loading until `begin()`: once is KeyboardInterrupt there, and twice
-    ends the process. Signals reach the main thread only; elsewhere (a notebook's worker, a server) `asked` is set by
-    who uses it.
+    ends the process. The command line has such a one around that of the run, for the time before it. Signals reach the
+    main thread only; elsewhere (a notebook's worker, a server) `asked` is set by who uses it.
     """
 
     def __init__(self, words: Callable[[], str] | None = None) -> None:
@@ -60,7 +60,8 @@ class Stop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None = None, error: BaseException | None = None, *_: Any) -> None:
-        interrupted = isinstance(error, KeyboardInterrupt) or (isinstance(error, Exception) and self.told_to_end)
+        mine = isinstance(error, KeyboardInterrupt) and self.asked  # else it has its words from within
+        interrupted = mine or (isinstance(error, Exception) and self.told_to_end)
         if interrupted and self.words and last_words_end_the_process and self._before:
             on_signals(lambda *_: self._end())  # else a further one would replace the last words on their way
             self._before = {}
@@ -102,7 +103,7 @@ class Stop:
             on_signals(signal.SIG_IGN)  # a third one has nothing to add
             self.tidy()
             said = f"gruppo: stopped at once. {self.words()}" if self.words else "ended in the middle of stopping"
-            os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + f"\n{said}\n".encode())
+            os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + f"\n{said.rstrip()}\n".encode())
         finally:
             os._exit(128 + self.number)
 

@@ -20,8 +20,11 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from gruppo.engines.base import CAN_PROMISE
 from gruppo.lab.compare.compare import finished
 from gruppo.lab.compare.starter import CAN_FORK, WarmRun, here, starter
+from gruppo.stages.check import refuse_engine
+from gruppo.stages.writers import with_companions
 from gruppo.train.config import RunConfig
 from gruppo.train.folder import RunFolder
 from gruppo.train.measured import result_words
@@ -173,6 +176,9 @@ class Noted(Stop):
 def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool = False) -> dict[str, str]:
     """Make all runs that are not finished. Returns {run: reason} for those that failed; the others go on."""
     todo = [p for p in planned if not finished(p.path)]
+    for run in todo:  # once, and not by every run in its own log
+        engine = run.config.engine.name
+        refuse_engine(with_companions(run.config.method), engine, CAN_PROMISE[engine])
     failed: dict[str, str] = {}
     running: dict[Planned, Process] = {}
     interrupt = Noted()

@@ -1,12 +1,13 @@
 """The exact world and its training, as settings."""
 
 from dataclasses import dataclass, fields, replace
-from math import exp, log
+from math import exp, log, log10
 from typing import Any, Literal
 
 from gruppo.fields import Checked, setting
 from gruppo.lab.exact.world import MOST_PROMPTS, ExactWorld
-from gruppo.stages import Context, Memory, Sampling
+from gruppo.methods import all_methods
+from gruppo.stages import Context, Memory, Method, Sampling
 from gruppo.stages.names import nearest
 from gruppo.train.config import RunConfig
 from gruppo.train.learner import OptimConfig
@@ -14,6 +15,9 @@ from gruppo.train.learner import OptimConfig
 LETTERS = "".join(map(chr, (*range(0x61, 0x7B), *range(0x3B1, 0x3C2), *range(0x430, 0x450))))  # a-z, α-ρ, а-я
 LONGEST = 40  # letters of an answer
 TASK = "gruppo.lab.tabular:exact"  # as the task of a claim
+
+
+RAREST = -250  # the power of ten of an answer's chance at the start; float64 ends at -308
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,22 @@ class World(Checked):
     answers: int = setting(16, low=2, high=256)  # words: a power of `depth`; slips: 1 + a multiple of `depth`
     right: int = setting(4, low=1)  # right answers, of every prompt
     depth: int = setting(1, low=1, high=LONGEST)  # letters of an answer; 1: an answer is a single choice
-    low: float = setting(0.05, above=0, below=1)  # success rate of the hardest prompt
-    high: float = setting(0.6, above=0, below=1)  # of the easiest; those between are evenly spaced in logits
+    low: float = setting(0.05, low=1e-100, below=1)  # success rate of the hardest prompt
+    high: float = setting(0.6, low=1e-100, below=1)  # of the easiest; those between are evenly spaced in logits
     steep: float = setting(0.5, above=0, high=1)  # each right (wrong) answer is this much as likely as the one before
     shortest: int = setting(0, low=0, high=LONGEST)
     domains: int = setting(1, low=1)
+
+    def wrong(self) -> str:
+        others = max(self.right, self.answers - self.right) - 1
+        rate = log10(min(self.low, self.high, 1 - self.low, 1 - self.high))
+        if rate + others * log10(self.steep) >= RAREST:
+            return ""
+        return (
+            f"steep={self.steep:g} with answers={self.answers}, right={self.right}: the rarest answer would have a "
+            f"chance of 1e{rate + others * log10(self.steep):.0f}, and its logit, the logarithm, would be minus "
+            f"infinity. Use steep from {1.1 * 10 ** ((RAREST - rate) / others):.2g} to 1, or fewer answers."
+        )
 
     def of(self, seed: int) -> ExactWorld:
         """The world of a seed: the same prompts and answers, with other chances."""
@@ -121,7 +136,7 @@ class Setup(Checked):
     gradient: Literal["sampled", "expected"] = "sampled"
     every: int = setting(100, low=0)  # steps between two rows of measures; 0: only the first and the last
     noise: int = setting(0, low=0)
-    teacher: float = setting(0.0, low=0, below=1)
+    teacher: float = setting(0.0, low=1e-40, below=1, also=0)
     flip: float = setting(0.0, low=0, high=1)
     flip_every: int = setting(1, low=1)
     seed: int = 0  # of random numbers that rooms draw themselves
@@ -142,6 +157,23 @@ class Setup(Checked):
         return (
             f"prompts={self.prompts}: the world has {self.world.prompts} (world.prompts), and a step asks each at most "
             "once. Use fewer, or a larger world."
+        )
+
+    def refuse_roles(self, method: Method) -> None:
+        """Every role is a table of this world: a model cannot be one, and a teacher must have a role to play."""
+        cast = method.cast
+        for name, role in cast.items():
+            if role.start and role.start != "policy" and role.start not in cast:
+                raise ValueError(
+                    f"method.cast.{name}={role.start}: the policies of an exact world are tables, so no model can be "
+                    f"a role there. Leave it out; how often a role that a run must be given is right, `teacher` says."
+                )
+        if not self.teacher or any(not role.start for role in cast.values()):
+            return
+        known = {f"{m.name} ({name})" for m in all_methods().values() for name, r in m.cast.items() if not r.start}
+        raise ValueError(
+            f"teacher={self.teacher} has no effect on {method.name}: none of its roles ({', '.join(cast)}) must be "
+            f"given. Leave teacher out, or use a method with such a role: {', '.join(sorted(known))}."
         )
 
     def given(self, world: ExactWorld) -> ExactWorld:

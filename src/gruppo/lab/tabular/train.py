@@ -92,6 +92,7 @@ def train_exact(
     """Train a method in an exact world. `changes` are fields of Setup, of its world, or of its optimiser (`lr`)."""
     m = by_name(method) if isinstance(method, str) else method
     setup = changed(setup or Setup(), changes)
+    setup.refuse_roles(m)
     count = seeds if isinstance(seeds, int) else len(seeds) if isinstance(seeds, Sequence) else 0
     each = max(setup.world.prompts * setup.world.answers, setup.prompts * setup.samples)
     if count * each > MOST:
