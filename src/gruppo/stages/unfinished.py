@@ -1,12 +1,13 @@
 """Groups that are not complete: episodes of a world that a step did not end go on in the next one.
 
     step k      a group is drawn, and its episodes play `turns` turns; some are over, some are open
-    step k + 1  the open ones play as many turns more, under the weights of now; free slots take new tasks
+    step k + 1  the open ones play as many turns more, under the weights of now; the other slots take new groups
     …           when all are over, the group is rewarded, selected, credited and learned from, as one of that step
 
 A group waits until its last episode is over, so a baseline compares all of its samples, and no reward, selection or
-credit sees a part of a group. A world with at most T turns keeps a group for ceil(T / turns) steps. A group that waits
-keeps its slot among the `prompts` of a step, and its task is not drawn a second time meanwhile.
+credit sees a part of a group. A world with at most T turns keeps a group for at most ceil(T / turns) steps. An open
+episode has a slot among the prompts × samples of a step, and one that is over has none, so a step always plays about as
+many episodes. The task of a group that waits is not drawn a second time meanwhile.
 """
 
 from collections.abc import Sequence
@@ -25,10 +26,17 @@ def going_on(ctx: Context) -> list[Further]:
 
 
 def in_free_slots(ctx: Context, asks: Sequence[Ask]) -> Sequence[Ask]:
-    """The first of these asks, as many as groups that wait have left room for, of tasks that do not wait."""
+    """The first of these asks, of tasks that do not wait, as far as open episodes leave room for their samples."""
     if not ctx.open:
         return asks
-    return not_waiting(ctx, asks)[: max(len(asks) - len({e.group for e in ctx.open}), 0)]
+    free = sum(a.samples for a in asks) - sum(e.status == Status.OPEN for e in ctx.open)
+    chosen: list[Ask] = []
+    for ask in not_waiting(ctx, asks):
+        free -= ask.samples
+        if free < 0:
+            break
+        chosen.append(ask)
+    return chosen
 
 
 def not_waiting(ctx: Context, asks: Sequence[Asked]) -> list[Asked]:
