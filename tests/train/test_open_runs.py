@@ -15,6 +15,8 @@ from train_runs import contents, gruppo, metrics, refused, train
 
 from gruppo.cli import overrides
 from gruppo.data import Episode, Status
+from gruppo.methods import all_methods
+from gruppo.stages import Context, Memory, StepRecord
 from gruppo.train import loop
 from gruppo.train.checkpoint import State, load_checkpoint, save_checkpoint
 from gruppo.train.config import RunConfig
@@ -174,6 +176,19 @@ def test_ahead_cannot_take_open_episodes(halfway: Any) -> None:
 
 
 # ---- what else looks at episodes
+
+
+def test_a_step_without_a_complete_group_is_nothing_to_learn_from_for_every_method_that_pauses() -> None:
+    """No built-in method stumbles over a step in which nothing was drawn to its end."""
+    pausing = [m for m in all_methods().values() if getattr(m.rollout, "pauses", False)]
+    assert len(pausing) > 50
+    for m in pausing:
+        memory = Memory()
+        ctx = Context(memory=memory)
+        with memory.writing():
+            for _, occupant in m.occupants():
+                occupant.observe(StepRecord(0, [], None, {}, ctx, []), memory)
+        assert m.replay.put(ctx, [], []) == [], m.name
 
 
 def test_metrics_episodes_and_evaluations(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
