@@ -57,7 +57,8 @@ def elsewhere(episode: Episode, turn: int, state: str) -> str:
     return (
         f"open episode {episode.uid} (task {episode.task!r}) cannot go on: played again, its actions lead to the state "
         f"{state!r} before turn {turn}, which was {episode.turns[turn].state!r}. Its world is no pure function of its "
-        "actions (gruppo env check says more), so no episode can be left open there. Use turns_a_step=0."
+        "actions (gruppo env check says more), so no episode can be left open there. Repair it, or start a run with "
+        "turns_a_step=0."
     )
 
 
@@ -155,8 +156,7 @@ class Dialogue:
             if seen.done and not seen.error:
                 raise ValueError(
                     f"episode {start.episode.uid} cannot be continued after turn {i}: played again, its actions end "
-                    f"the episode there (it is over). Is the environment a pure function of its "
-                    "actions? gruppo env check says."
+                    "the episode there. Is the environment a pure function of its actions? gruppo env check says."
                 )
         if seen.error:
             return seen
