@@ -47,9 +47,9 @@ class Agents:
     told: set[str] = field(default_factory=set[str])
 
     async def __call__(
-        self, ctx: Context, starts: Sequence[Start | Fork], window: int = 0
+        self, ctx: Context, starts: Sequence[Start | Fork], window: int = 0, turns: int = 0
     ) -> AsyncIterator[tuple[int, Episode]]:
-        each = [whole(ctx, s, window) for s in starts]
+        each = [whole(ctx, s, window or turns) for s in starts]
         draw = Draw(self, ctx)
         endpoint = await draw.open()
         places, ended = asyncio.Semaphore(self.at_once), asyncio.Queue[tuple[int, Episode]]()

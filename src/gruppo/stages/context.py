@@ -223,6 +223,7 @@ class Context:
     samples: int = 2
     episodes: Sequence[Episode] = ()  # that selection kept in this step, for the update
     replay: Sequence[Episode] = ()  # recalled by the replay in this step
+    open: Sequence[Episode] = ()  # of groups that wait for open episodes, from earlier steps; then, for the next one
     sampling: Sampling = field(default_factory=Sampling)
     play: Episodes = field(default_factory=lambda: _absent("play"))
     reward: Episodes = field(default_factory=lambda: _absent("reward"))

@@ -70,7 +70,7 @@ class Converse:
     make: Callable[[str, bool], Any] = make_env
 
     async def __call__(
-        self, ctx: Context, starts: Sequence[Start | Fork], window: int = 0
+        self, ctx: Context, starts: Sequence[Start | Fork], window: int = 0, turns: int = 0
     ) -> AsyncIterator[tuple[int, Episode]]:
         if window:
             raise ValueError(
@@ -87,7 +87,7 @@ class Converse:
 
         async def play(i: int, start: Start | Fork) -> None:
             with self.borrowed(start) as env:
-                await ended.put((i, await Dialogue(self, ctx, start, env).played()))
+                await ended.put((i, await Dialogue(self, ctx, start, env, turns).played()))
 
         rest = [i for i in range(len(starts)) if i not in set(alone)]
         playing = asyncio.create_task(ctx.engine.together([play(i, starts[i]) for i in rest]))

@@ -18,7 +18,7 @@ from gruppo.envs.guard import TIMEOUT, failed
 from gruppo.envs.hosted import Hosted
 from gruppo.envs.wrappers import cut
 from gruppo.stages.context import Ask, Context
-from gruppo.stages.play import Fork, Start, grown_of, prompt_source, request_after
+from gruppo.stages.play import Fork, Further, Start, grown_of, prompt_source, request_after
 from gruppo.stages.tooling import readable, rendered
 
 GOAL = "goal"  # in the meta of a task: its prompt without the first observation
@@ -52,6 +52,16 @@ def too_long(task: Any, tokens: int, without: int, most: int) -> str:
     )
 
 
+def elsewhere(episode: Episode, turn: int, state: str) -> str:
+    """Of an open episode whose actions, played again, lead to another state."""
+    return (
+        f"open episode {episode.uid} (task {episode.task!r}) cannot go on: played again, its actions lead to the state "
+        f"{state!r} before turn {turn}, which was {episode.turns[turn].state!r}. Its world is no pure function of its "
+        "actions (gruppo env check says more), so no episode can be left open there. Repair it, or start a run with "
+        "turns_a_step=0."
+    )
+
+
 def first_entropy(topk: Any, tokens: int, vocab: int) -> float:
     """−Σ p log p over the reported ids of the first tokens, in units of log |V|; NaN if none were reported."""
     if not tokens or topk is None:
@@ -61,10 +71,13 @@ def first_entropy(topk: Any, tokens: int, vocab: int) -> float:
 
 
 class Dialogue:
-    """One episode in its environment. Every agent of a game has a context of its own."""
+    """One episode in its environment. Every agent of a game has a context of its own.
 
-    def __init__(self, player: Any, ctx: Context, start: Start | Fork, env: Any) -> None:
-        self.player, self.ctx, self.start, self.env = player, ctx, start, env
+    turns  that are played at most, of all agents; an episode that is not over then stays open; 0: no limit
+    """
+
+    def __init__(self, player: Any, ctx: Context, start: Start | Fork, env: Any, turns: int = 0) -> None:
+        self.player, self.ctx, self.start, self.env, self.turns = player, ctx, start, env, turns
         self.ask = ask_of(start)
         self.read = player.format_in(env)
         self.goal = str(self.ask.task.meta.get(GOAL, self.ask.task.prompt))
@@ -89,9 +102,12 @@ class Dialogue:
             self._heard(seen, fresh=True)
             if not seen.done and len(ids) >= (most := self.ctx.engine.context(self._writer(seen))):
                 seen = failed(LONG, too_long(self.ask.task, len(ids), len(self._chat(Seen(""))), most), seen.agent)
+        last = len(self.grown.turns) + self.turns
         while not seen.done:
             said = await self._action(seen)
             seen = self._paid(seen, said, await self._env("step", said.action))
+            if not seen.done and self.turns and len(self.grown.turns) == last:
+                return self.grown.finish(Status.OPEN, text=self._text())  # what it sees next comes when it goes on
             seen = seen if seen.done else self._observe(seen)
         ended = self._ended(seen)
         if self.watched:
@@ -122,24 +138,31 @@ class Dialogue:
 
     async def _replayed(self, start: Fork, seen: Seen) -> Seen:
         """The environment as it was before the action that the fork goes on with: its actions are played again."""
-        self.grown = start.grown()
+        self.grown, further = start.grown(), isinstance(start, Further)
         self.entropy = [float("nan")] * len(self.grown.turns)
         for i, turn in enumerate(self.grown.turns):
-            self._heard(seen, seen.fresh or seen.agent not in self.context_of)
+            if seen.error:  # of the world, not of the actions: the episode fails, and the run goes on
+                return seen
+            if further and seen.state != turn.state:
+                raise ValueError(elsewhere(start.episode, i, seen.state))
+            fresh = seen.fresh or seen.agent not in self.context_of
+            self._heard(self._legible(seen) if fresh and i else seen, fresh)
             self.context_of[seen.agent] = turn.sequence
             said = self.read(turn.text)
             self.done_in.add((turn.state, turn.action_key))
             self._tell(seen, turn.text)
             seen = await self._env("step", said.action)
             self.lines.append(seen.text)
-            if seen.error:  # of the world, not of the actions: the fork fails, and the run goes on
-                return seen
-            if seen.done:
+            if seen.done and not seen.error:
                 raise ValueError(
                     f"episode {start.episode.uid} cannot be continued after turn {i}: played again, its actions end "
-                    f"the episode there ({seen.error or 'it is over'}). Is the environment a pure function of its "
-                    "actions? gruppo env check says."
+                    "the episode there. Is the environment a pure function of its actions? gruppo env check says."
                 )
+        if seen.error:
+            return seen
+        if further:
+            self.cut = "truncated" in self.grown.turns[-1].flags
+            return self._observe(seen)
         self._heard(seen, seen.fresh or seen.agent not in self.context_of)
         self.context_of[seen.agent] = start.sequence
         return seen
@@ -231,15 +254,17 @@ class Dialogue:
     def _encoded(self, seen: Seen, fresh: bool, anew: bool) -> Any:
         """The whole dialogue, or what follows the last action in it."""
         tokenizer = self.ctx.tokenizer
-        if fresh:  # it may quote what the policy or a tool has said, and an episode does not fail for that
-            seen = replace(seen, text=readable(tokenizer, seen.text))
-        self._heard(seen, fresh)
+        self._heard(self._legible(seen) if fresh else seen, fresh)
         if anew:
             if not fresh:
                 self.player.told_anew(tokenizer.stuck)
             return rendered(tokenizer, self.talk[seen.agent], self.ask.task)
         before = self.grown.ids
         return tokenizer.follow(self.talk[seen.agent][-1:], int(before[-1]) if len(before) else None)
+
+    def _legible(self, seen: Seen) -> Seen:
+        """It may quote what the policy or a tool has said, and an episode does not fail for that."""
+        return replace(seen, text=readable(self.ctx.tokenizer, seen.text))
 
     # the end
 

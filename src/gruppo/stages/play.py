@@ -25,10 +25,11 @@ class Play(Protocol):
     """Plays every start and yields (its index, the episode) in the order in which they end.
 
     window  maximum tokens to sample per episode; a longer one stays open, and can continue as a Fork; 0: no limit
+    turns   maximum turns to play of an episode; a longer one stays open, and goes on as Further; 0: no limit
     """
 
     def __call__(
-        self, ctx: Context, starts: "Sequence[Start | Fork]", window: int = 0
+        self, ctx: Context, starts: "Sequence[Start | Fork]", window: int = 0, turns: int = 0
     ) -> AsyncIterator[tuple[int, Episode]]: ...
 
 
@@ -110,6 +111,25 @@ class Fork:
         return made
 
 
+class Further(Fork):
+    """An open episode of a world that goes on after its last turn, with its own luck and the weights of now."""
+
+    def grown(self) -> Growing:
+        """The whole episode."""
+        return Growing.of(self.episode)
+
+
+def further(ctx: Context, episode: Episode) -> Further:
+    """The rest of an open episode of a world, under the settings that it began with."""
+    if episode.ask is None:
+        raise ValueError(
+            f"what was asked in the open episode {episode.uid} (task {episode.task!r}) is not known any more, so it "
+            "cannot go on. Put the data back as it was, and use numbers, texts and lists of them in Ask.how."
+        )
+    last = episode.sequences[-1]
+    return Further(episode, len(last.ids), episode.uid, sampling_for(ctx, episode.ask))
+
+
 async def as_they_end(
     playing: "asyncio.Future[Any]", ended: "asyncio.Queue[tuple[int, Episode]]", count: int
 ) -> AsyncGenerator[tuple[int, Episode], None]:
@@ -130,9 +150,9 @@ async def as_they_end(
 
 
 async def one_answer(
-    ctx: Context, starts: Sequence[Start | Fork], window: int = 0
+    ctx: Context, starts: Sequence[Start | Fork], window: int = 0, turns: int = 0
 ) -> AsyncIterator[tuple[int, Episode]]:
-    """One answer to each start: the play of single-turn tasks."""
+    """One answer to each start: the play of single-turn tasks. It is one turn, so a limit of turns cuts nothing."""
     wanted = [request_after(ctx, s.prefix, s.uid, s.sampling) for s in starts]
     asked = [replace(r, max_tokens=min(window, r.max_tokens)) for r in wanted] if window else wanted
     async for i, completion in ctx.engine.generate(asked):

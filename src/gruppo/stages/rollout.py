@@ -7,13 +7,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gruppo.data import Episode, in_steps
+from gruppo.data import Episode, Status, in_steps
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.occupant import Occupant, setting
 
 
 class Rollout(Protocol):
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]: ...
+
+    # Optional, `pauses = True`: it hands all that it is given to `ctx.play`, once, and looks at no ending. So its
+    # episodes can be left open and go on in the next step (`turns_a_step`); those are then among its prompts, as forks.
 
 
 def asks_of(prompts: Sequence[Prompt]) -> list[Ask]:
@@ -34,13 +37,14 @@ class Group(Occupant):
     into turns that each end in this text."""
 
     steps: str = setting("", witness=["0", "a", "e", "t", "+"], added=True)
+    pauses = True
 
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         episodes = await ctx.play(prompts)
         return [self.split(ctx, e) for e in episodes] if self.steps else episodes
 
     def split(self, ctx: Context, episode: Episode) -> Episode:
-        if len(episode.turns) != 1:  # an environment has made turns already
+        if len(episode.turns) != 1 or episode.status == Status.OPEN:  # an environment makes turns itself
             return episode
         [turn], [sequence] = episode.turns, episode.sequences
         ends = step_ends(ctx, sequence.ids[turn.start : turn.stop], self.steps)

@@ -8,8 +8,6 @@ The trainer, step zero, the laws and the laboratory all use this walk, so what i
 between them is passed in: the tasks, how an episode is played, the judge, how to pack and how to read models.
 """
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +25,9 @@ from gruppo.stages.play import Fork, Play, Start, ask_of, one_answer, shown, sta
 from gruppo.stages.prompting import prompts_for
 from gruppo.stages.readouts import Need, need
 from gruppo.stages.reward import add_components
+from gruppo.stages.scoring import Scoring
 from gruppo.stages.select import through_first_door
+from gruppo.stages.unfinished import going_on, in_free_slots, not_waiting, parted
 from gruppo.stages.writers import tokens_selected, writers_of
 
 NO_TASK = (
@@ -73,6 +73,7 @@ class Walk:
     play: Play = one_answer
     current: Callable[[], None] = field(default=lambda: None)
     budget_tokens: int = 0  # sampled tokens per step, redraws included; 0: no limit
+    turns: int = 0  # of an episode that a step plays; one that is not over goes on in the next (unfinished.py); 0: all
     clock: Callable[[str], AbstractContextManager[Any]] = field(default=lambda name: nullcontext())
     pay: Callable[[Context, Sequence[Episode]], None] = field(default=lambda ctx, episodes: None)
 
@@ -88,14 +89,22 @@ class Walk:
     # from asks to rewarded episodes
 
     async def collected(self, ctx: Context) -> tuple[list[Episode], list[Episode]]:
-        """Draw, reward, select, and redraw what selection asks for. Returns (all that was drawn, what was kept)."""
-        asks: Sequence[Ask | Prompt] = self.method.curriculum(ctx, self.tasks)
+        """Draw, reward, select, and redraw what selection asks for. Returns (all that was drawn, what was kept).
+
+        Groups that are not complete are neither: they stay in `ctx.open`, for the next step.
+        """
+        asks: Sequence[Ask | Prompt] = in_free_slots(ctx, self.method.curriculum(ctx, self.tasks))
+        open_: Sequence[Fork] = going_on(ctx)
         drawn: list[Episode] = []
         kept: list[Episode] = []
-        while asks:
-            fresh = await self.drawn(ctx, asks, self.method.rollout)
+        while asks or open_:
+            made = await self.rolled(ctx, [*open_, *asks], self.method.rollout, self.turns)
+            if self.turns or ctx.open:  # else a method may have left answers open itself
+                made, ctx.open = parted(ctx.open, made)
+            fresh, open_ = await self.rewarded(ctx, made), ()
             drawn += fresh
-            kept, asks = through_first_door(ctx, self.method.select, [*kept, *fresh])
+            kept, again = through_first_door(ctx, self.method.select, [*kept, *fresh])
+            asks = not_waiting(ctx, again)
             if self.budget_tokens and tokens_once(drawn, Source.POLICY) >= self.budget_tokens:
                 break
             if asks:
@@ -104,12 +113,22 @@ class Walk:
 
     async def drawn(self, ctx: Context, asks: Sequence[Ask | Prompt], rollout: Any = None) -> list[Episode]:
         """Rewarded episodes from asks or prompts; without a rollout, one play per sample."""
-        prompts: list[Prompt] = []
-        for ask in asks:
-            prompts += [ask] if isinstance(ask, Prompt) else prompts_for(ctx, self.method.prompting, self.shown(ask))
-        return await self.rewarded(ctx, await (rollout(ctx, prompts) if rollout else ctx.play(prompts)))
+        return await self.rewarded(ctx, await self.rolled(ctx, asks, rollout))
 
-    async def played(self, ctx: Context, starts: Sequence[Prompt | Start | Fork], window: int = 0) -> list[Episode]:
+    async def rolled(
+        self, ctx: Context, asks: Sequence[Ask | Prompt | Fork], rollout: Any = None, turns: int = 0
+    ) -> list[Episode]:
+        """Episodes without the components of the reward room, each with at most so many more turns; 0: to its end."""
+        prompts: list[Prompt | Fork] = []
+        for ask in asks:
+            ready = [] if isinstance(ask, Ask) else [ask]
+            prompts += ready or prompts_for(ctx, self.method.prompting, self.shown(ask))  # type: ignore[arg-type]
+        given = replace(ctx, play=partial(ctx.play, turns=turns)) if turns else ctx
+        return await (rollout(given, prompts) if rollout else given.play(prompts))
+
+    async def played(
+        self, ctx: Context, starts: Sequence[Prompt | Start | Fork], window: int = 0, turns: int = 0
+    ) -> list[Episode]:
         """Episodes from these starts, in their order. Each is scored when it ends, while others are still played."""
         self.current()
         each = starts_of(ctx, starts)
@@ -117,9 +136,10 @@ class Walk:
         scoring = Scoring(self, ctx)
         try:
             with self.clock("sampling"):
-                async for i, episode in self.play(ctx, each, window):
+                limit = {"turns": turns} if turns else {}
+                async for i, episode in self.play(ctx, each, window, **limit):
                     found[i] = episode
-                    if episode.scores:  # its environment has paid it
+                    if episode.scores and episode.status != Status.OPEN:  # its environment has paid it
                         self.pay(ctx, [episode])
                     await scoring.add(episode)
             with self.clock("scoring"):
@@ -301,43 +321,6 @@ def _within(start: Start | Fork, context: int) -> Start | Fork:
     """The start with no more tokens to sample than the context of the model has room for."""
     most = min(start.sampling.max_tokens, max(context - len(start.prefix), 1))
     return replace(start, sampling=replace(start.sampling, max_tokens=most))
-
-
-PAUSE = 0.005  # seconds between two hand-overs to the judge: each costs as much as many scores
-
-
-class Scoring:
-    """Scores episodes in the background while others are still played. The judge has a queue of its own."""
-
-    def __init__(self, walk: Walk, ctx: Context) -> None:
-        self.walk, self.ctx = walk, ctx
-        self.waiting: list[Episode] = []
-        self.tasks: list[asyncio.Task[None]] = []
-        self.last = 0.0
-
-    async def add(self, episode: Episode) -> None:
-        if self.walk.judge is None or self.walk.judge.in_order:
-            return
-        self.waiting.append(episode)
-        if time.perf_counter() - self.last < PAUSE:
-            return
-        self.last = time.perf_counter()
-        self._hand_over()
-        await asyncio.sleep(0)  # lets the task run: an engine in this process may never wait
-
-    def _hand_over(self) -> None:
-        some, self.waiting = self.waiting, []
-        if some:
-            self.tasks.append(asyncio.create_task(self.walk.scored(self.ctx, some)))
-
-    async def end(self) -> None:
-        self._hand_over()
-        await asyncio.gather(*self.tasks)
-
-    async def cancel(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 def recalled(e: Episode, credited: str) -> Episode:

@@ -38,6 +38,7 @@ class State:
     facts: dict[str, Any]
     beside: dict[str, bytes] = field(default_factory=dict[str, bytes])
     drawn: list[Drawn] = field(default_factory=list[Drawn])  # ahead of learning, the next step first
+    open: list[Episode] = field(default_factory=list[Episode])  # of groups that go on in the next step
 
 
 def save_checkpoint(folder: Path, state: State, keep: int = 2) -> Path:
@@ -98,6 +99,8 @@ def _write(draft: Path, state: State) -> None:
     write_tensors(tensors, draft / "memory.safetensors")
     if state.replay:
         save_episodes(draft / "replay.arrow", state.replay)
+    if state.open:
+        save_episodes(draft / "open.arrow", [without_clock(e) for e in state.open])
     for d in state.drawn:
         save_episodes(draft / f"drawn-{d.step:06d}.arrow", [without_clock(e) for e in d.episodes])
     for name, content in state.beside.items():
@@ -124,10 +127,10 @@ def _read(path: Path, names: Sequence[str]) -> State:
     tensors = {n.removesuffix(".safetensors"): load_file(path / n) for n in names if n.endswith(".safetensors")}
     memory = unpack_memory(body["memory"], tensors.pop("memory"))
     optimisers = {n.removeprefix("optimiser-"): tensors.pop(n) for n in list(tensors) if n.startswith("optimiser-")}
-    replay = load_episodes(path / "replay.arrow") if "replay.arrow" in names else []
+    replay, waiting = (load_episodes(path / n) if n in names else [] for n in ("replay.arrow", "open.arrow"))
     beside = {n: (path / n).read_bytes() for n in body["beside"]}
     drawn = [_read_drawn(path, facts) for facts in body.get("drawn", [])]
-    return State(body["step"], tensors, optimisers, memory, replay, body["facts"], beside, drawn)
+    return State(body["step"], tensors, optimisers, memory, replay, body["facts"], beside, drawn, waiting)
 
 
 def _drawn_facts(drawn: Drawn) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class RunConfig(Checked):
     seed: int = 0  # of everything that is drawn
     ahead: int = setting(0, low=0)  # versions that sampling is ahead of learning (docs/scale.md); 0: none
     budget_tokens: int = setting(0, low=0)  # sampled tokens per step, redraws included; 0: no limit
+    turns_a_step: int = setting(0, low=0)  # of an episode; if it is not over, it goes on in the next step; 0: all
     max_failures: float = setting(0.5, low=0, high=1)  # share of episodes that may fail in a step before the run stops
     accept: tuple[str, ...] = ()  # names of the checks of step zero that may fail; saved with the run
     threads: int = setting(0, low=0, high=4096)  # 0: torch's default
@@ -110,5 +111,17 @@ class RunConfig(Checked):
             return (
                 f"{self.regime.rough} with {said}: that sampler gets the weights as they are. Use engine=native and "
                 "scale.samplers=0, or leave the regime out."
+            )
+        if self.turns_a_step and self.ahead:
+            return (
+                f"turns_a_step={self.turns_a_step} with ahead={self.ahead}: a step that is drawn ahead begins before "
+                "the open episodes of the one before it are known, so they could not go on in it. Use ahead=0, or "
+                "turns_a_step=0."
+            )
+        if self.turns_a_step and self.budget_tokens:
+            return (
+                f"turns_a_step={self.turns_a_step} with budget_tokens={self.budget_tokens}: tokens count when their "
+                "group is complete, which may be steps later, so the budget would not be that of a step. Leave one of "
+                "them out."
             )
         return ""

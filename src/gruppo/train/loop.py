@@ -24,13 +24,13 @@ async def train_step(run: Run, step: int) -> StepRecord:
         run.between_steps = False  # these weights are not to be saved
         raise
     drawn, kept, before = found.episodes, found.kept, run.engine.sampled
-    facts = episode_metrics(drawn) | {"rounds": found.round + 1.0, "sampled": float(found.sampled)}
+    facts = episode_metrics(drawn, found.open) | {"rounds": found.round + 1.0, "sampled": float(found.sampled)}
     run.stop_if_failing(facts["failed"], drawn)
 
     batch = await source.aside(walk.batch_of, ctx, drawn, kept)  # pack, and what is read once per batch
     if batch is not None and not run.compared and run.version > 0:
         refuse_other_weights(run, batch)
-    run.warn_if_empty(batch is None)
+    run.warn_if_empty(batch is None and not found.open)
     dead_to_it = compares(method)  # whether equal rewards say nothing to the method
     if batch is not None:
         if "logp_old_N" in batch.columns:
@@ -57,7 +57,7 @@ async def train_step(run: Run, step: int) -> StepRecord:
 
     run.warn_of_worlds(drawn)
     run.warn_if_dead(facts["dead_groups"] if dead_to_it else 0.0, drawn)
-    run.replay = walk.remembered(ctx, run.replay, batch, kept)  # replay.put
+    run.replay, run.open = walk.remembered(ctx, run.replay, batch, kept), found.open  # replay.put
     facts |= learner.tally.means() | {"lr": learner.lr("policy"), "version": float(run.version)}
     record = StepRecord(step, kept, batch, facts, ctx, drawn)
     with run.memory.writing():

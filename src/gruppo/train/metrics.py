@@ -116,7 +116,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
         "near 0",
         "turns without an action (void), not allowed (invalid), cut off, repeated",
     ),
-    "open": ("share", "", "unfinished answers that continue in the next step; they have no reward yet"),
+    "open": ("share", "", "unfinished episodes that continue in the next step; they have no reward yet"),
     "failed": ("share", "0", "episodes that were not judged: the scorer or environment raised, hung or was cancelled"),
     "timed_out": ("share", "0", "episodes whose scorer or environment hung and was killed; part of `failed`"),
     "dead_groups": ("share", "below 0.9", "drawn groups of equal rewards, from which most methods learn nothing"),
@@ -197,8 +197,8 @@ def term_name(goal: Any, term: str) -> str:
     return f"writer/{goal.role}/{term}" if goal.writes and goal.role != "policy" else term
 
 
-def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
-    """Metrics of all episodes drawn, before selection."""
+def episode_metrics(drawn: Sequence[Episode], waiting: Sequence[Episode] = ()) -> dict[str, float]:
+    """Metrics of all episodes drawn, before selection. `waiting`: those of groups that are not complete."""
     drawn = [e for e in drawn if e.use in (Use.LEARN, Use.BASELINE)]
     drawn = [e for e in drawn if e.source == Source.POLICY] or drawn  # recorded ones if none were sampled
     mine = [e for e in drawn if e.use == Use.LEARN]  # greedy baselines are not samples
@@ -212,8 +212,8 @@ def episode_metrics(drawn: Sequence[Episode]) -> dict[str, float]:
         "reward": _mean([r for e in judged for r in _earned(e).values()]),
         "accuracy": _mean([e.score for e in judged]),
     }
-    if any(e.status == Status.OPEN for e in mine):
-        out["open"] = _mean([e.status == Status.OPEN for e in mine])
+    if any(e.status == Status.OPEN for e in (*mine, *waiting)):
+        out["open"] = _mean([e.status == Status.OPEN for e in (*mine, *waiting)])
     out |= {"graded": share} if (share := graded([e.score for e in judged])) else {}
     out |= _longest(mine) | of_turns(mine) | _corrupted(judged) | _by_domain(mine)
     logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])

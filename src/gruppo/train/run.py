@@ -44,7 +44,9 @@ from gruppo.train.source import source_of, uncorrected
 from gruppo.train.worlds import (
     Recurring,
     overflown,
+    refuse_open,
     refuse_other_worlds,
+    refuse_pauses,
     refuse_strangers,
     refuse_without_steps,
     seats_alike,
@@ -81,6 +83,7 @@ class Run:
         self.sampling = replace(config.sampling, max_tokens=longest)
         self.memory = Memory()
         self.replay: list[Episode] = []
+        self.open: list[Episode] = []  # of groups that are not complete, for the next step
         self.version, self.checked = 0, False
         self.between_steps = True  # False: a checkpoint would not be whole: weights, memory, replay and draws
         self.dead_steps, self.empty_steps = 0, 0
@@ -89,6 +92,7 @@ class Run:
         self.recurring = Recurring(self.method, self.tasks.env.split("+")[0])
         check(self.method, self.bare_context(0), samples=config.samples)
         refuse_other_worlds(self.method, self.tasks, config.task.against)
+        refuse_pauses(self.method, self.tasks, config)
         m = config.model
         loading = f"loading the model {m.name}"
         with told_if_slow(self.say, loading):
@@ -133,6 +137,7 @@ class Run:
             play_at(self, play_of(self.tasks, self.config.task, self.tokenizer, self.say, self.method.writers)),
             self.current,
             budget_tokens=self.config.budget_tokens,
+            turns=self.config.turns_a_step,
             clock=self.clock,
             pay=Flips(self.config.regime),
         )
@@ -172,7 +177,7 @@ class Run:
     def context(self, step: int) -> Context:
         """The context of a step."""
         ctx = self.bare_context(step)
-        ctx.cast, ctx.engine, ctx.tokenizer = self.models, self.engine, self.tokenizer
+        ctx.cast, ctx.engine, ctx.tokenizer, ctx.open = self.models, self.engine, self.tokenizer, self.open
         return self.walk.opened(ctx, self.replay)
 
     def current(self) -> None:
@@ -257,11 +262,10 @@ class Run:
 
     def warn_if_stale(self, age: float) -> None:
         """What is learned from was sampled by older weights, and nothing in the method looks at the difference."""
-        if self.told_stale or not (self.config.ahead and age > 0):
-            return
-        self.told_stale = True
-        if said := uncorrected(self.method, self.config.ahead):
-            self.warn(said)
+        older = (self.config.ahead, self.config.turns_a_step)
+        if not self.told_stale and any(older) and age > 0:
+            self.told_stale = True
+            self.warn(*filter(None, [uncorrected(self.method, *older)]))
 
     def warn_if_empty(self, empty: bool) -> None:
         """Selection has kept nothing for three steps in a row: the run continues but learns nothing."""
@@ -324,6 +328,7 @@ class Run:
             replay=self.replay,
             facts={**facts, **own},
             drawn=self.source.drawn,
+            open=self.open,
         )
 
     def _changing(self) -> list[str]:
@@ -356,7 +361,8 @@ class Run:
         kept = {name: state.facts[name] for name in ("bad_steps", "micro_tokens")}
         self.learner.load(state.weights, state.optimisers, **kept)
         self.memory = Memory(state.memory)
-        self.replay = state.replay
+        self.replay, self.open = state.replay, [self.walk.asked(e) for e in state.open]
+        refuse_open(self.open, self.config.ahead)
         self.set_version(int(state.facts["version"]))
         self.source.restore(state.drawn)
         self.checked = state.facts["checked"]

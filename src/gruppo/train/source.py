@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gruppo.data import Batch, Episode
@@ -43,6 +43,7 @@ class Drawn:
     kept: list[Episode]  # by selection
     round: int  # of the last redraw
     sampled: int  # tokens
+    open: list[Episode] = field(default_factory=list[Episode])  # of groups that are not complete: they go on
 
     def given_to(self, ctx: Context) -> "Drawn":
         """The context of the step, as the draw has left its own one."""
@@ -53,14 +54,18 @@ class Drawn:
 Draw = Drawn | asyncio.Task[Drawn]  # one that is there, or under way
 
 
-def uncorrected(method: Method, ahead: int) -> str:
+def uncorrected(method: Method, ahead: int, turns: int = 0) -> str:
     """What is wrong with learning from answers of older weights when nothing in the method looks at the difference."""
-    if not ahead or any(o.corrects for _, o in method.occupants()):
+    if not (ahead or turns) or any(o.corrects for _, o in method.occupants()):
         return ""
+    said, old, off = (
+        (f"ahead={ahead}", f"answers are up to {ahead} steps old", "ahead=0")
+        if ahead
+        else (f"turns_a_step={turns}", "the first turns of an episode may be some steps old", "turns_a_step=0")
+    )
     return (
-        f"ahead={ahead}: answers are up to {ahead} steps old when they are learned from, and {method.name} has nothing "
-        "that corrects for it: it learns as if its own weights had sampled them. Add "
-        "method.select+=truncated_importance, or use ahead=0."
+        f"{said}: {old} when they are learned from, and {method.name} has nothing that corrects for it: it learns as "
+        f"if its own weights had sampled them. Add method.select+=truncated_importance, or use {off}."
     )
 
 
@@ -69,7 +74,7 @@ async def draw(walk: Walk, ctx: Context) -> Drawn:
     ctx.engine.forget()  # a resumed run has nothing in memory, so no step may depend on it
     version, before = ctx.version, ctx.engine.sampled
     drawn, kept = await walk.collected(ctx)
-    return Drawn(ctx.step, version, drawn, kept, ctx.round, ctx.engine.sampled - before)
+    return Drawn(ctx.step, version, drawn, kept, ctx.round, ctx.engine.sampled - before, list(ctx.open))
 
 
 class Now:

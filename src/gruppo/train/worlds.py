@@ -27,6 +27,7 @@ from gruppo.tasks import TaskConfig, TaskSet
 from gruppo.train.regime import flipped
 
 if TYPE_CHECKING:
+    from gruppo.train.config import RunConfig
     from gruppo.train.run import Run
 
 MOST = 0.5  # a share of turns from which on they are said to be the cause
@@ -165,6 +166,43 @@ def refuse_other_worlds(method: Method, tasks: TaskSet, against: str = "") -> No
         f"{method.name}: {who} tells the seats of a game apart, and {', '.join(worlds)} has one seat, so there would "
         f"be nothing to tell apart. Use a world with two seats ({', '.join(two)}), or another method."
     )
+
+
+def refuse_pauses(method: Method, tasks: TaskSet, config: "RunConfig") -> None:
+    """Refuses `turns_a_step` where no episode can be left in its middle and gone on with."""
+    task, said = config.task, f"turns_a_step={config.turns_a_step}"
+    if not config.turns_a_step:
+        return
+    if task.agent:
+        raise ValueError(
+            f"{said} with task.agent={task.agent}: a program plays its episodes from the beginning to the end, so none "
+            "can go on in the next step. Leave turns_a_step out, or play in a world, such as task=household."
+        )
+    if task.tools:
+        raise ValueError(
+            f"{said} with task.tools={task.tools}: an episode goes on by playing its actions again, and a tool would "
+            "be called a second time, which may cost, act on things, or say something else. Leave one of them out."
+        )
+    if not tasks.env:
+        raise ValueError(
+            f"{said}: task={task.name} is one answer, which is one turn, so it would have no effect. Leave it out, use "
+            "a world, such as task=household, or method=t_ppo, which leaves answers open."
+        )
+    if not getattr(method.rollout, "pauses", False):
+        raise ValueError(
+            f"{said} with {method.name}: {kind(method.rollout)} in rollout looks at its episodes when they are over, "
+            "and some would still be open. Leave turns_a_step out, or use a method with the plain rollout (group), "
+            "such as method=gigpo."
+        )
+
+
+def refuse_open(waiting: Sequence[Episode], ahead: int) -> None:
+    """Refuses to go on with sampling ahead from a checkpoint that holds open episodes."""
+    if waiting and ahead:
+        raise ValueError(
+            f"ahead={ahead}: the checkpoint holds {len(waiting)} episodes of groups that go on in the next step, and a "
+            "step that is drawn ahead cannot take them. Use ahead=0."
+        )
 
 
 def _requiring(method: Method, requirement: Requirement) -> str:

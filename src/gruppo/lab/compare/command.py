@@ -44,7 +44,8 @@ def compare(args: argparse.Namespace) -> int:
     seeds, settings = _seeds(args), [*([f"task={args.task}"] if args.task else []), *args.settings]
     folder, planned = plan(args, entrants, seeds, settings)
     refuse_other_settings(planned, folder)
-    for said in filter(None, dict.fromkeys(uncorrected(p.config.method, p.config.ahead) for p in planned)):
+    older = [uncorrected(p.config.method, p.config.ahead, p.config.turns_a_step) for p in planned]
+    for said in filter(None, dict.fromkeys(older)):
         print(f"warning: {said}", file=sys.stderr)
     again = "gruppo " + shlex.join(args.typed)
     try:
