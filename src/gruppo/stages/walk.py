@@ -8,8 +8,6 @@ The trainer, step zero, the laws and the laboratory all use this walk, so what i
 between them is passed in: the tasks, how an episode is played, the judge, how to pack and how to read models.
 """
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -27,6 +25,7 @@ from gruppo.stages.play import Fork, Play, Start, ask_of, one_answer, shown, sta
 from gruppo.stages.prompting import prompts_for
 from gruppo.stages.readouts import Need, need
 from gruppo.stages.reward import add_components
+from gruppo.stages.scoring import Scoring
 from gruppo.stages.select import through_first_door
 from gruppo.stages.writers import tokens_selected, writers_of
 
@@ -114,7 +113,7 @@ class Walk:
         self.current()
         each = starts_of(ctx, starts)
         found: dict[int, Episode] = {}
-        scoring = Scoring(self, ctx)
+        scoring = Scoring(self.judge, partial(self.scored, ctx))
         try:
             with self.clock("sampling"):
                 async for i, episode in self.play(ctx, each, window):
@@ -301,43 +300,6 @@ def _within(start: Start | Fork, context: int) -> Start | Fork:
     """The start with no more tokens to sample than the context of the model has room for."""
     most = min(start.sampling.max_tokens, max(context - len(start.prefix), 1))
     return replace(start, sampling=replace(start.sampling, max_tokens=most))
-
-
-PAUSE = 0.005  # seconds between two hand-overs to the judge: each costs as much as many scores
-
-
-class Scoring:
-    """Scores episodes in the background while others are still played. The judge has a queue of its own."""
-
-    def __init__(self, walk: Walk, ctx: Context) -> None:
-        self.walk, self.ctx = walk, ctx
-        self.waiting: list[Episode] = []
-        self.tasks: list[asyncio.Task[None]] = []
-        self.last = 0.0
-
-    async def add(self, episode: Episode) -> None:
-        if self.walk.judge is None or self.walk.judge.in_order:
-            return
-        self.waiting.append(episode)
-        if time.perf_counter() - self.last < PAUSE:
-            return
-        self.last = time.perf_counter()
-        self._hand_over()
-        await asyncio.sleep(0)  # lets the task run: an engine in this process may never wait
-
-    def _hand_over(self) -> None:
-        some, self.waiting = self.waiting, []
-        if some:
-            self.tasks.append(asyncio.create_task(self.walk.scored(self.ctx, some)))
-
-    async def end(self) -> None:
-        self._hand_over()
-        await asyncio.gather(*self.tasks)
-
-    async def cancel(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 def recalled(e: Episode, credited: str) -> Episode:
