@@ -2,6 +2,9 @@
 
     python benchmarks/prefix.py [--threads 1] [--repeat 9] [--model tiny smollm2 qwen2] [--shape 44+16x8] [--cpu]
 
+A shape is PROMPT+ANSWERxSAMPLES, or PROMPT+PIECE^FORKS: answers that fork in two again and again, each time for a piece
+more, so that 44+16^4 is a tree of 16 leaves with answers of 64 tokens.
+
 Random ids, log-probabilities and their gradient through the learner's own forward, micro-batches of 16,384 tokens. Both
 sides are timed in turn, so that whatever else the machine does meets both alike. `ratio` is the median over the pairs,
 with its range; `rows` is how many times fewer positions are computed. `--attention` times one layer of attention by
@@ -32,7 +35,7 @@ from gruppo.policies.layout import layout_of
 from gruppo.stages import need
 from gruppo.train.forward import serve
 
-SHAPES = ("44+16x8", "200+32x8", "16+44x8", "8+200x8", "44+16x1")
+SHAPES = ("44+16x8", "200+32x8", "16+44x8", "8+200x8", "44+16x1", "44+16^4", "8+40^4")
 SMOLLM2 = TinyConfig(vocab=49_152, dim=576, layers=30, heads=9, kv_heads=3, ffn=1536, context=2048)
 NEVER = 2.0
 clock = time.perf_counter
@@ -49,17 +52,36 @@ def batches(shape: str, tokens: int, vocab: int, even: bool = False) -> tuple[Ba
     for g in range(max(1, tokens // (size * (prompt + answer)))):
         more = 0 if even else int(rng.integers(-(prompt // 10), prompt // 10 + 1))
         ids = rng.integers(32, vocab, prompt + more)
-        for i in range(size):
-            action, logp = rng.integers(32, vocab, answer), np.zeros(answer, np.float32)
-            action[0] = i
+        for action in _answers(rng, shape, vocab):
+            logp = np.zeros(answer, np.float32)
             episodes.append(single_turn(len(episodes), "t", f"g{g}", ids, action, logp, 0))
     return pack(episodes, share=NEVER), pack(episodes, share=0.0 if even else WORTH)
 
 
 def sizes(shape: str) -> tuple[int, int, int]:
     """Tokens of a prompt, of an answer, and answers a group."""
-    prompt, answer, size = (int(x) for x in shape.replace("x", "+").split("+"))
-    return prompt, answer, size
+    prompt, rest = shape.split("+")
+    if "^" in rest:
+        piece, forks = map(int, rest.split("^"))
+        return int(prompt), piece * forks, 2**forks
+    answer, size = map(int, rest.split("x"))
+    return int(prompt), answer, size
+
+
+def _answers(rng: np.random.Generator, shape: str, vocab: int) -> np.ndarray:
+    """The answers of a group, one a row. Those of a tree share the pieces above the fork at which they part."""
+    _, answer, size = sizes(shape)
+    if "^" not in shape:
+        out = rng.integers(32, vocab, (size, answer))
+        out[:, 0] = np.arange(size)
+        return out
+    forks = size.bit_length() - 1
+    pieces: list[np.ndarray] = []
+    for depth in range(1, forks + 1):
+        nodes = rng.integers(32, vocab, (2**depth, answer // forks))
+        nodes[:, 0] = np.arange(2**depth) % 2
+        pieces.append(np.repeat(nodes, size // 2**depth, 0))
+    return np.concatenate(pieces, 1)
 
 
 def models(names: list[str]) -> dict[str, tuple[Callable[[], Any], int]]:
@@ -181,7 +203,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--model", nargs="+", default=["tiny"], choices=["tiny", "smollm2", "qwen2"])
-    parser.add_argument("--shape", nargs="+", default=list(SHAPES), help="prompt+answer x samples")
+    parser.add_argument("--shape", nargs="+", default=list(SHAPES), help="PROMPT+ANSWERxSAMPLES or PROMPT+PIECE^FORKS")
     parser.add_argument("--cpu", action="store_true", help="CPU time of one thread, for a busy machine")
     parser.add_argument("--attention", action="store_true", help="time the three ways to attend, too")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
@@ -201,7 +223,11 @@ def main() -> None:
                     "({least:.2f} to {most:.2f}), rows {rows:.2f}".format(**rows[-1]),
                     flush=True,
                 )
-    ways = [attention(shape, args.repeat) for shape in args.shape if not shape.endswith("x1")] if args.attention else []
+    ways = (
+        [attention(shape, args.repeat) for shape in args.shape if not shape.endswith("x1") and "^" not in shape]
+        if args.attention
+        else []
+    )
     if args.json:
         print(json.dumps({"threads": args.threads, "torch": torch.__version__, "passes": rows, "attention_ms": ways}))
         return

@@ -226,6 +226,19 @@ def test_the_same_batch_gives_the_same_gradient_to_the_bit(make):
     assert torch.equal(*runs)
 
 
+def test_sixteen_leaves_of_a_tree_are_a_third_of_their_copies():
+    """By hand, a prompt of 44 and four forks for 16 tokens each: 44 + 16 (2 + 4 + 8 + 16) = 524 rows, not 16 · 108.
+
+    benchmarks/prefix.py times this shape.
+    """
+    leaves = [np.arange(44)]
+    for _ in range(4):
+        leaves = [np.concatenate([x, [bit], np.arange(15)]) for x in leaves for bit in (50, 51)]
+    whole, tree, row_M = tree_of(leaves)
+    assert (len(whole.ids_M), len(tree.ids_M)) == (1728, 524)
+    assert torch.equal(tree.ids_M[row_M], whole.ids_M)
+
+
 def test_the_forward_computes_each_shared_row_once(make):
     policy, episodes = make(), mixed_episodes(4)
     seen: list[int] = []

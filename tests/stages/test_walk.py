@@ -193,6 +193,25 @@ def test_episodes_are_scored_while_others_are_played() -> None:
     assert [e.reward["task"] for e in made] == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(("pause", "calls"), [(60.0, [6]), (0.0, [2, 2, 2])])
+def test_episodes_that_end_together_are_one_call_unless_that_takes_long(
+    pause: float, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gruppo.stages.scoring.PAUSE", pause)
+    judge = Judge()
+
+    async def at_once(
+        ctx: Context, starts: Sequence[Start | Fork], window: int = 0
+    ) -> AsyncIterator[tuple[int, Episode]]:
+        for pair in [pair async for pair in one_answer(ctx, starts, window)]:
+            yield pair  # it never waits
+
+    way = walk(judge=judge, play=at_once)
+    made = asyncio.run(way.drawn(opened(way), ASKS))
+    assert [len(call) for call in judge.calls] == calls
+    assert [e.reward["task"] for e in made] == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+
+
 def test_a_judge_of_ordered_answers_is_called_once_with_all_of_them_in_order() -> None:
     judge, order = Judge(in_order=True), [5, 3, 0, 1, 4, 2]
     play = Plays(judge, order)

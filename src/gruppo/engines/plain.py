@@ -19,7 +19,13 @@ from gruppo.policies.cache import Cache, Step
 from gruppo.policies.layout import layout_of
 from gruppo.policies.tiny import TinyTransformer, is_plain
 
-Matrix = tuple[Tensor, Tensor | None]  # a weight and its bias
+Matrix = tuple[Tensor, Tensor | None]  # a weight, transposed, and its bias
+
+
+def product(x_XD: Tensor, by: Matrix) -> Tensor:
+    """What `F.linear` does, without the three operations that lead to it."""
+    weight, bias = by
+    return torch.mm(x_XD, weight) if bias is None else torch.addmm(bias, x_XD, weight)
 
 
 class Layer(NamedTuple):
@@ -40,9 +46,8 @@ class Layer(NamedTuple):
     @classmethod
     def of(cls, block: Any) -> "Layer":
         a, m = block.self_attn, block.mlp
-        q, k, v, o, gate, up, down = (
-            (x.weight, x.bias) for x in (a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj)
-        )
+        linear = (a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj)
+        q, k, v, o, gate, up, down = ((x.weight.detach().t(), x.bias) for x in linear)
         q_norm, k_norm = (None if x is None else x.weight for x in (a.q_norm, a.k_norm))
         norm_1, norm_2 = block.input_layernorm.weight, block.post_attention_layernorm.weight
         return cls(norm_1, q, k, v, q_norm, k_norm, o, norm_2, gate, up, down)
@@ -98,18 +103,18 @@ class Plain:
 
     def _qkv(self, layer: Layer, x_XD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         n_XD = rms_norm_plain(x_XD, layer.norm_1, self.eps)
-        q_XHd, k_XHd = (F.linear(n_XD, *w).unflatten(-1, (-1, self.dim)) for w in (layer.q, layer.k))
+        q_XHd, k_XHd = (product(n_XD, w).view(len(x_XD), -1, self.dim) for w in (layer.q, layer.k))
         if layer.q_norm is not None and layer.k_norm is not None:
             q_XHd, k_XHd = rms_norm_plain(q_XHd, layer.q_norm, self.eps), rms_norm_plain(k_XHd, layer.k_norm, self.eps)
-        return turn_plain(q_XHd, cos, sin), turn_plain(k_XHd, cos, sin), F.linear(n_XD, *layer.v)
+        return turn_plain(q_XHd, cos, sin), turn_plain(k_XHd, cos, sin), product(n_XD, layer.v)
 
     def _sdpa(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.shared)
 
     def _rest(self, layer: Layer, x_XD: Tensor, y_XD: Tensor) -> Tensor:
-        x_XD = x_XD + F.linear(y_XD, *layer.o)
+        x_XD = x_XD + product(y_XD, layer.o)
         n_XD = rms_norm_plain(x_XD, layer.norm_2, self.eps)
-        return x_XD + F.linear(F.silu(F.linear(n_XD, *layer.gate)).mul_(F.linear(n_XD, *layer.up)), *layer.down)
+        return x_XD + product(F.silu(product(n_XD, layer.gate)).mul_(product(n_XD, layer.up)), layer.down)
 
 
 def plain_of(model: Any) -> Plain | None:

@@ -133,7 +133,7 @@ class Walk:
         self.current()
         each = starts_of(ctx, starts)
         found: dict[int, Episode] = {}
-        scoring = Scoring(self, ctx)
+        scoring = Scoring(self.judge, partial(self.scored, ctx))
         try:
             with self.clock("sampling"):
                 limit = {"turns": turns} if turns else {}

@@ -203,6 +203,7 @@ def episode_metrics(drawn: Sequence[Episode], waiting: Sequence[Episode] = ()) -
     drawn = [e for e in drawn if e.source == Source.POLICY] or drawn  # recorded ones if none were sampled
     mine = [e for e in drawn if e.use == Use.LEARN]  # greedy baselines are not samples
     judged = [e for e in mine if e.status.judged]
+    score = [e.score for e in judged]
     out = {
         "failed": _mean([not e.status.judged and e.status != Status.OPEN for e in drawn]),
         "timed_out": _mean([e.status == Status.TIMEOUT for e in drawn]),
@@ -210,11 +211,11 @@ def episode_metrics(drawn: Sequence[Episode], waiting: Sequence[Episode] = ()) -
         "length": _mean([_tokens(e) for e in mine if e.status != Status.OPEN]),
         "tokens": float(tokens_once(drawn)),
         "reward": _mean([r for e in judged for r in _earned(e).values()]),
-        "accuracy": _mean([e.score for e in judged]),
+        "accuracy": _mean(score),
     }
     if any(e.status == Status.OPEN for e in (*mine, *waiting)):
         out["open"] = _mean([e.status == Status.OPEN for e in (*mine, *waiting)])
-    out |= {"graded": share} if (share := graded([e.score for e in judged])) else {}
+    out |= {"graded": share} if (share := graded(score)) else {}
     out |= _longest(mine) | of_turns(mine) | _corrupted(judged) | _by_domain(mine)
     logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])
     if len(logp):
