@@ -49,9 +49,8 @@ def compare(args: argparse.Namespace) -> int:
     seeds, settings = _seeds(args), [*([f"task={args.task}"] if args.task else []), *args.settings]
     folder, planned = plan(args, entrants, seeds, settings)
     refuse_other_settings(planned, folder)
-    for said in filter(
-        None, dict.fromkeys(uncorrected(s.config.method, s.config.ahead) for p in planned for s in p.stages)
-    ):
+    configs = [stage.config for run in planned for stage in run.stages]
+    for said in filter(None, dict.fromkeys(uncorrected(c.method, c.ahead) for c in configs)):
         print(f"warning: {said}", file=sys.stderr)
     again = "gruppo " + shlex.join(args.typed)
     try:

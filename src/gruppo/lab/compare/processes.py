@@ -37,7 +37,7 @@ _PATIENCE = 10.0  # seconds that a process has to end after a signal
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """One run: the entrant, its configuration, the arguments of `gruppo train`, and the runs of the stages before it."""
+    """One run: the entrant, its configuration, the arguments of `gruppo train`, and the stages before it."""
 
     entrant: str
     config: RunConfig
@@ -190,6 +190,7 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
     """Make all runs that are not finished. Returns {run: reason} for those that failed; the others go on."""
     every = _all_stages(planned)
     todo = [run for run in every if not finished(run.path)]
+    _refuse_damaged(todo)
     failed: dict[str, str] = {}
     running: dict[Planned, Process] = {}
     interrupt = Noted()
@@ -218,6 +219,17 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
         finally:
             _end(running)
     return failed
+
+
+def _refuse_damaged(todo: Sequence[Planned]) -> None:
+    """A stage that is finished must still have the policy that the next one begins from."""
+    for run in todo:
+        for before in run.earlier:
+            if before not in todo and (said := RunFolder(before.path).damage()):
+                raise ValueError(
+                    f"{before.path}: {said}, so {run.name} cannot begin from its policy. Remove that folder, and the "
+                    "same command makes it again."
+                )
 
 
 def _next(todo: Sequence[Planned], running: Collection[Planned]) -> Planned | None:

@@ -52,8 +52,8 @@ def refuse_other_writers(text: str, method: Method) -> None:
     others = sorted(set(method.writers.values()) - {"policy"})
     if others:
         raise ValueError(
-            f"{text!r}: {method.name} also trains {', '.join(others)}, and the next stage begins from the policy alone. "
-            "Use it in the last stage only, or a method with one writer."
+            f"{text!r}: {method.name} also trains {', '.join(others)}, and the next stage begins from the policy "
+            "alone. Use it in the last stage only, or a method with one writer."
         )
 
 
@@ -65,9 +65,8 @@ def begins_from(before: Path, first: RunConfig, typed: Sequence[str]) -> tuple[t
     """
     unsaid = usual(first.task.name)
     named = any(overrides.parsed(word).path in GIVEN[:2] for word in typed)
-    ahead = (
-        () if named or first.model.name != unsaid.get("model.name") else tuple(f"{k}={v}" for k, v in unsaid.items())
-    )
+    plain = not named and first.model.name == unsaid.get("model.name")
+    ahead = tuple(f"{path}={value}" for path, value in unsaid.items()) if plain else ()
     return ahead, (f"model.name={place(before, 'policy')}", "model.sharpen=1")
 
 
