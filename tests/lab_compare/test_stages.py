@@ -36,8 +36,8 @@ def plan(text: str, *settings: str) -> Planned:
 
 
 def test_a_stage_begins_where_the_one_before_it_ended(in_process: list[list[str]]) -> None:
-    """And with a rate of 0 it ends there."""
-    assert main(["compare", TWO, "grpo", *SMALL, "steps=5", "--seeds", "1", "--json"]) == 0
+    """With the same seed and tasks. And with a rate of 0 it ends there."""
+    assert run_all([plan(TWO, *SMALL)], Path("runs/c"), quiet=True) == {}
     first, second = folders()
     before, after = ([r["held_out"] for r in f.metrics() if "held_out" in r] for f in (first, second))
     assert before[0] != before[-1] == after[0] == after[-1]
