@@ -47,8 +47,9 @@ def test_what_a_committed_claim_says_can_be_run(name: str) -> None:
     """Rules stay as they are when occupants move: every setting of every arm leads to a method that is accepted."""
     claim = COMMITTED[name]
     swept = [f"{text} {setting}" for text in (claim.baseline, claim.entrant) for setting in claim.swept(text)]
-    for text in (*claim.arms.values(), *swept):
-        config = apply(RunConfig(), [*command.LEAN, *claim.settings, *compare.parsed(text).settings])
+    entrants = [compare.parsed(text) for text in (*claim.arms.values(), *swept)]
+    for stage in (stage for e in entrants for stage in (*e.earlier, e.settings)):
+        config = apply(RunConfig(), [*command.LEAN, *claim.settings, *stage])
         m = provided(config.method) if in_exact_world(claim) else config.method
         check(m, Context(), samples=config.samples)
 

@@ -1,3 +1,4 @@
 from as_a_user import here, no_picture, one_thread, picture
+from in_this_process import in_process
 
-__all__ = ["here", "no_picture", "one_thread", "picture"]
+__all__ = ["here", "in_process", "no_picture", "one_thread", "picture"]

@@ -115,29 +115,6 @@ def test_refused(argv: str, words: Sequence[str], capsys: pytest.CaptureFixture[
 QUICK = ("steps=1", "--seeds", "2", *(s for s in SMALL if not s.startswith("steps")))
 
 
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Runs in this process: a start of Python takes longer than a small run. Returns what was started."""
-    started: list[list[str]] = []
-
-    class Done:
-        def __init__(self, words: list[str]) -> None:
-            self.returncode = main(words)
-
-        def poll(self) -> int:
-            return self.returncode
-
-    def start(run: Planned, jobs: int, lock: tuple[int, ...]) -> Done:
-        run.log.parent.mkdir(parents=True, exist_ok=True)
-        run.log.write_text("gruppo: it broke. Fix it.\n")
-        started.append(run.words())
-        return Done(run.words())
-
-    monkeypatch.setattr(processes, "_started", start)
-    monkeypatch.setattr(processes, "_LOOK", 0.0)
-    return started
-
-
 def test_from_methods_to_a_table(in_process: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("runs/compare-grpo-grpo-optim.lr=1e-3-sorting")
     argv = ["compare", "grpo", "grpo optim.lr=1e-3", "--task", "sorting", *QUICK, "seed=4"]

@@ -174,7 +174,7 @@ def compare(
     where an earlier one was stopped.
     """
     from gruppo.lab.compare import command
-    from gruppo.lab.compare.compare import Comparison, finished, found_runs, read
+    from gruppo.lab.compare.compare import Comparison, finished, found_runs
     from gruppo.lab.compare.processes import refuse_other_settings, run_all
 
     if all(isinstance(e, SavedRun | Path) or Path(str(e), "config.toml").is_file() for e in entrants):
@@ -189,7 +189,7 @@ def compare(
     planned = [_planned(e, config, seed, folder) for seed in numbers for e, config in taking_part]
     refuse_other_settings(planned, folder)
     failed = run_all(planned, folder, jobs, quiet=quiet)
-    results = [read(p.path, p.entrant) for p in planned if finished(p.path)]
+    results = [p.result() for p in planned if finished(p.path)]
     title = f"{', '.join(e.name for e, _ in taking_part)} on {base.task.name}"
     comparison = Comparison(title, metric, results, failed)
     if not results:
@@ -205,6 +205,8 @@ def _entrant(given: Any, base: RunConfig) -> "tuple[Entrant, RunConfig]":
     if isinstance(given, Method):
         return Entrant(given.name, ()), configured(dataclasses.replace(base, method=given))
     found = parsed(str(given))
+    if found.earlier:
+        raise ValueError(f"{given!r} has several stages, which only the command makes: gruppo compare {given!r} …")
     return found, apply(base, found.settings)
 
 

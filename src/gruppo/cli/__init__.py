@@ -144,8 +144,8 @@ def _compare(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "entrants",
         nargs="+",
-        help='methods (grpo, ./mine.py:MINE, "grpo optim.lr=1e-3"), or folders of finished runs; '
-        "key=value outside quotes applies to all of them",
+        help='methods (grpo, ./mine.py:MINE, "grpo optim.lr=1e-3", "sft steps=9 then grpo steps=9"), or folders of '
+        "finished runs; key=value outside quotes applies to all of them",
     )
     command.add_argument("--task", metavar="NAME", help="the same as task=NAME")
     command.add_argument("--seeds", default="5", help="the number of seeds, or a list such as 0,1,2 (default 5)")

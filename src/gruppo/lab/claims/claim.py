@@ -12,6 +12,7 @@ from gruppo.lab.claims.gates import Gate
 from gruppo.lab.claims.kinds import KINDS as KINDS_OF_CLAIMS
 from gruppo.lab.claims.measures import measure
 from gruppo.lab.claims.sense import refuse_senseless
+from gruppo.lab.compare.stages import stages_of
 from gruppo.stages.names import nearest
 
 Kind = Literal["higher", "lower", "not_worse", "at_most"]
@@ -108,8 +109,8 @@ class Claim:
 
 
 def _names(text: str) -> set[str]:
-    """What a text of settings sets."""
-    return {word.partition("=")[0] for word in text.split() if "=" in word}
+    """What a text of settings sets; that of an arm, in its last stage, which is the one that is swept."""
+    return {word.partition("=")[0] for word in stages_of(text)[-1] if "=" in word}
 
 
 def read(path: Path) -> Claim:

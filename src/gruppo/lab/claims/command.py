@@ -15,7 +15,7 @@ from gruppo.lab.claims.in_tables import exact_runs, in_exact_world
 from gruppo.lab.claims.measures import measure
 from gruppo.lab.claims.verdict import verdict
 from gruppo.lab.compare import command as compare
-from gruppo.lab.compare.compare import finished, read
+from gruppo.lab.compare.compare import finished
 from gruppo.lab.compare.processes import refuse_other_settings, run_all
 
 LEAN = ("save.tensorboard=no", "save.checkpoint_every=0", "save.episodes_every=0")
@@ -81,7 +81,7 @@ def runs_of(claim: Claim, arms: dict[str, str], seeds: Sequence[int], args: argp
     folder, planned = compare.plan(asked, list(entrants.values()), seeds, settings)
     refuse_other_settings(planned, folder)
     failed = run_all(planned, folder, args.jobs, quiet=args.json)
-    done = {p: read(p.path, p.entrant) for p in planned if finished(p.path)}
+    done = {p: p.result() for p in planned if finished(p.path)}
     if failed or len(done) < len(planned):
         why = next(iter(failed.values()), "stopped")
         raise (ValueError if failed else Stopped)(

@@ -23,6 +23,12 @@ def exact_runs(
     claim: Claim, arms: Mapping[str, Any], seeds: Sequence[int], folder: Path, quiet: bool
 ) -> dict[str, list[Result]]:
     """{arm: results, one per seed}. What was run with these settings is read from the folder."""
+    for entrant in arms.values():
+        if entrant.earlier:
+            raise ValueError(
+                f"{entrant.name!r} has several stages, and training in an exact world saves no policy that the next "
+                f"could begin from. Give the arm one stage, or the claim another task than {TASK}."
+            )
     return {arm: _arm(claim, entrant, list(seeds), folder, quiet) for arm, entrant in arms.items()}
 
 

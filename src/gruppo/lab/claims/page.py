@@ -9,6 +9,7 @@ from gruppo.lab.claims import again, board, kinds
 from gruppo.lab.claims.claim import Claim, Condition
 from gruppo.lab.claims.gates import NO_REGIME, gates_of
 from gruppo.lab.claims.in_tables import in_exact_world
+from gruppo.lab.compare.stages import THEN, stages_of
 
 ARMS = {"baseline": "Baseline", "entrant": "Method", "placebo": "Placebo"}
 DRAFT = "a draft: its settings are not chosen yet"
@@ -147,7 +148,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     metrics = [m for m in board.CURVES if all(m in arm for arm in result["curves"].values())]
-    methods = {arm: text.split()[0] for arm, text in result["arms"].items()}
+    methods = {arm: f" {THEN} ".join(words[0] for words in stages_of(text)) for arm, text in result["arms"].items()}
     same = len(set(methods.values())) < len(methods)  # then the name of the method says little
     labels = {arm: f"{ARMS[arm].lower()} ({name})" if same else name for arm, name in methods.items()}
     figure, axes = plt.subplots(

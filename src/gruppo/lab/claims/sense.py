@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from gruppo.lab.compare.stages import stages_of
+
 FROM_0 = ("drop", "off", "apart", "spike", "steps_to", "spent_to")  # measures that are 0 or more
 TO_1 = re.compile(r"held_out(/pass@\d+)?|accuracy|kept|dead_groups|clip_fraction|adv_live|pass@\d+|falls")  # shares
 KEEPS = ("last", "mean", "best", "least", "drop")  # measures that stay within the range of their metric
@@ -67,7 +69,7 @@ def _shown(claim: Any, c: Any) -> bool:
 def _decided(claim: Any, c: Any) -> str:
     if parts(c.measure)[0] not in KEEPS:  # a sum over steps is not bounded by what a step may have
         return ""
-    words = claim.entrant.split()
+    words = stages_of(claim.entrant)[-1]
     names = SET_BY.get(parts(c.measure)[1], ())
     return next((w for w in words for name in names if w.startswith(f"{name}=")), "")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from gruppo.cli import overrides
 from gruppo.cli.commands import configured, print_json
-from gruppo.lab.compare.compare import Comparison, finished, found_runs, read
+from gruppo.lab.compare.compare import Comparison, finished, found_runs
 from gruppo.lab.compare.processes import Planned, refuse_other_settings, run_all
+from gruppo.lab.compare.stages import begins_from, refuse_other_writers, refuse_wrong_stages, stages_of
 from gruppo.methods import all_methods, method
 from gruppo.stages.names import nearest
 from gruppo.train.config import RunConfig
@@ -26,14 +27,18 @@ SHARED = ("task", "eval", "save", "seed")  # what is measured, and where: the sa
 
 @dataclass(frozen=True)
 class Entrant:
-    """`grpo`, `./mine.py:MINE`, or one of these with settings of its own: `grpo optim.lr=1e-3`."""
+    """`grpo`, `./mine.py:MINE`, or one of these with settings of its own: `grpo optim.lr=1e-3`.
+
+    `settings` are those of its last stage, `earlier` those of the stages before it: `sft steps=9 then grpo steps=9`.
+    """
 
     name: str
     settings: tuple[str, ...]
+    earlier: tuple[tuple[str, ...], ...] = ()
 
     @property
     def slug(self) -> str:
-        return re.sub(r"[^\w.=+-]+", "-", self.name).strip("-.")
+        return _shortened(re.sub(r"[^\w.=+-]+", "-", self.name).strip("-."), most=200)
 
 
 def compare(args: argparse.Namespace) -> int:
@@ -44,7 +49,8 @@ def compare(args: argparse.Namespace) -> int:
     seeds, settings = _seeds(args), [*([f"task={args.task}"] if args.task else []), *args.settings]
     folder, planned = plan(args, entrants, seeds, settings)
     refuse_other_settings(planned, folder)
-    older = [uncorrected(p.config.method, p.config.ahead, p.config.turns_a_step) for p in planned]
+    configs = [stage.config for run in planned for stage in run.stages]
+    older = [uncorrected(c.method, c.ahead, c.turns_a_step) for c in configs]
     for said in filter(None, dict.fromkeys(older)):
         print(f"warning: {said}", file=sys.stderr)
     again = "gruppo " + shlex.join(args.typed)
@@ -52,7 +58,7 @@ def compare(args: argparse.Namespace) -> int:
         failed = run_all(planned, folder, args.jobs, quiet=args.json)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"What is saved remains; the same command goes on:  {again}") from None
-    results = [read(p.path, p.entrant) for p in planned if finished(p.path)]
+    results = [p.result() for p in planned if finished(p.path)]
     task = planned[0].config.task.name
     title = f"{', '.join(e.name for e in entrants)} on {task}"
     stopped = len(results) + len(failed) < len(planned)
@@ -79,8 +85,16 @@ def _tell(comparison: Comparison, folder: Path | None, as_json: bool, stopped: b
 
 
 def parsed(text: str) -> Entrant:
-    """A method, then settings of its own; errors come before anything starts."""
-    name, *own = shlex.split(text) or [""]
+    """A method with settings of its own, or several stages of these; errors come before anything starts."""
+    stages = stages_of(text)
+    if len(stages) > 1:
+        refuse_wrong_stages(text, stages)
+    *earlier, last = (_stage(words, text) for words in stages)
+    return Entrant(text, last, tuple(earlier))
+
+
+def _stage(words: Sequence[str], text: str) -> tuple[str, ...]:
+    name, *own = words or [""]
     if RunFolder(Path(name))["config.toml"].is_file():
         raise ValueError(f"{name} is a run folder and others are methods: compare folders, or methods, not both.")
     try:
@@ -99,7 +113,7 @@ def parsed(text: str) -> Entrant:
                 f"{text!r}: {setting} holds for one entrant only, so the others would be measured on something else. "
                 "Write it outside the quotes, for all."
             )
-    return Entrant(text, (f"method={name}", *own))
+    return (f"method={name}", *own)
 
 
 def refuse_twins(entrants: Sequence[Entrant]) -> None:
@@ -137,22 +151,37 @@ def plan(
     wanted_k(base.eval.samples, base.eval.k, base.eval.temperature)
     tasks_of(base)  # refuse an unknown task once, not in every run
     folder = Path(base.save.folder) / (base.save.name or default_name(entrants, base))
-    planned: list[Planned] = []
-    for seed in seeds:
-        for e in entrants:
-            own = (f"seed={seed}", f"save.folder={folder / e.slug}", f"save.name=seed-{seed}")
-            typed = (*settings, *e.settings, *own)
-            config = configured(argparse.Namespace(**{**vars(args), "settings": typed}))
-            files = ("--config", args.config) if args.config else ()
-            planned.append(Planned(e.name, config, (*files, *typed)))
-    return folder, planned
+    return folder, [_planned(args, e, seed, settings, folder / e.slug) for seed in seeds for e in entrants]
+
+
+def _planned(args: argparse.Namespace, e: Entrant, seed: int, settings: Sequence[str], folder: Path) -> Planned:
+    """The run of an entrant: that of its last stage, which knows those of the stages before it."""
+    files = ("--config", args.config) if args.config else ()
+    earlier: list[Planned] = []
+    for number, own in enumerate((*e.earlier, e.settings), 1):
+        last = number > len(e.earlier)
+        name = f"seed-{seed}" if last else f"seed-{seed}-stage-{number}"
+        typed = (*settings, *own, f"seed={seed}", f"save.folder={folder}", f"save.name={name}")
+        if earlier:
+            ahead, after = begins_from(earlier[-1].path, earlier[0].config, earlier[0].typed[len(files) :])
+            typed = (*ahead, *typed, *after)
+        config = configured(argparse.Namespace(**{**vars(args), "settings": typed}))
+        if not last:
+            refuse_other_writers(e.name, config.method)
+        called = e.name if last else f"{e.name}, stage {number}"
+        earlier.append(Planned(called, config, (*files, *typed), tuple(earlier)))
+    return earlier[-1]
 
 
 def default_name(entrants: Sequence[Entrant], config: RunConfig) -> str:
     """Depends only on the entrants and the task, so that the same command finds its runs again."""
     task = Path(config.task.name.split(":")[0]).stem
     name = "-".join(["compare", *(e.slug for e in entrants), task])
-    return name if len(name) <= 120 else f"{name[:100]}-{blake2b(name.encode(), digest_size=6).hexdigest()}"
+    return _shortened(name, most=120)
+
+
+def _shortened(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 20]}-{blake2b(name.encode(), digest_size=6).hexdigest()}"
 
 
 # ---- existing runs

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from gruppo.engines.base import CAN_PROMISE
-from gruppo.lab.compare.compare import finished
+from gruppo.lab.compare.compare import Result, finished, read
+from gruppo.lab.compare.stages import counted_on
 from gruppo.lab.compare.starter import CAN_FORK, WarmRun, here, starter
 from gruppo.stages.check import refuse_engine
 from gruppo.stages.writers import with_companions
@@ -39,11 +40,20 @@ _PATIENCE = 10.0  # seconds that a process has to end after a signal
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """One run: the entrant, its configuration, and the arguments of `gruppo train`."""
+    """One run: the entrant, its configuration, the arguments of `gruppo train`, and the stages before it."""
 
     entrant: str
     config: RunConfig
     typed: tuple[str, ...]
+    earlier: "tuple[Planned, ...]" = ()
+
+    @property
+    def stages(self) -> "tuple[Planned, ...]":
+        return (*self.earlier, self)
+
+    def result(self) -> Result:
+        """What a finished run says, with the steps and the sampled tokens of the stages before it."""
+        return counted_on([read(e.path, self.entrant) for e in self.earlier], read(self.path, self.entrant))
 
     @property
     def path(self) -> Path:
@@ -71,11 +81,13 @@ class Planned:
 def refuse_other_settings(planned: Sequence[Planned], folder: Path) -> None:
     """Existing runs must have the settings that are asked for now, except for folder, threads and versions."""
     wrong: dict[str, list[str]] = {}
-    for run in planned:
+    for run in _all_stages(planned):
         if not RunFolder(run.path)["config.toml"].is_file():
             continue
+        # The weights that a later stage begins from are compared by their hash; where they lie does not matter.
+        free = ("save.", "torch:", "gruppo:", *(("model.name:",) if run.earlier else ()))
         for change in RunFolder(run.path).changes_to(run.config):
-            if not change.startswith(("save.", "torch:", "gruppo:")):
+            if not change.startswith(free):
                 wrong.setdefault(change, []).append(f"{run.path}")
     if wrong:
         listed = "\n".join(f"  {change}   ({runs[0]}{' …' if len(runs) > 1 else ''})" for change, runs in wrong.items())
@@ -83,6 +95,10 @@ def refuse_other_settings(planned: Sequence[Planned], folder: Path) -> None:
             f"{folder} holds runs with other settings, so their numbers could not stand in one table:\n{listed}\n"
             "Take these settings back to go on with it, or choose another save.name to start again."
         )
+
+
+def _all_stages(planned: Sequence[Planned]) -> list[Planned]:
+    return [stage for run in planned for stage in run.stages]
 
 
 @contextmanager
@@ -175,23 +191,26 @@ class Noted(Stop):
 
 def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool = False) -> dict[str, str]:
     """Make all runs that are not finished. Returns {run: reason} for those that failed; the others go on."""
-    todo = [p for p in planned if not finished(p.path)]
+    every = _all_stages(planned)
+    todo = [run for run in every if not finished(run.path)]
+    _refuse_damaged(todo)
     for run in todo:  # once, and not by every run in its own log
         engine = run.config.engine.name
         refuse_engine(with_companions(run.config.method), engine, CAN_PROMISE[engine])
     failed: dict[str, str] = {}
     running: dict[Planned, Process] = {}
     interrupt = Noted()
-    with alone(folder) as lock, Board(planned, quiet) as board, interrupt:
-        if len(todo) < len(planned):
-            board.say(f"{len(planned) - len(todo)} of {len(planned)} runs are finished already in {folder}")
+    with alone(folder) as lock, Board(every, quiet) as board, interrupt:
+        if len(todo) < len(every):
+            board.say(f"{len(every) - len(todo)} of {len(every)} runs are finished already in {folder}")
         signalled = False
         try:
             while running or (todo and not interrupt.asked):
-                while todo and len(running) < jobs and not interrupt.asked:
-                    if (process := _started(todo[0], jobs, lock)) is None:
+                while len(running) < jobs and not interrupt.asked and (run := _next(todo, running)):
+                    if (process := _started(run, jobs, lock)) is None:
                         break
-                    running[todo.pop(0)] = process
+                    todo.remove(run)
+                    running[run] = process
                 if interrupt.again:
                     raise KeyboardInterrupt
                 if interrupt.asked and not signalled:
@@ -200,11 +219,28 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
                     if (code := process.poll()) is not None:
                         del running[run]
                         _settle(run, code, bool(interrupt.asked), failed, board)
+                        todo = [t for t in todo if run not in t.earlier or run.name not in failed]
                 board.look(list(running))
                 time.sleep(_LOOK)
         finally:
             _end(running)
     return failed
+
+
+def _refuse_damaged(todo: Sequence[Planned]) -> None:
+    """A stage that is finished must still have the policy that the next one begins from."""
+    for run in todo:
+        for before in run.earlier:
+            if before not in todo and (said := RunFolder(before.path).damage()):
+                raise ValueError(
+                    f"{before.path}: {said}, so {run.name} cannot begin from its policy. Remove that folder, and the "
+                    "same command makes it again."
+                )
+
+
+def _next(todo: Sequence[Planned], running: Collection[Planned]) -> Planned | None:
+    """The first run that waits for no earlier stage."""
+    return next((run for run in todo if not any(e in todo or e in running for e in run.earlier)), None)
 
 
 def _started(run: Planned, jobs: int, lock: tuple[int, ...]) -> Process | None:
