@@ -58,7 +58,7 @@ def test_run_file_of_the_page(folder: Path) -> None:
 def test_every_scorer_and_its_arguments_are_explained() -> None:
     import inspect
 
-    for name, (path, _) in SCORERS.items():
+    for name, (path, *_) in SCORERS.items():
         [row] = re.findall(rf"^\| `{name}` \|.*$", PAGE, re.M)
         for argument in inspect.signature(load_object(path)).parameters:
             assert argument in ("task", "text") or f"`{argument}" in row, (name, argument)
