@@ -29,7 +29,7 @@ def counted(readme: str, claims: Mapping[str, Claim]) -> str:
         r"(\d+) are reproduced": found["reproduced"],
         r"(\d+) are not,": found["not reproduced"],
         r"(\d+) are open": found["inconclusive"],
-        r"(\d+) are not run yet": found["not run"],
+        r"with (\d+) still to run": found["not run"],
         r"for (\d+) the\s+trouble": found["no regime found"],
     }.items():
         pattern = words.replace(" ", r"\s+")

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from cli_runs import finished, kept, refused, strict_json, trained
 
 from gruppo.cli import main
+from gruppo.cli.episodes import as_text
 from gruppo.cli.runs import ago
 from gruppo.train import lock
 from gruppo.train.callbacks import Callback
@@ -284,6 +286,12 @@ def test_episodes_are_printed_filtered_and_exported(capsys: pytest.CaptureFixtur
 def test_what_cannot_be_shown(words: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     finished("a")
     assert part in refused(capsys, "episodes", *words)
+
+
+def test_a_stored_step_without_episodes_says_why() -> None:
+    args = Namespace(limit=None, best=None, worst=None)
+    assert "stored of step 4: 0 (selection kept none, or no group was complete" in as_text([], 0, args, [4], [4])
+    assert "no group was complete" not in as_text([], 16, args, [4], [4])  # a filter has found none
 
 
 def test_a_run_without_episodes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,5 +37,5 @@ def test_the_readme_counts_as_the_board_does() -> None:
     assert f"what the papers of {len({c.method for c in claims.values()})} methods say" in text
     assert (
         f"Of {len(claims)} claims {found['reproduced']} are reproduced, {found['not reproduced']} are not, "
-        f"{found['inconclusive']} are open, and {found['not run']} are not run yet" in text
+        f"{found['inconclusive']} are open, with {found['not run']} still to run" in text
     )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,15 @@ def test_words_say_what_was_done() -> None:
     assert "a - b" in text and "+0.117 [+0.045, +0.188]" in text and "0.059" in text
     assert "paired t-test over seeds, after Holm's correction for 3 comparisons" in text
     assert "- c, seed 3: it broke" in text and "`gruppo compare a b c`" in text
+
+
+def test_words_say_whose_first_value_is_of_a_later_step() -> None:
+    """An entrant of several stages is measured in its last one: its first value is not that of the start."""
+    plain, staged = result("a", 0, 0.5), result("sft steps=3 then a", 0, 0.6)
+    staged = replace(staged, rows=[{**row, "step": row["step"] + 3} for row in staged.rows])
+    text = Comparison("", "held_out", [plain, staged]).markdown()
+    assert "First values are of different steps: `sft steps=3 then a` is measured from step 3 on." in text
+    assert "First values" not in comparison(VALUES).markdown() + Comparison("", "held_out", [staged]).markdown()
 
 
 def test_seeds_are_paired_also_when_runs_are_missing() -> None:

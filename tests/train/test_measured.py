@@ -65,6 +65,16 @@ def test_what_is_paid_in_training_does_not_name_the_measure() -> None:
     assert word([{"step": 0, "held_out": 0.0, "held_out/graded": 0.0}, {"step": 1}]) == "score"  # the task says so
 
 
+def test_a_step_that_completes_no_group_shows_dashes_and_what_is_open(capsys: pytest.CaptureFixture[str]) -> None:
+    shown, nan = Display("title", 2), float("nan")
+    for step, row in ((1, {"reward": nan, "failed": nan, "open": 1.0}), (2, {"reward": 0.5, "failed": 0.0})):
+        shown._next = 0.0
+        shown.update(step, row)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "reward —  open 1 " in first and "nan" not in first
+    assert "reward 0.5 " in second and "open" not in second and "failed" not in second
+
+
 def test_the_line_of_a_step_says_score_once_a_score_was_graded(capsys: pytest.CaptureFixture[str]) -> None:
     shown = Display("title", 3)
     shown.begin([{"step": 0, "held_out": 1.0}])

@@ -273,6 +273,7 @@ def _stopped(stop: KeyboardInterrupt, the_process: bool) -> int:
         stopping.on_signals(signal.SIG_IGN)
         sys.unraisablehook = lambda _: None  # what was interrupted half-made has nothing to say when it is freed
         warnings.simplefilter("ignore")
+        exec("")  # else `python -m` dies by SIGINT at its end, if the interrupt came within an exec, as of a dataclass
     print(f"gruppo: stopped at once. {stop}".rstrip(), file=sys.stderr, flush=True)
     if the_process:
         stopping.on_signals(lambda *_: os._exit(code))

@@ -60,6 +60,7 @@ def as_text(found: list[Row], total: int, args: argparse.Namespace, kept: list[i
     others = [s for s in kept if s not in steps]
     last = f"{len(shown)} of {len(found)} episodes" if len(shown) < len(found) else f"episodes shown: {len(shown)}"
     last += f"; stored of {of}: {total}"
+    last += "" if total else " (selection kept none, or no group was complete: see drawn_groups in metrics.jsonl)"
     last += "; --limit 0 shows all, --out FILE.jsonl or FILE.parquet writes them" if len(shown) < len(found) else ""
     if others:
         last += f". Other steps: {', '.join(map(str, others[:20]))}{' …' if len(others) > 20 else ''} (--step N, --all)"

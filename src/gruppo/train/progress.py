@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +19,7 @@ SHOWN = (
     "turns",
     "truncated",
     "failed",
+    "open",
     "entropy",
     "dead_groups",
     "grad_norm",
@@ -26,7 +28,7 @@ SHOWN = (
 RETURN, HELD_OUT = "return/", "held_out/return/"  # of one agent of several
 MEANS = ("reward", "accuracy", "held_out")  # over all agents, which say nothing in a zero-sum game
 ANEW = "held_out/anew"  # in a row that measures anew, since the task has changed
-RARE = ("turns", "failed")  # from the first time on that there are any: one answer has no turns
+RARE = ("turns", "failed", "open")  # from the first time on that there are any: one answer has no turns
 MISSING = "—"
 
 
@@ -98,13 +100,13 @@ class Display:
                 self.row["held_out"], self.measured = row["held_out"], row["step"]
 
     def update(self, step: int, row: Mapping[str, float]) -> None:
-        stale = ((RETURN, "reward"), (HELD_OUT, "held_out"))  # of seats that no longer act
+        stale = ((RETURN, "reward"), (HELD_OUT, "held_out"), ("open", "reward"))  # of seats that no longer act, say
         gone = tuple(of for of, name in stale if name in row)
         self.row = {k: v for k, v in self.row.items() if not k.startswith(gone)}
         self.row |= {
             k: v
             for k, v in row.items()
-            if k.startswith((RETURN, HELD_OUT)) or (k in SHOWN and (k not in RARE or v or k in self.row))
+            if k.startswith((RETURN, HELD_OUT)) or (k in SHOWN and (k not in RARE or v > 0 or k in self.row))
         }
         self.measured = step if "held_out" in row else self.measured
         self.word = word([row]) if self.word == "accuracy" else self.word
@@ -131,9 +133,9 @@ class Display:
         return self.word if name == "accuracy" else name
 
     def _shown(self, name: str, step: int) -> str:
-        """A number; an accuracy that was measured earlier says when."""
-        earlier = name.startswith("held_out") and self.measured != step
-        return f"{self.row[name]:.3g}" + (f" (step {self.measured})" if earlier else "")
+        """A number, or a dash where there was nothing to measure; an accuracy that was measured earlier says when."""
+        earlier, value = name.startswith("held_out") and self.measured != step, self.row[name]
+        return (MISSING if isnan(value) else f"{value:.3g}") + (f" (step {self.measured})" if earlier else "")
 
     def _table(self, step: int = 0) -> Table:
         grid = Table.grid(padding=(0, 1))

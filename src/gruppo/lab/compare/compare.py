@@ -139,7 +139,17 @@ class Comparison:
         over = f"mean over seeds {', '.join(map(str, self.seeds))}, with Student's t-interval"
         if len(self.seeds) == 1:
             over = f"seed {self.seeds[0]} alone, so without an interval"
-        return f"`{self.metric}` at the first and the last step; {over}.\n\n" + _table(head, rows)
+        return f"`{self.metric}` at the first and the last step; {over}.{self._late()}\n\n" + _table(head, rows)
+
+    def _late(self) -> str:
+        """Who is measured from a later step on than others, as an entrant of several stages is."""
+        first = {name: min(steps) for name in self.entrants if (steps := self._steps(name))}
+        least = min(first.values(), default=0)
+        late = [f"`{name}` is measured from step {step} on" for name, step in first.items() if step > least]
+        return f" First values are of different steps: {', '.join(late)}." if late else ""
+
+    def _steps(self, name: str) -> list[int]:
+        return [step for run in self.of(name) for step in run.curve(self.metric)]
 
     def _difference_table(self) -> str:
         pairs = self.pairs()
