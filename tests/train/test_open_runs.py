@@ -167,12 +167,19 @@ def test_a_step_that_fails_leaves_what_waits_as_it_was(halfway: Any, monkeypatch
         assert torch.equal(flat(run), end)
 
 
-def test_ahead_cannot_take_open_episodes(halfway: Any) -> None:
-    with (
-        running("task=kuhn", "method=spear", "ahead=1") as run,
-        pytest.raises(ValueError, match=r"ahead=1: the checkpoint holds .* episodes .* Use ahead=0"),
-    ):
-        run.restore(halfway[0])
+CANNOT_GO_ON = {
+    "task=kuhn method=spear ahead=1": r"ahead=1: the checkpoint holds .* episodes .* Use ahead=0",
+    "task=kuhn method=remax": r"method=remax: the checkpoint .* with_greedy in rollout .* Take the method back",
+    "task=guess method=spear": r"task=guess: the checkpoint .* 'kuhn/.*' is no task .* settings of the task back",
+}
+
+
+@pytest.mark.parametrize("settings", CANNOT_GO_ON)
+def test_who_cannot_take_open_episodes(halfway: Any, settings: str) -> None:
+    """With --allow-changes, anything may be another than when they began: it is said before a step."""
+    lone = [replace(e, ask=None) for e in halfway[0].open]  # as read from a file
+    with running(*settings.split()) as run, pytest.raises(ValueError, match=CANNOT_GO_ON[settings]):
+        run.restore(replace(halfway[0], open=lone), allow=True)
 
 
 # ---- what else looks at episodes
@@ -210,6 +217,21 @@ def test_metrics_episodes_and_evaluations(monkeypatch: pytest.MonkeyPatch, capsy
     said = capsys.readouterr()
     assert "kept no episode" not in said.err + said.out and "turns_a_step=1: the first turns" in said.err + said.out
     assert gruppo("episodes", "runs/a", "--limit", "1") == 0
+
+
+@pytest.mark.parametrize("select", ["none", "equal_dropped"])
+def test_steps_that_learn_nothing_are_told_also_if_others_lie_between_them(select: str) -> None:
+    """Three steps with complete groups, all dead; steps without a complete group neither count nor begin anew."""
+    said = list[str]()
+    rooms = ("method.select+=redraw_equal_groups",) if select == "equal_dropped" else ()
+    settings = ("task=household", "task.level=3", "task.options.turns=8", "method=gigpo", "turns_a_step=4", *rooms)
+    run = Run(overrides.apply(RunConfig(), (*BASE, *settings)), say=said.append)
+    try:
+        dead = sum(bool(record.drawn) for record in (step(run, number) for number in range(6)))
+    finally:
+        run.close()
+    assert 3 <= dead < 6
+    assert any("kept no episode" in s if rooms else "every group of the last three" in s for s in said), said
 
 
 REFUSED = {

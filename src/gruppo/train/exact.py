@@ -7,7 +7,7 @@ from weakref import finalize
 import torch
 
 _asked = 0  # by how many runs that are not at their end
-_before = (False, True)  # torch's two settings before the first of them
+_before = (False, False, True)  # torch's settings before the first of them: whether, only with a warning, fill
 
 
 def needed(deterministic: bool, device: torch.device) -> bool:
@@ -25,9 +25,10 @@ def be_deterministic(owner: object) -> Callable[[], object]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
     if not _asked:
         filled: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-        _before = (torch.are_deterministic_algorithms_enabled(), filled)
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        _before = (torch.are_deterministic_algorithms_enabled(), warns, filled)
     _asked += 1
-    _set(True, False)  # no tensor here is read before it is written
+    _set(True, False, False)  # no tensor here is read before it is written
     return finalize(owner, _end)
 
 
@@ -38,6 +39,6 @@ def _end() -> None:
         _set(*_before)
 
 
-def _set(deterministic: bool, fill: bool) -> None:
-    torch.use_deterministic_algorithms(deterministic)
+def _set(deterministic: bool, warns: bool, fill: bool) -> None:
+    torch.use_deterministic_algorithms(deterministic, warn_only=warns)
     torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]

@@ -30,7 +30,6 @@ async def train_step(run: Run, step: int) -> StepRecord:
     batch = await source.aside(walk.batch_of, ctx, drawn, kept)  # pack, and what is read once per batch
     if batch is not None and not run.compared and run.version > 0:
         refuse_other_weights(run, batch)
-    run.warn_if_empty(batch is None and not found.open)
     dead_to_it = compares(method)  # whether equal rewards say nothing to the method
     if batch is not None:
         if "logp_old_N" in batch.columns:
@@ -56,7 +55,9 @@ async def train_step(run: Run, step: int) -> StepRecord:
         run.engine.sync(run.version, run.models)
 
     run.warn_of_worlds(drawn)
-    run.warn_if_dead(facts["dead_groups"] if dead_to_it else 0.0, drawn)
+    if drawn or not found.open:  # else no group was complete, which says nothing about either
+        run.warn_if_empty(batch is None)
+        run.warn_if_dead(facts["dead_groups"] if dead_to_it else 0.0, drawn)
     run.replay, run.open = walk.remembered(ctx, run.replay, batch, kept), found.open  # replay.put
     facts |= learner.tally.means() | {"lr": learner.lr("policy"), "version": float(run.version)}
     record = StepRecord(step, kept, batch, facts, ctx, drawn)

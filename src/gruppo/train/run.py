@@ -362,7 +362,7 @@ class Run:
         self.learner.load(state.weights, state.optimisers, **kept)
         self.memory = Memory(state.memory)
         self.replay, self.open = state.replay, [self.walk.asked(e) for e in state.open]
-        refuse_open(self.open, self.config.ahead)
+        refuse_open(self.open, self.method, self.tasks, self.config)
         self.set_version(int(state.facts["version"]))
         self.source.restore(state.drawn)
         self.checked = state.facts["checked"]

@@ -196,12 +196,23 @@ def refuse_pauses(method: Method, tasks: TaskSet, config: "RunConfig") -> None:
         )
 
 
-def refuse_open(waiting: Sequence[Episode], ahead: int) -> None:
-    """Refuses to go on with sampling ahead from a checkpoint that holds open episodes."""
-    if waiting and ahead:
+def refuse_open(waiting: Sequence[Episode], method: Method, tasks: TaskSet, config: "RunConfig") -> None:
+    """Refuses to go on from a checkpoint that holds open episodes where they could not be played on."""
+    if not waiting:
+        return
+    said = f"the checkpoint holds {len(waiting)} episodes of groups that go on in the next step"
+    if config.ahead:
+        raise ValueError(f"ahead={config.ahead}: {said}, and a step that is drawn ahead cannot take them. Use ahead=0.")
+    if not getattr(method.rollout, "pauses", False):
         raise ValueError(
-            f"ahead={ahead}: the checkpoint holds {len(waiting)} episodes of groups that go on in the next step, and a "
-            "step that is drawn ahead cannot take them. Use ahead=0."
+            f"method={method.name}: {said}, and {kind(method.rollout)} in rollout plays only from the beginning. Take "
+            "the method back, or start a new run from the saved policy (model.name)."
+        )
+    size, train = len(tasks.train), tasks.train
+    if gone := next((e.task for e in waiting if e.index >= size or train[e.index].uid != e.task), ""):
+        raise ValueError(
+            f"task={config.task.name}: {said}, and {gone!r} is no task of this training set, so it cannot go on. Take "
+            "the settings of the task back, or start a new run from the saved policy (model.name)."
         )
 
 

@@ -233,8 +233,8 @@ def _refuse_damaged(todo: Sequence[Planned]) -> None:
         for before in run.earlier:
             if before not in todo and (said := RunFolder(before.path).damage()):
                 raise ValueError(
-                    f"{before.path}: {said}, so {run.name} cannot begin from its policy. Remove that folder, and the "
-                    "same command makes it again."
+                    f"{before.path}: {said}, so {run.name} cannot begin from its policy. Remove that folder, and "
+                    f"{run.path} if it is there, and the same command makes them again."
                 )
 
 
