@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rooms import Says, context, task
+from rooms import context, task
 
 from gruppo.data import Batch, Episode, Status, Use, single_turn
 from gruppo.methods import method
-from gruppo.stages import Ask, Context, Need, Occupant, Prompt, need
+from gruppo.stages import Ask, Context, Need, Occupant, Prompt
 from gruppo.stages.play import Fork, Start, one_answer
-from gruppo.stages.replay import Recent
 from gruppo.stages.reward import add_components
 from gruppo.stages.select import RedrawEqualGroups
-from gruppo.stages.update import Passes
 from gruppo.stages.walk import Walk
 from gruppo.tasks.pool import Verdict
 
@@ -355,50 +353,3 @@ def test_a_batch_counts_the_groups_that_were_drawn_and_not_only_those_that_were_
     way = walk()
     batch = way.batch_of(opened(way), drawn, drawn[:1])
     assert batch is not None and (batch.size("G"), int(batch.drawn)) == (1, 2)
-
-
-@dataclass(frozen=True)
-class Early(Occupant):
-    """A selection that reads log π_old once a batch."""
-
-    def needs(self, ctx: Context) -> tuple[Need, ...]:
-        return (need("logp", "old"),)
-
-    def tokens(self, ctx: Context, batch: Batch, stats: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.ones_like(batch.keep_N), torch.ones_like(batch.weight_N)
-
-
-@pytest.mark.parametrize(
-    ("changes", "lazy"),
-    [
-        ({}, True),
-        ({"update": Passes(epochs=2)}, False),
-        ({"replay": Recent()}, False),
-        ({"select": Early()}, False),
-    ],
-    ids=["plain", "two steps", "replay", "read early"],
-)
-def test_old_is_left_out_only_where_the_update_reads_it_for_nothing(changes: dict[str, Any], lazy: bool) -> None:
-    way = walk(GRPO.but(**changes))
-    ctx, today = opened(way), [judged(3), judged(5)]
-    batch, eager = way.batch_of(ctx, today, today), way.batch_of(ctx, today, today, lazy=False)
-    assert batch is not None and eager is not None
-    assert ("logp_old_N" not in batch.columns) == lazy == bool(way.lazy_old(ctx)) and "logp_old_N" in eager.columns
-    assert "logp_ref_N" in batch.columns
-
-
-def test_a_context_reads_models_and_draws_by_the_same_walk() -> None:
-    heard: list[tuple[str, list[str]]] = []
-
-    def read(role: str, batch: Batch, needs: list[Need]) -> dict[str, torch.Tensor]:
-        heard.append((role, [n.readout for n in needs]))
-        return {n.column: torch.full((batch.size("N"),), 0.5) for n in needs}
-
-    way = Walk(GRPO, read, TASKS, Judge())
-    ctx = opened(way, engine=Says("ab"), prompts=2, samples=3)
-    made = asyncio.run(ctx.draw([ASKS[1]]))
-    assert [e.reward for e in made] == [{"task": 1.0}] * 2
-    batch = ctx.read(made, "ref", ("logp", "entropy"))
-    assert heard == [("ref", ["logp", "entropy"])] and batch.logp_ref_N.tolist() == [0.5] * 6
-    assert ctx.read(made, readouts=()).size("N") == 6 and len(heard) == 1
-    assert [(a.samples, a.task in TASKS) for a in ctx.fresh(3)] == [(3, True)] * 3

@@ -112,7 +112,7 @@ class Fork:
 
 
 class Further(Fork):
-    """An open episode of a world that goes on after its last turn, with its own luck and the weights of now."""
+    """An open episode of a world that goes on after its last turn, with its own random keys and the newest weights."""
 
     def grown(self) -> Growing:
         """The whole episode."""
