@@ -132,7 +132,8 @@ def test_without_isolation_one_sentence_refuses(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Sandbox, "start", refused)
-    monkeypatch.setattr("gruppo.sandbox.host._shared", None)  # that of an earlier test has started already
+    monkeypatch.setattr("gruppo.sandbox.host._shared", None)  # those of an earlier test have started already
+    monkeypatch.setattr("gruppo.envs.with_tools._boxes", {})
     for task in ("task=python", "task.tools=python"):
         assert main(["train", task, "steps=1", "threads=1"]) == 2
         said = capsys.readouterr().err

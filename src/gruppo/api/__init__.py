@@ -17,10 +17,12 @@ from gruppo.cli.overrides import Setting, apply_settings
 from gruppo.stages import Method
 from gruppo.stages.record import to_table
 from gruppo.tasks import Scorer, TaskConfig, TaskSet
+from gruppo.tasks.imports import changed_files, forget_changed
 from gruppo.train import trainer
 from gruppo.train.callbacks import Callback, Step
 from gruppo.train.config import RunConfig
 from gruppo.train.evaluate import Evaluation, wanted_k
+from gruppo.train.lock import under_way
 
 if TYPE_CHECKING:
     from gruppo.lab.compare.command import Entrant
@@ -106,6 +108,7 @@ def resume_steps(
     trust_code     run code that was stored with the run, though its origin has changed or is gone
     settings       as on the command line; of a finished run there is no step, unless steps=… is larger
     """
+    read_anew()
     return trainer.resume_steps(
         _folder(run),
         lambda config: configured(config, **settings),
@@ -235,6 +238,7 @@ def configured(
     method: str | Method | RunConfig = "grpo", *, task: Task = None, reward: Reward = None, **settings: Any
 ) -> RunConfig:
     """The configuration that these arguments describe; `train` takes it in place of a method."""
+    read_anew()
     config, wanted = RunConfig(), list(_settings(settings))
     if isinstance(method, RunConfig):
         config = method
@@ -252,6 +256,17 @@ def configured(
         path, args = reward_path(reward, folder)
         wanted += [Setting("task.reward", "=", path), *_settings({"task.args": args})]
     return apply_settings(config, wanted)
+
+
+def read_anew() -> None:
+    """Files of the user that were changed since an earlier run of this session are loaded anew."""
+    changed = changed_files()
+    if changed and under_way:
+        raise ValueError(
+            f"{changed[0]} was changed while a run of this session goes on ({sorted(under_way)[0]}), which would go on "
+            "with the new code. End that run first (`.close()` of an iterator of gruppo.steps), or undo the change."
+        )
+    forget_changed()
 
 
 def _task_settings(task: Any, folder: Path) -> list[Setting]:

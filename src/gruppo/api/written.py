@@ -17,7 +17,7 @@ from typing import Any
 from gruppo.api.sources import nowhere, source_of
 from gruppo.stages import Method
 from gruppo.tasks import Scorer, TaskSet
-from gruppo.tasks.imports import load_object
+from gruppo.tasks.imports import file_of, load_object
 from gruppo.tasks.stored import json_line, written
 from gruppo.train.manifest import write_text
 
@@ -80,6 +80,11 @@ def written_method(method: Method, folder: Path) -> Method:
     """The method, with classes of the user read from a file: one of their own, or one that is written here."""
     mine = list(dict.fromkeys(_classes(method)))
     strange = [cls for cls in mine if nowhere(cls)]
+    if old := next((cls for cls in strange if file_of(cls.__module__)), None):
+        raise ValueError(
+            f"{file_of(old.__module__)} has changed since {old.__name__} was loaded from it, so a run would name "
+            f"other code than it has. Name what stands there now: '{Path(file_of(old.__module__)).name}:NAME'."
+        )
     paths = {cls: import_path(cls) for cls in mine if cls not in strange}
     if strange:
         stem = "".join(c if c.isalnum() else "_" for c in method.name)

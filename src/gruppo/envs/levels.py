@@ -21,6 +21,7 @@ from gruppo.envs.registry import BUILT_IN, env_class, make_env
 from gruppo.tasks.base import Task, TaskSet, parse_levels
 from gruppo.tasks.build import in_order, split_rows
 from gruppo.tasks.files import USED
+from gruppo.tasks.imports import when_forgotten
 from gruppo.tasks.numbering import hash64
 from gruppo.tasks.rows import Read, Table
 from gruppo.tasks.settings import TaskConfig, refuse_unused
@@ -135,3 +136,6 @@ def _built(name: str, facts: dict[str, Any], level: int, prompt: str) -> Task:
 @cache
 def _world(name: str, hosted: bool = False) -> Any:
     return make_env(name, hosted)
+
+
+when_forgotten.append(_world.cache_clear)

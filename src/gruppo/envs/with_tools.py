@@ -16,7 +16,7 @@ from gruppo.envs.format import Call, Format, Line, Said
 from gruppo.envs.guard import BROKEN, TIMEOUT, failed
 from gruppo.envs.world import NOTHING
 from gruppo.tasks.base import Task, Tasks, TaskSet, domains_of
-from gruppo.tasks.imports import is_path, split_path
+from gruppo.tasks.imports import is_path, split_path, when_forgotten
 from gruppo.tasks.settings import TaskConfig
 from gruppo.tools import Toolbox, ToolResult, load_tools
 from gruppo.tools.calls import NO_JSON, OPENED, calls_in, objects_in
@@ -32,6 +32,7 @@ BLOCKS = (
     "Let it await, or write it without async: then it runs in a thread."
 )
 _boxes: dict[str, Toolbox] = {}
+when_forgotten.append(_boxes.clear)
 
 
 def toolbox(names: str) -> Toolbox:

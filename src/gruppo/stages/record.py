@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from gruppo.stages.method import Method, kind
 from gruppo.stages.names import nearest
 from gruppo.stages.schedule import Schedule, is_schedule
-from gruppo.tasks.imports import load_object
+from gruppo.tasks.imports import file_of, load_object
 
 TALK = ("doc", "paper", "base", "checked", "confidence")  # facts about a method, not part of what it does
 
@@ -48,7 +47,7 @@ def tag(cls: type) -> str:
     """`module:Class@version`; for a class in a user's file, the path of the file instead of the module."""
     where = cls.__module__
     if where.startswith("gruppo_user_"):
-        where = str(sys.modules[where].__file__)
+        where = file_of(where)
     return f"{where}:{cls.__qualname__}@{getattr(cls, 'version', 1) if cls is not Method else 1}"
 
 

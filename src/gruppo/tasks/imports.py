@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from hashlib import blake2b
 from importlib.machinery import (
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from gruppo.tasks.beside import mistaken
+from gruppo.tasks.beside import imported_beside, mistaken
 
 
 def load_object(path: str) -> Any:
@@ -109,6 +109,9 @@ class FromSource(SourceFileLoader):
 
 
 _FOLDERS: set[str] = set()  # of the user's files that were loaded
+_FILES: dict[str, str] = {}  # of every such module, whether it is still in `sys.modules` or was changed
+_LOADED: dict[str, dict[Path, bytes]] = {}  # what they held when they were loaded, and what they import from there
+when_forgotten: list[Callable[[], object]] = []  # caches of what was made of them
 
 
 def _finder(path: str) -> FileFinder:
@@ -149,8 +152,9 @@ def _from_file(path: str, file: Path) -> ModuleType:
     if isinstance(spec.loader, SourceFileLoader):
         spec.loader = FromSource(name, str(file))
     _imports_from(str(file.parent))
+    held = {one: _held(one) for one in (file, *imported_beside(file).values())}  # before it runs, which takes time
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name], _LOADED[name], _FILES[name] = module, held, str(module.__file__)
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -160,6 +164,50 @@ def _from_file(path: str, file: Path) -> ModuleType:
         del sys.modules[name]
         raise ValueError(f"{path}: {why}")
     return module
+
+
+def file_of(module: str) -> str:
+    """The file of a module of the user, also of one that has changed since; "" for any other module."""
+    return _FILES.get(module, "")
+
+
+def changed_files() -> list[Path]:
+    """Files of the user that no longer hold what they held when they were loaded."""
+    return sorted({file for changed in _changed().values() for file in changed})
+
+
+def _changed() -> dict[str, list[Path]]:
+    """{module: its changed files}, of what Python still has."""
+    for name in [name for name in _LOADED if name not in sys.modules]:
+        del _LOADED[name]
+    found = {name: [f for f, held in files.items() if _held(f) != held] for name, files in _LOADED.items()}
+    return {name: files for name, files in found.items() if files}
+
+
+def forget_changed() -> None:
+    """Modules of which a file has changed are loaded anew when they are next named.
+
+    For the start of a run in a Python session that has had others: between two runs a user edits the file, and the
+    record of the second run would name the new code while the old one runs. Never in the middle of a run.
+    """
+    stale = {file.resolve() for name in _changed() for file in _LOADED[name]}
+    if not stale:
+        return
+    for name, module in list(sys.modules.items()):
+        at = getattr(module, "__file__", None)
+        if isinstance(at, str) and Path(at).resolve() in stale:
+            del sys.modules[name]
+    importlib.invalidate_caches()  # a file beside it may be newer than the list of its folder
+    for forget in when_forgotten:
+        forget()
+
+
+def _held(file: Path) -> bytes:
+    """The hash of its content; of a file that is gone, nothing."""
+    try:
+        return blake2b(file.read_bytes(), digest_size=16).digest()
+    except OSError:
+        return b""
 
 
 def _from_module(path: str, where: str) -> ModuleType:

@@ -21,6 +21,7 @@ except ImportError:  # not on Windows
 
 NAME = ".lock"
 _HELD: set[TextIO] = set()
+under_way: set[Path] = set()  # the folders of the runs of this process
 RENEWED, STALE = 10.0, 60.0  # seconds
 LOOKS = 10  # at a lock that is taken
 
@@ -60,10 +61,12 @@ class Lock:
                 if tries > LOOKS:
                     raise ValueError(self._held())
                 time.sleep(0.02)
+        under_way.add(self.path.parent)
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._done.set()
+        under_way.discard(self.path.parent)
         if self._file is None:
             mine = self.path.is_file() and self.path.read_text(encoding="utf-8") == self._who
         else:
@@ -146,6 +149,7 @@ def _let_go() -> None:
     for file in _HELD:
         file.close()
     _HELD.clear()
+    under_way.clear()
 
 
 if hasattr(os, "register_at_fork"):
