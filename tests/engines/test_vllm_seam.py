@@ -1,6 +1,7 @@
 """engine=vllm without vLLM: what is sent, what comes back, what is refused, and a run on a stand-in."""
 
 import asyncio
+import gc
 import signal
 import sys
 from dataclasses import replace
@@ -63,7 +64,7 @@ def test_log_probabilities_are_the_trainers_before_and_after_new_weights(fake, t
     [vllm] = fake.started
     assert vllm.updates == [0, 1, 2, 3] and engine.sampled == sampled > 15
     engine.close()
-    assert vllm.closed and not engine.folder.exists()
+    assert vllm.closed and not Path(engine.folder.name).exists()
 
 
 def test_a_run_learns_from_what_vllm_samples(fake):
@@ -250,6 +251,26 @@ def test_runs_that_cannot_be(words, says, fake):
 def test_one_copy_of_the_weights(word):
     with pytest.raises(ValueError, match=f"engine=vllm with {word}: that engine has one copy of the weights"):
         apply(RunConfig(), ["engine=vllm", word])
+
+
+def test_its_folder_goes_with_the_engine_closed_or_not(fake, monkeypatch):
+    async def broken(self):
+        raise ConnectionError("vLLM is gone")
+
+    monkeypatch.setattr(FakeVllm, "close", broken)
+    for closed in (True, False):
+        engine = engine_of(load_policy("tiny"))
+        asyncio.run(engine.ask(Request(PROMPTS[0], 2, key=0)))
+        folder = Path(engine.folder.name)
+        assert folder.is_dir()
+        if closed:
+            with pytest.raises(ConnectionError):
+                engine.close()
+        else:
+            engine._aside.close()
+        del engine
+        gc.collect()
+        assert not folder.exists()
 
 
 def test_vllm_is_missing(monkeypatch):

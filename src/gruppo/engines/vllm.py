@@ -66,7 +66,7 @@ class VllmEngine(Apart):
     ) -> None:
         super().__init__(models, eos)
         self.args, self.say, self.live = dict(args), say, live
-        self.folder: Path | None = None
+        self.folder: tempfile.TemporaryDirectory[str] | None = None  # removed with the engine, closed or not
         self.sent: list[float] = []  # seconds of each exchange of weights
         self._aside, self._running = Aside(), None
         self._failed: Exception | None = None
@@ -85,11 +85,13 @@ class VllmEngine(Apart):
 
     def close(self) -> None:
         running, self._running = self._running, None
-        if running is not None:
-            self._aside(running.close())
-        self._aside.close()
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            if running is not None:
+                self._aside(running.close())
+        finally:
+            self._aside.close()
+            if self.folder is not None:
+                self.folder.cleanup()
 
     async def _one(self, request: Request) -> Completion:
         running, name = self._started(), f"gruppo-{next(self._names)}"
@@ -115,9 +117,10 @@ class VllmEngine(Apart):
     def _start(self) -> Any:
         live, policy = self.live or _vllm(), self._model("policy")
         self.say("vLLM starts in a process of its own, so the first answers take a minute")
-        self.folder = Path(tempfile.mkdtemp(prefix="gruppo-vllm-"))
-        (self.folder / "config.json").write_text(json.dumps(untied(policy.described)))
-        running = self._aside(live.start(args_of(policy, self.folder, self.args)))
+        self.folder = tempfile.TemporaryDirectory(prefix="gruppo-vllm-", ignore_cleanup_errors=True)
+        folder = Path(self.folder.name)
+        (folder / "config.json").write_text(json.dumps(untied(policy.described)))
+        running = self._aside(live.start(args_of(policy, folder, self.args)))
         try:
             self._send(running)
         except BaseException:
