@@ -1,5 +1,5 @@
-"""Write the board of claims into the documentation: docs/claims.md (below its marker), docs/claims/NAME.png, and the
-numbers in README.md.
+"""Write the board of claims into the documentation: docs/claims.md (its first table, and all below its marker),
+docs/claims/NAME.png, and the numbers in README.md.
 
 python scripts/make_claims.py            write what is stale
 python scripts/make_claims.py --check    write nothing, and fail when something is stale
@@ -13,16 +13,19 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from gruppo.lab.claims import board, page
+from gruppo.lab.claims import board, page, pictures
 from gruppo.lab.claims.claim import Claim, all_claims
+from gruppo.lab.claims.kinds import outcomes, totals
 
 ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- first table: written by scripts/make_claims.py -->", "<!-- first table: end -->"
 MARK = "<!-- Below: written by scripts/make_claims.py. -->"
 
 
 def counted(readme: str, claims: Mapping[str, Claim]) -> str:
     """README.md with the numbers of today; its words and line breaks stay."""
-    found = Counter(board.verdicts(ROOT / "claims", claims).values())
+    verdicts = board.verdicts(ROOT / "claims", claims)
+    found, methods = Counter(verdicts.values()), totals(outcomes(claims, verdicts))
     for words, number in {
         r"papers of (\d+) methods": len({c.method for c in claims.values()}),
         r"Of (\d+) claims": len(claims),
@@ -31,6 +34,10 @@ def counted(readme: str, claims: Mapping[str, Claim]) -> str:
         r"(\d+) are open": found["inconclusive"],
         r"with (\d+) still to run": found["not run"],
         r"for (\d+) the\s+trouble": found["no regime found"],
+        r"(\d+) survive with gates": methods[0],
+        r"(\d+) without them": methods[1],
+        r"(\d+) do not survive": methods[2],
+        r"(\d+) are undecided": methods[3],
     }.items():
         pattern = words.replace(" ", r"\s+")
         match = re.search(pattern, readme)
@@ -40,22 +47,33 @@ def counted(readme: str, claims: Mapping[str, Claim]) -> str:
     return readme
 
 
+def rewritten(before: str, claims: Mapping[str, Claim]) -> str:
+    """docs/claims.md with the tables and sections of today; the prose between them stays."""
+    head, found, rest = before.partition(MARK)[0].partition(BEGIN)
+    _, ended, prose = rest.partition(END)
+    if not found or not ended:
+        raise ValueError(f"docs/claims.md has lost a marker of its first table: put {BEGIN} and {END} back.")
+    folder = ROOT / "claims"
+    return f"{head}{BEGIN}\n\n{page.first(folder, claims)}\n{END}{prose}{MARK}\n\n{page.whole(folder, claims)}"
+
+
 def main(check: bool) -> int:
     folder, path = ROOT / "claims", ROOT / "docs" / "claims.md"
     claims = all_claims(folder)
-    before, _, _ = path.read_text(encoding="utf-8").partition(MARK)
-    text = f"{before}{MARK}\n\n{page.whole(folder, claims)}"
     readme = ROOT / "README.md"
-    texts = {path: text, readme: counted(readme.read_text(encoding="utf-8"), claims)}
+    texts = {
+        path: rewritten(path.read_text(encoding="utf-8"), claims),
+        readme: counted(readme.read_text(encoding="utf-8"), claims),
+    }
     stale = [p for p, new in texts.items() if p.read_text(encoding="utf-8") != new]
     for p in stale if not check else ():
         p.write_text(texts[p], encoding="utf-8")
     for name in claims:
         result, picture = board.path_of(folder, name), ROOT / "docs" / "claims" / f"{name}.png"
         body = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
-        if body.get("curves") and not check:  # where no regime was found there is nothing to draw
-            page.draw(body, picture)
-        elif body.get("curves") and not picture.is_file():
+        if pictures.has_picture(body) and not check:
+            pictures.draw(body, picture, board.pilots_of(folder, name))
+        elif pictures.has_picture(body) and not picture.is_file():
             stale.append(picture)
     for p in stale:
         print(f"{p.relative_to(ROOT)} {'is stale: run scripts/make_claims.py' if check else 'written'}")

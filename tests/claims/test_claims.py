@@ -12,7 +12,7 @@ from claim_folder import commit, folder_with
 
 from gruppo.cli import main
 from gruppo.cli.overrides import apply
-from gruppo.lab.claims import board, command, page
+from gruppo.lab.claims import board, command, page, pictures
 from gruppo.lab.claims.claim import Claim, Condition, all_claims, read
 from gruppo.lab.claims.in_tables import in_exact_world
 from gruppo.lab.claims.verdict import verdict
@@ -123,7 +123,7 @@ def test_a_page_says_what_was_found(tmp_path: Path) -> None:
     assert "1 reproduced." in text and "| [b](#b) | reproduced | 10 |" in text
     assert "**Reproduced**: 10 seeds" in text and "1200 seconds of runs" in text and "date: today" in text
     assert "`last(held_out)`, method minus baseline, is at least 0.05" in text
-    page.draw(board.load(tmp_path, claim) or {}, tmp_path / "b.png")
+    pictures.draw(board.load(tmp_path, claim) or {}, tmp_path / "b.png")
     assert (tmp_path / "b.png").stat().st_size > 1000
 
 

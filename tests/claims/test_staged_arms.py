@@ -11,7 +11,7 @@ from in_this_process import in_process
 from test_gates import PLACEBO, RATES, SWEPT
 
 from gruppo.cli import main
-from gruppo.lab.claims import command, page
+from gruppo.lab.claims import command, pictures
 from gruppo.lab.claims.claim import Claim, Condition, read
 from gruppo.lab.claims.in_tables import exact_runs
 from gruppo.lab.compare import command as compare
@@ -88,5 +88,5 @@ def test_curves_name_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Axes, "plot", noted)
     curve = {"step": [0.0, 1.0], "mean": [0.1, 0.2], "low": [0.1, 0.2], "high": [0.1, 0.2]}
     arms = {"baseline": "grpo", "entrant": "rloo", "placebo": TWO}
-    page.draw({"arms": arms, "curves": {arm: {"held_out": curve} for arm in arms}}, tmp_path / "b.png")
+    pictures.draw({"arms": arms, "curves": {arm: {"held_out": curve} for arm in arms}}, tmp_path / "b.png")
     assert labels == ["grpo", "rloo", "sft then reinforce"]

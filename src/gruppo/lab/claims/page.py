@@ -1,4 +1,4 @@
-"""The board as a page: a table of verdicts, and for each claim its rule, its figures, its curves and its pilots."""
+"""The board as a page: tables of verdicts, and for each claim its rule, its figures, its picture and its pilots."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,8 @@ from gruppo.lab.claims import again, board, kinds
 from gruppo.lab.claims.claim import Claim, Condition
 from gruppo.lab.claims.gates import NO_REGIME, gates_of
 from gruppo.lab.claims.in_tables import in_exact_world
-from gruppo.lab.compare.stages import THEN, stages_of
+from gruppo.lab.claims.pictures import ARMS
 
-ARMS = {"baseline": "Baseline", "entrant": "Method", "placebo": "Placebo"}
 DRAFT = "a draft: its settings are not chosen yet"
 ORDER = ("reproduced", "not reproduced", "inconclusive", NO_REGIME, "not run")
 KINDS = {
@@ -22,23 +21,36 @@ KINDS = {
 }
 
 
+def first(folder: Path, claims: Mapping[str, Claim]) -> str:
+    """What stands at the top of the page: how many claims there are, and a small table by kind."""
+    verdicts = board.verdicts(folder, claims)
+    count = f"{len(claims)} claims about {len({c.method for c in claims.values()})} methods: {_counts(verdicts)}."
+    return f"{count} By method and kind of claim:\n\n{kinds.summary(claims, verdicts, _exact(claims))}\n"
+
+
 def whole(folder: Path, claims: Mapping[str, Claim]) -> str:
-    """The board, then a section for each claim."""
+    """The board: the claims by kind, those judged again, all of them, then a section for each claim."""
     found = {name: board.load(folder, claim) for name, claim in claims.items()}
     verdicts = board.verdicts(folder, claims)
     names = sorted(claims, key=lambda n: (ORDER.index(verdicts[n]), n))
-    counts = ", ".join(f"{list(verdicts.values()).count(v)} {v}" for v in ORDER if v in verdicts.values())
     head = "| claim | verdict | seeds | figures (baseline → method) |\n| --- | --- | --- | --- |"
     rows = [
         f"| [{n}](#{n}) | {verdicts[n]} | {len((found[n] or {}).get('seeds', []))} | "
         f"{_short(found[n]) or ('' if claims[n].ready else DRAFT)} |"
         for n in names
     ]
-    exact = [n for n in names if in_exact_world(claims[n])]
-    by_kind = kinds.table({n: claims[n] for n in sorted(claims)}, verdicts, exact)
-    parts = [f"{counts}.", "## By kind of claim", by_kind, "## Judged again", again.table(claims, verdicts)]
-    parts += ["## All claims", "\n".join([head, *rows])]
+    parts = ["## Claims by kind", kinds.lists(claims, verdicts, _exact(claims))]
+    parts += ["## Judged again", again.table(claims, verdicts)]
+    parts += ["## All claims", f"{_counts(verdicts)}.", "\n".join([head, *rows])]
     return "\n\n".join([*parts, *(of(folder, claims[n]) for n in names)]) + "\n"
+
+
+def _counts(verdicts: Mapping[str, str]) -> str:
+    return ", ".join(f"{list(verdicts.values()).count(v)} {v}" for v in ORDER if v in verdicts.values())
+
+
+def _exact(claims: Mapping[str, Claim]) -> list[str]:
+    return [n for n, c in claims.items() if in_exact_world(c)]
 
 
 def of(folder: Path, claim: Claim) -> str:
@@ -63,6 +75,7 @@ def section(claim: Claim, result: Mapping[str, Any] | None, stored: Sequence[Map
             f"**No regime found** ({result['date']}, rule {result['rule']} of commit {result['commit'][:10]}): a gate "
             "did not hold, so the seeds of the verdict were not run."
         )
+        parts.append(f"![what the gates found on pilot seeds](claims/{claim.name}.png)")
     elif result:
         parts.append(
             f"**{result['verdict'][0].upper()}{result['verdict'][1:]}**: {len(result['seeds'])} seeds, "
@@ -138,31 +151,3 @@ def _mean(values: Sequence[float | None]) -> str:
     if len(known) < len(values):
         return f"never in {len(values) - len(known)} of {len(values)}"
     return f"{sum(known) / len(known):.4g}" if known else "—"
-
-
-def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Curves of both arms."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    metrics = [m for m in board.CURVES if all(m in arm for arm in result["curves"].values())]
-    methods = {arm: f" {THEN} ".join(words[0] for words in stages_of(text)) for arm, text in result["arms"].items()}
-    same = len(set(methods.values())) < len(methods)  # then the name of the method says little
-    labels = {arm: f"{ARMS[arm].lower()} ({name})" if same else name for arm, name in methods.items()}
-    figure, axes = plt.subplots(
-        1, len(metrics), figsize=(3.6 * len(metrics), 2.8), constrained_layout=True, squeeze=False
-    )
-    for axis, metric in zip(axes[0], metrics, strict=True):
-        for arm, curves in result["curves"].items():
-            c = curves[metric]
-            axis.plot(c["step"], c["mean"], label=labels[arm])
-            low, high = ([m if x is None else x for m, x in zip(c["mean"], c[k], strict=True)] for k in ("low", "high"))
-            axis.fill_between(c["step"], low, high, alpha=0.2, linewidth=0)
-        axis.set(xlabel="step", title=metric)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80, metadata={"Software": None})
-    plt.close(figure)
