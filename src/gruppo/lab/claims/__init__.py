@@ -8,6 +8,8 @@
     verdict.py    reproduced, not reproduced or inconclusive, from paired intervals over seeds
     in_tables.py  claims whose task is an exact world
     board.py      pilots, runs, results: claims/results/NAME.json
+    recheck.py    a result says only what follows from its own values
+    ledger.py     claims/ledger.jsonl: what was written, and that it was not changed since
     page.py       the board in the documentation
 
 docs/claims.md says how a claim is made.
