@@ -5,6 +5,7 @@
     gates.py      what pilot seeds must show before a verdict may be made
     kinds.py      kinds of claims, and what of each survives
     sense.py      rules that cannot fail or cannot hold are refused
+    unjudged.py   what a file must have before its verdict
     verdict.py    reproduced, not reproduced or inconclusive, from paired intervals over seeds
     in_tables.py  claims whose task is an exact world
     board.py      pilots, runs, results: claims/results/NAME.json
