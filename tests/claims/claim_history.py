@@ -13,10 +13,12 @@ LEDGER = f"claims/{ledger.NAME}"
 
 def why_none(root: Path) -> str:
     """Why there is no history to look at; "" if there is one."""
-    shown = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=root, capture_output=True, text=True)
-    if shown.returncode:
-        return "no git repository: the history of the board cannot be looked at"
-    return "a shallow clone, which has no history of the board" if shown.stdout.strip() == "true" else ""
+    words = ["git", "rev-parse", "--is-shallow-repository", "--show-prefix"]
+    shown = subprocess.run(words, cwd=root, capture_output=True, text=True)
+    shallow, _, prefix = shown.stdout.partition("\n")
+    if shown.returncode or prefix.strip():
+        return "no git repository of its own: the history of the board cannot be looked at"
+    return "a shallow clone, which has no history of the board" if shallow == "true" else ""
 
 
 def objects(root: Path, names: Sequence[str]) -> dict[str, tuple[str, bytes]]:

@@ -144,7 +144,13 @@ def write(folder: Path, body: Mapping[str, Any]) -> Path:
 def pilots_of(folder: Path, name: str) -> list[dict[str, Any]]:
     """The pilot runs of a claim that are stored, the oldest first. Refused if they are not as they were stored."""
     data = ledger.read(folder, "pilot", name)
-    return json.loads(data)["pilots"] if data is not None else []
+    if data is None:
+        return []
+    try:
+        return list(json.loads(data)["pilots"])
+    except (KeyError, TypeError, ValueError) as error:
+        path = ledger.file_of(folder, "pilot", name)
+        raise ValueError(f"{path} holds no pilots: {error!r}. Take it back from git, or delete it.") from None
 
 
 def keep_pilot(folder: Path, name: str, made: Mapping[str, Any]) -> Path:
