@@ -90,7 +90,7 @@ def edited(root: Path) -> Iterator[str]:
         elif said.startswith("::"):  # a merge, with a file as no parent has it
             yield f"{commit}: {path} was changed in a merge"
         else:
-            changes.append((commit, path, *said.split()[2:4]))
+            changes.append((commit, path, said.split()[2], said.split()[3]))
     blobs = objects(root, sorted({i for *_, old, new in changes for i in (old, new) if int(i, 16)}))
     for commit, path, old, new in changes:
         if new not in blobs:

@@ -111,8 +111,7 @@ def test_the_best_point_of_the_stored_sweep_is_chosen(here: Path) -> None:
     assert "Choose optim.lr=1e-4; or give not_best" in why
     assert said(here, baseline=2, more='not_best = "it is unstable"\n') == []
     assert len(said(here, baseline=2, entrant=1)) == 2
-    lower = {"old": 'kind = "higher"', "new": 'kind = "lower"'}
-    assert "the lower the better" in said(here, **lower)[0]
+    assert "the lower the better" in said(here, old='kind = "higher"', new='kind = "lower"')[0]
 
 
 def test_only_a_whole_sweep_with_these_settings_counts_and_the_newest_one(here: Path) -> None:
@@ -202,6 +201,6 @@ def test_files_that_are_not_judged_yet_have_what_a_verdict_needs() -> None:
 
 
 def test_one_judged_choice_would_be_refused_today() -> None:
-    """The best point, imitation alone, was at the edge: it is the placebo of that claim."""
+    """The best point, imitation alone, is the placebo of that claim: its note says so, in place of not_best."""
     claims = {n: c for n, c in all_claims(BOARD).items() if c.gates and c.sweep and board.load(BOARD, c)}
     assert [n for n, c in claims.items() if list(worse(c, board.pilots_of(BOARD, n)))] == ["chord_exact"]

@@ -208,7 +208,7 @@ def merge(folder: Path) -> list[Line]:
                 "that stopped there."
             )
         sides.append(verified(shown.stdout, f"{folder / NAME} ({side})"))
-    every = merged(*sides, folder)
+    every = merged(sides[0], sides[1], folder)
     (folder / NAME).write_text("".join(f"{line.text}\n" for line in every), encoding="utf-8", newline="\n")
     return every[len(sides[0]) :]
 

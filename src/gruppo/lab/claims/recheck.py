@@ -178,8 +178,8 @@ def same(written: Any, now: Any, off: float = 1e-9) -> bool:
         return len(written) == len(now) and all(same(w, n, off) for w, n in zip(written, now, strict=True))
     if isinstance(now, str):
         return written == now
-    known = [x if x is not None and math.isfinite(x) else None for x in (written, now)]
-    return known[0] == known[1] if None in known else math.isclose(*known, rel_tol=1e-7, abs_tol=off)
+    finite = [x is not None and math.isfinite(x) for x in (written, now)]
+    return finite[0] == finite[1] and (not finite[0] or math.isclose(written, now, rel_tol=1e-7, abs_tol=off))
 
 
 def _span() -> str:
