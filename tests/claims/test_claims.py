@@ -28,12 +28,25 @@ claim = "B is better than A."
 baseline = "grpo"
 entrant = "rloo"
 settings = ["steps=2"]
+no_sweep = "both have the rate of the paper"
+
+[[gate]]
+measure = "last(held_out)"
+kind = "at_least"
+size = 0.1
+
+[[mechanism]]
+measure = "last(held_out)"
+kind = "at_least"
+size = 0.1
 
 [[condition]]
 measure = "last(held_out)"
 kind = "higher"
 size = 0.05
 """
+RATES = [f"optim.lr=1e-{i}" for i in (5, 4, 3, 2)]
+SWEPT = TOML.replace('no_sweep = "both have the rate of the paper"', f"sweep = {json.dumps(RATES)}")
 
 
 # ---- files
@@ -140,7 +153,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, shift: float) -> list[Any]:
     asked: list[Any] = []
 
     def runs_of(claim: Claim, arms: Any, seeds: Any, args: Any, place: str) -> Any:
-        asked.append((dict(arms), list(seeds), place))
+        if not place.startswith("gate-"):
+            asked.append((dict(arms), list(seeds), place))
 
         def made(arm: str, seed: int) -> Result:
             value = 0.5 + 0.01 * seed + (shift + 0.03 * math.sin(7 * seed) if arm == "entrant" else 0.0)
@@ -288,13 +302,13 @@ def test_runs_may_be_made_elsewhere(here: Path, monkeypatch: Any) -> None:
 
 
 def test_pilots_have_seeds_of_their_own_and_judge_nothing(here: Path, capsys: Any, monkeypatch: Any) -> None:
-    (here / "claims" / "b.toml").write_text('sweep = ["optim.lr=1e-3", "optim.lr=1e-4"]\n' + TOML)
+    (here / "claims" / "b.toml").write_text(SWEPT)
     commit(here)
     asked = pretend(monkeypatch, 0.1)
     assert main(["claims", "b"]) == 2
     assert "has chosen nothing yet" in capsys.readouterr().err
     assert main(["claims", "b", "--pilot"]) == 0
-    assert {tuple(seeds) for _, seeds, _ in asked} == {tuple(range(100, 105))} and len(asked) == 4
+    assert {tuple(seeds) for _, seeds, _ in asked} == {tuple(range(100, 105))} and len(asked) == 8
     assert "[chosen]" in capsys.readouterr().out
     assert not (here / "claims" / "results").exists()
     assert main(["claims", "--pilot"]) == 2
@@ -302,7 +316,7 @@ def test_pilots_have_seeds_of_their_own_and_judge_nothing(here: Path, capsys: An
 
 def test_to_show_a_claim_runs_nothing(here: Path, capsys: Any, monkeypatch: Any) -> None:
     told = '[[pilot]]\nwhat = "one try"\nbaseline = "0.1"\nentrant = "0.2"\n'
-    (here / "claims" / "b.toml").write_text('sweep = ["optim.lr=1e-3", "optim.lr=1e-4"]\n' + TOML + told)
+    (here / "claims" / "b.toml").write_text(SWEPT + told)
     asked = pretend(monkeypatch, 0.1)
     assert main(["claims", "b", "--show"]) == 0
     out = capsys.readouterr().out

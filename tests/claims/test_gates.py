@@ -31,6 +31,7 @@ claim = "B holds what A loses."
 baseline = "grpo"
 entrant = "rloo"
 settings = ["steps=2"]
+no_sweep = "both have the rate of the paper"
 
 [[gate]]
 measure = "drop(held_out)"
@@ -197,7 +198,7 @@ def test_pilots_are_stored_with_their_values_and_none_is_replaced(here: Path, mo
         ('kind = "at_least"', 'kind = "atleast"', "at_least, at_most"),
         ('settings = ["steps=2"]', 'settings = ["steps=2"]\nplacebo = "reinforce"', "no condition is against it"),
         ('kind = "higher"', 'kind = "higher"\nagainst = "placebo"', "the file has none"),
-        ('settings = ["steps=2"]', 'settings = ["steps=2"]\nsweep = ["optim.lr=1e-3"]', "Give at least 4"),
+        ('no_sweep = "both have the rate of the paper"', 'sweep = ["optim.lr=1e-3"]', "Give at least 4"),
         ('settings = ["steps=2"]', 'settings = ["steps=2"]\nseeds = 60', "those of pilots"),
         (
             '"last(held_out)"\nkind = "higher"\nsize = 0.05',
@@ -216,8 +217,7 @@ def test_a_rule_that_no_run_decides_is_refused(tmp_path: Path, old: str, new: st
 
 def test_a_best_point_at_the_edge_is_refused(tmp_path: Path) -> None:
     path, rates = tmp_path / "b.toml", [f"optim.lr=1e-{i}" for i in (5, 4, 3, 2)]
-    head, tail = TOML.split("[[gate]]", 1)
-    swept = f"{head}sweep = {json.dumps(rates)}\n[[gate]]{tail}[chosen]\n"
+    swept = TOML.replace('no_sweep = "both have the rate of the paper"', f"sweep = {json.dumps(rates)}") + "[chosen]\n"
     path.write_text(f'{swept}baseline = "{rates[1]}"\nentrant = "{rates[2]}"\n')
     assert read(path).ready
     path.write_text(f'{swept}baseline = "{rates[1]}"\nentrant = "{rates[3]}"\n')
@@ -226,7 +226,7 @@ def test_a_best_point_at_the_edge_is_refused(tmp_path: Path) -> None:
 
 
 RATES = [f"optim.lr=1e-{i}" for i in (5, 4, 3, 2)]
-SWEPT = PLACEBO.replace("[[gate]]", f"sweep = {json.dumps(RATES)}\n[[gate]]", 1)
+SWEPT = PLACEBO.replace('no_sweep = "both have the rate of the paper"', f"sweep = {json.dumps(RATES)}")
 DEAD = SWEPT.replace(
     '"drop(held_out)"\nkind = "at_least"\nsize = 0.2', '"mean(adv_live)"\nkind = "at_most"\nsize = 0.02'
 )
@@ -298,8 +298,14 @@ settings = [
     "task=gruppo.lab.tabular:exact", "task.options.prompts=4", "task.options.answers=4", "task.options.right=1",
     "task.options.noise=4", "steps=6", "prompts=4", "samples=4", "optim.lr=0.1", "eval.every=2",
 ]
+no_sweep = "a table, and a rate at which both learn"
 
 [[gate]]
+measure = "last(reward)"
+kind = "at_most"
+size = 0.999
+
+[[mechanism]]
 measure = "last(reward)"
 kind = "at_most"
 size = 0.999

@@ -62,3 +62,13 @@ def test_it_is_for_reading(installed: Path, capsys: Any) -> None:
 def test_a_clone_shows_its_own_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert claim.board_folder(None) == BOARD.resolve()
+
+
+def test_its_record_comes_with_it(installed: Path, capsys: Any) -> None:
+    assert (installed / "ledger.jsonl").is_file()
+    assert main(["claims", "copo_exact", "--pilot"]) == 2 and "is for reading" in capsys.readouterr().err
+    path = installed / "results" / "copo_exact.json"
+    path.write_text(path.read_text().replace('"seconds": 2', '"seconds": 3'))
+    assert main(["claims"]) == 2 and "copo_exact.json was changed after its runs" in " ".join(
+        capsys.readouterr().err.split()
+    )

@@ -1,7 +1,6 @@
 """Results of claims, in claims/results/NAME.json: written once for a rule, and shown on the board."""
 
 import json
-import math
 import os
 import subprocess
 import time
@@ -10,20 +9,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gruppo.lab.claims import ledger
 from gruppo.lab.claims.claim import Claim
-from gruppo.lab.claims.gates import NO_REGIME, recomputed
-from gruppo.lab.claims.verdict import Judged, of_values, together
+from gruppo.lab.claims.recheck import CURVES, deviations
+from gruppo.lab.claims.verdict import Judged
 from gruppo.lab.compare.compare import Result
 from gruppo.train.estimates import mean_interval
 from gruppo.train.folder import finite
 
-CURVES = ("held_out", "entropy", "length", "reward", "right_entropy")
-FIELDS = ("rule", "verdict", "commit", "date", "seeds", "arms", "conditions", "seconds", "curves")  # that are read
-ARMS = ("entrant", "baseline")
+FIELDS = (  # that are read
+    "claim", "rule", "verdict", "commit", "date", "seeds", "arms", "settings", "conditions", "seconds", "curves",
+)  # fmt: skip
 
 
 def path_of(folder: Path, name: str) -> Path:
-    return folder / "results" / f"{name}.json"
+    return ledger.file_of(folder, "result", name)
 
 
 def verdicts(folder: Path, claims: Mapping[str, Claim]) -> dict[str, str]:
@@ -33,36 +33,28 @@ def verdicts(folder: Path, claims: Mapping[str, Claim]) -> dict[str, str]:
 
 def load(folder: Path, claim: Claim) -> dict[str, Any] | None:
     """The result of a claim, if there is one. Refused if it was judged by another rule, since a rule is not changed
-    after the fact, or if its verdict does not follow from its own values."""
+    after the fact, if anything in it does not follow from its own values, or if it is not as its runs left it."""
     path = path_of(folder, claim.name)
     if not path.is_file():
         return None
+    data, pilots = path.read_bytes(), pilots_of(folder, claim.name)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(data)
         _ = [found[key] for key in FIELDS]
-        written = [c["holds"] for c in found["conditions"]]
-        values = [[[math.inf if v is None else v for v in c[arm]] for arm in ARMS] for c in found["conditions"]]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        wrong = [] if found["rule"] != claim.rule else list(deviations(claim, found, pilots))
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ValueError(f"{path} is no result of a claim: {error!r}. Take it back from git, or delete it.") from None
     if found["rule"] != claim.rule:
         raise ValueError(
             f"{path} was judged by the rule {found['rule']}, and {claim.name}.toml now says {claim.rule}: a rule is "
             "fixed before its runs. Take the change back; or, for a new claim, delete the result and say in `note` why."
         )
-    opened = recomputed(claim, found.get("gates", []))
-    if opened is None or opened != [g["holds"] for g in found.get("gates", [])]:
+    for field, said in wrong:
         raise ValueError(
-            f"{path}: its gates are not those of the rule, or do not follow from their own values. It was changed by "
-            "hand: take it back from git, or delete it."
+            f"{path}: {field} {said}. It was changed by hand: take it back from git, or delete it, and run "
+            f"gruppo claims {claim.name}."
         )
-    wanted = claim.conditions if all(opened) else ()
-    now = [of_values(c, *v).holds for c, v in zip(wanted, values, strict=False)]
-    outcome = together(now) if all(opened) else NO_REGIME
-    if (found["verdict"], written) != (outcome, now) or len(now) < len(wanted):
-        raise ValueError(
-            f"{path} says {found['verdict']!r} ({', '.join(written)}); by its own values and the rule it is "
-            f"{outcome!r} ({', '.join(now)}). It was changed by hand: take it back from git, or delete it."
-        )
+    ledger.refuse_changed(folder, "result", claim.name, data)
     return found
 
 
@@ -109,14 +101,27 @@ def result(
         "conditions": [asdict(j.condition) | {k: v for k, v in asdict(j).items() if k != "condition"} for j in judged],
         **({"gates": list(gates)} if gates else {}),
         "seconds": sum(r.seconds for r in every),
-        "cores": os.cpu_count(),
+        "machine": machine(),
         "curves": {arm: _curves(results) for arm, results in runs.items()},
     }
 
 
-def _curves(results: Sequence[Result]) -> dict[str, dict[str, list[float]]]:
-    """{metric: {step, mean, low, high}}, over seeds."""
-    out: dict[str, dict[str, list[float]]] = {}
+def machine() -> dict[str, Any]:
+    """Cores of the machine that judged, and its load average (of a minute) at the end."""
+    load = {"load": round(os.getloadavg()[0], 2)} if hasattr(os, "getloadavg") else {}
+    return {"cores": os.cpu_count(), **load}
+
+
+def machine_in_words(result: Mapping[str, Any]) -> str:
+    """Such as "2 cores, load 1.93 at the end"; empty for a result that is older than the field."""
+    found = result.get("machine") or {}
+    words = {"cores": "{} cores", "load": "load {} at the end"}
+    return ", ".join(text.format(found[k]) for k, text in words.items() if found.get(k) is not None)
+
+
+def _curves(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
+    """{metric: {step, mean, low, high}}, over seeds; `partly` if runs have steps that others have not."""
+    out: dict[str, dict[str, Any]] = {}
     for metric in CURVES:
         curves = [r.curve(metric) for r in results]
         steps = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
@@ -127,29 +132,38 @@ def _curves(results: Sequence[Result]) -> dict[str, dict[str, list[float]]]:
                 "mean": [round(i.mean, 5) for i in spread],
                 "low": [round(i.low, 5) for i in spread],
                 "high": [round(i.high, 5) for i in spread],
+                **({"partly": True} if any(len(c) != len(steps) for c in curves) else {}),
             }
     return out
 
 
 def write(folder: Path, body: Mapping[str, Any]) -> Path:
-    return _written(path_of(folder, body["claim"]), body)
+    return _written(folder, "result", body)
 
 
 def pilots_of(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The pilot runs of a claim that are stored, the oldest first."""
-    path = folder / "pilots" / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8"))["pilots"] if path.is_file() else []
+    """The pilot runs of a claim that are stored, the oldest first. Refused if they are not as they were stored."""
+    data = ledger.read(folder, "pilot", name)
+    if data is None:
+        return []
+    try:
+        return list(json.loads(data)["pilots"])
+    except (KeyError, TypeError, ValueError) as error:
+        path = ledger.file_of(folder, "pilot", name)
+        raise ValueError(f"{path} holds no pilots: {error!r}. Take it back from git, or delete it.") from None
 
 
 def keep_pilot(folder: Path, name: str, made: Mapping[str, Any]) -> Path:
     """Store a pilot with its values, after those that are there: none is ever replaced."""
-    body = {"claim": name, "pilots": [*pilots_of(folder, name), dict(made)]}
-    return _written(folder / "pilots" / f"{name}.json", body)
+    return _written(folder, "pilot", {"claim": name, "pilots": [*pilots_of(folder, name), dict(made)]})
 
 
-def _written(path: Path, body: Mapping[str, Any]) -> Path:
+def _written(folder: Path, what: str, body: Mapping[str, Any]) -> Path:
+    """The file, and its line in the ledger."""
+    path = ledger.file_of(folder, what, body["claim"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(finite(dict(body)), indent=1) + "\n", encoding="utf-8")
+    draft, data = path.with_suffix(".draft"), (json.dumps(finite(dict(body)), indent=1) + "\n").encode()
+    draft.write_bytes(data)
     os.replace(draft, path)
+    ledger.append(folder, what, body["claim"], data)
     return path

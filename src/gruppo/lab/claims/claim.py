@@ -69,6 +69,8 @@ class Claim:
     conditions: tuple[Condition, ...]
     sweep: tuple[str, ...] = ()  # settings, of which each arm gets the best one on pilot seeds
     sweep_by: str = ""  # the measure that decides; by default that of the first condition
+    no_sweep: str = ""  # the reason why there is no sweep
+    not_best: str = ""  # the reason why [chosen] is not the best point of the stored pilots
     chosen: Mapping[str, str] = field(default_factory=dict[str, str])
     pilots: tuple[Mapping[str, Any], ...] = ()
     note: str = ""
@@ -115,33 +117,33 @@ def _names(text: str) -> set[str]:
 
 def read(path: Path) -> Claim:
     """A claim from its file; errors name the file."""
-    try:
-        body = tomllib.loads(path.read_text(encoding="utf-8"))
-        body["conditions"] = tuple(_made(Condition, c) for c in body.pop("condition", []))
-        for name, table in (("gates", "gate"), ("mechanisms", "mechanism")):
-            body[name] = tuple(_made(Gate, g) for g in body.pop(table, []))
-        for name in ("settings", "sweep"):
-            if isinstance(body.get(name), str):
-                raise ValueError(
-                    f"{name} is a text, and would be read letter by letter. Write a list: [{body[name]!r}]."
-                )
-            body[name] = tuple(body.get(name, ()))
-        for name, texts in {**body, "chosen": body.get("chosen", {}).values()}.items():
-            for text in texts if name in ("settings", "sweep", "chosen") else ():
-                if not isinstance(text, str) or "=" not in text:
-                    raise ValueError(f"{name} has {text!r}, which is no setting. Write it as a text: 'optim.lr=0.1'.")
-        body["pilots"] = tuple(body.pop("pilot", []))
-        claim = _made(Claim, {"name": path.stem, "method": path.stem, **body})
-    except (tomllib.TOMLDecodeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
     judged = path.parent / "results" / f"{path.stem}.json"
     try:
+        claim = parsed(path.stem, path.read_text(encoding="utf-8"))
         _refuse_wrong(claim)
         if not judged.is_file():  # what is judged stays as it is
             refuse_senseless(claim)
-    except ValueError as error:
+    except ValueError as error:  # of TOML, too
         raise ValueError(f"{path}: {error}") from None
     return claim
+
+
+def parsed(name: str, text: str) -> Claim:
+    """A claim from the text of its file."""
+    body = tomllib.loads(text)
+    body["conditions"] = tuple(_made(Condition, c) for c in body.pop("condition", []))
+    for many, table in (("gates", "gate"), ("mechanisms", "mechanism")):
+        body[many] = tuple(_made(Gate, g) for g in body.pop(table, []))
+    for many in ("settings", "sweep"):
+        if isinstance(body.get(many), str):
+            raise ValueError(f"{many} is a text, and would be read letter by letter. Write a list: [{body[many]!r}].")
+        body[many] = tuple(body.get(many, ()))
+    for many, words in {**body, "chosen": body.get("chosen", {}).values()}.items():
+        for word in words if many in ("settings", "sweep", "chosen") else ():
+            if not isinstance(word, str) or "=" not in word:
+                raise ValueError(f"{many} has {word!r}, which is no setting. Write it as a text: 'optim.lr=0.1'.")
+    body["pilots"] = tuple(body.pop("pilot", []))
+    return _made(Claim, {"name": name, "method": name, **body})
 
 
 def _refuse_wrong(claim: Claim) -> None:
@@ -154,6 +156,13 @@ def _refuse_wrong(claim: Claim) -> None:
         raise ValueError(f"seeds = {claim.seeds}: twice as many would reach those of pilots. Use 2 to 50.")
     if not claim.conditions:
         raise ValueError("no [[condition]], so nothing could be judged. Give at least one.")
+    for name in ("no_sweep", "not_best"):
+        if not isinstance(reason := getattr(claim, name), str) or reason != reason.strip():
+            raise ValueError(f"{name} = {reason!r} is no reason. Give it as a text.")
+    if claim.sweep and claim.no_sweep:
+        raise ValueError("no_sweep says why there is no sweep, and there is one. Take one of them out.")
+    if claim.not_best and not claim.chosen:
+        raise ValueError("not_best says why [chosen] is not the best point, and nothing is chosen. Take it out.")
     for arm in claim.chosen:
         if arm not in claim.arms:
             raise ValueError(f"[chosen] for {arm!r}{nearest(arm, claim.arms)}, and no arm has that name.")

@@ -13,6 +13,8 @@ from gruppo.lab.claims.claim import PILOT_SEEDS, SHIPPED, Claim, board_folder, c
 from gruppo.lab.claims.gates import ARM, NO_REGIME, gates_of, passed
 from gruppo.lab.claims.in_tables import exact_runs, in_exact_world
 from gruppo.lab.claims.measures import measure
+from gruppo.lab.claims.recheck import unstored
+from gruppo.lab.claims.unjudged import decided_by, lacks, refuse_unready
 from gruppo.lab.claims.verdict import verdict
 from gruppo.lab.compare import command as compare
 from gruppo.lab.compare.compare import finished
@@ -99,16 +101,16 @@ def settle(claim: Claim, args: argparse.Namespace) -> None:
             f"claim {claim.name}: its sweep {list(claim.sweep)} has chosen nothing yet. Run gruppo claims {claim.name} "
             "--pilot, write its [chosen] into the file, and commit."
         )
-    if folder.name == SHIPPED:
-        raise ValueError(
-            f"claim {claim.name}: the board in {folder} is for reading. To judge it, copy {claim.name}.toml into the "
-            "folder claims of a git repository, commit it, and call gruppo claims there."
-        )
+    refuse_shipped(claim, folder)
+    pilots = board.pilots_of(folder, claim.name)
+    refuse_unready(folder / f"{claim.name}.toml", claim, pilots if pilots or not args.runs_only else None)
     if args.runs_only:
         runs_of(claim, claim.arms, range(args.runs_only), args, "verdict")
         return
     commit = board.committed(folder / f"{claim.name}.toml")
     gates = gated(claim, args)
+    if unstored(claim, gates, pilots):
+        board.keep_pilot(folder, claim.name, of_gates(claim, gates))
     if not all(g["holds"] for g in gates):
         board.write(folder, board.result(claim, NO_REGIME, [], {}, commit, gates))
         return
@@ -120,15 +122,37 @@ def settle(claim: Claim, args: argparse.Namespace) -> None:
     board.write(folder, board.result(claim, outcome, judged, runs, commit, gates))
 
 
+def refuse_shipped(claim: Claim, folder: Path) -> None:
+    if folder.name == SHIPPED:
+        raise ValueError(
+            f"claim {claim.name}: the board in {folder} is for reading. To judge it, copy {claim.name}.toml into the "
+            "folder claims of a git repository, commit it, and call gruppo claims there."
+        )
+
+
 def gated(claim: Claim, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The gates of a claim with their values on pilot seeds."""
     arms = {ARM[what]: claim.arms[ARM[what]] for what, _ in gates_of(claim)}
     return passed(claim, {arm: runs_of(claim, {arm: arms[arm]}, PILOT_SEEDS, args, f"gate-{arm}")[arm] for arm in arms})
 
 
+def of_gates(claim: Claim, gates: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The runs of the gates as a pilot, for a machine on which they differ from the stored ones."""
+    runs: list[dict[str, Any]] = []
+    for arm in dict.fromkeys(g["arm"] for g in gates):
+        text = getattr(claim, arm)
+        values = {g["measure"]: g["values"] for g in gates if g["arm"] == arm}
+        setting = claim.arms[arm].removeprefix(text).strip()
+        runs.append({"arm": arm, "text": text, "setting": setting, "values": values})
+    return _pilot(claim, runs, {})
+
+
 def pilot(claim: Claim, args: argparse.Namespace) -> None:
     """The same small sweep for both arms, on pilot seeds; prints what to write to the file."""
-    decides = claim.sweep_by or claim.conditions[0].measure
+    folder = Path(args.folder)
+    refuse_shipped(claim, folder)
+    board.pilots_of(folder, claim.name)  # refused before the runs, not after them
+    decides, lower = decided_by(claim)
     every = dict.fromkeys([decides, *(c.measure for c in claim.conditions), *(g.measure for _, g in gates_of(claim))])
     chosen: dict[str, str] = {}
     stored: list[dict[str, Any]] = []
@@ -145,19 +169,18 @@ def pilot(claim: Claim, args: argparse.Namespace) -> None:
             values = found[decides]
             figures[setting] = sum(values) / len(values)
             print(f"{arm}{' ' + setting if setting else ''}: {figures[setting]:.4f}  {[round(v, 4) for v in values]}")
-        lower = claim.conditions[0].kind in ("lower", "at_most") and not claim.sweep_by
         if claim.swept(text):
             chosen[arm] = (min if lower else max)(figures, key=lambda s: figures[s])
-    board.keep_pilot(
-        Path(args.folder),
-        claim.name,
-        {
-            "date": time.strftime("%Y-%m-%d"), "seeds": list(PILOT_SEEDS), "settings": list(claim.settings),
-            "decided_by": decides, "runs": stored, "chosen": chosen,
-        },
-    )  # fmt: skip
+    board.keep_pilot(folder, claim.name, _pilot(claim, stored, chosen))
     if chosen:
         print("[chosen]\n" + "\n".join(f'{arm} = "{setting}"' for arm, setting in chosen.items()))
+
+
+def _pilot(claim: Claim, runs: Sequence[dict[str, Any]], chosen: dict[str, str]) -> dict[str, Any]:
+    return {
+        "date": time.strftime("%Y-%m-%d"), "seeds": list(PILOT_SEEDS), "settings": list(claim.settings),
+        "decided_by": decided_by(claim)[0], "runs": list(runs), "chosen": chosen,
+    }  # fmt: skip
 
 
 def _has(results: Sequence[Any], text: str) -> bool:
@@ -185,19 +208,26 @@ def row(folder: Path, claim: Claim) -> dict[str, Any]:
         "seeds": len(found["seeds"]) if found else 0,
         "conditions": found["conditions"] if found else [],
         "gates": found.get("gates", []) if found else [],
+        "lacks": [] if found else list(lacks(claim)),
     }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         f"{r['name']:18} {r['verdict']:15} "
-        f"{_figures(r['conditions']) or _gate_figures(r['gates']) or ('' if r['ready'] else page.DRAFT)}\n"
+        f"{_figures(r['conditions']) or _gate_figures(r['gates']) or _open(r)}\n"
         f"{'':18} {r['claim']}"
         for r in rows
     ]
     counts = {v: sum(r["verdict"] == v for r in rows) for v in dict.fromkeys(r["verdict"] for r in rows)}
     how = "figures: measure, baseline → method (does the condition hold?); gruppo claims NAME --show has the rule"
     return "\n".join([*lines, "", ", ".join(f"{n} {v}" for v, n in counts.items()), how])
+
+
+def _open(row: dict[str, Any]) -> str:
+    """What is to be done before a claim can be judged."""
+    said = [] if row["ready"] else [page.DRAFT]
+    return "; ".join([*said, *(text.partition(",")[0] for text in row["lacks"])])
 
 
 def _figures(conditions: Sequence[dict[str, Any]]) -> str:
