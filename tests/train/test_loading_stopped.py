@@ -144,21 +144,6 @@ def test_an_interrupt_that_is_swallowed_ends_the_run_before_its_first_step(
     assert "gruppo: stopped at once. No step is saved yet" in capsys.readouterr().err
 
 
-def test_from_python_it_is_an_interrupt_with_words() -> None:
-    with pytest.raises(KeyboardInterrupt, match="the truth") as found, Stop(lambda: "the truth"):
-        signal.raise_signal(TERM)
-    assert isinstance(found.value, Stopped) and found.value.code == 143
-
-
-def test_an_interrupt_that_has_words_keeps_them() -> None:
-    with pytest.raises(Stopped, match="it goes on") as found, Stop(lambda: ""):
-        try:
-            signal.raise_signal(TERM)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("it goes on") from None
-    assert found.value.code == 143
-
-
 def test_a_notebook_outlives_two_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ipykernel", None)
     monkeypatch.setattr(module.os, "_exit", lambda code: pytest.fail("the kernel was ended"))
