@@ -24,7 +24,7 @@ from train_runs import (
     wait_for,
 )
 
-from gruppo.train.stop import Stop
+from gruppo.train.stop import Stop, Stopped
 from gruppo.train.waiting import Loop
 
 SETTINGS = ("steps=6", "save.checkpoint_every=3", *SLOWLY)
@@ -141,3 +141,18 @@ def test_an_interrupt_that_is_lost_in_a_destructor_is_sent_once_more(capsys: pyt
         while time.monotonic() < end:
             pass
     assert stop.asked == 2 and "Traceback" not in capsys.readouterr().err
+
+
+def test_from_python_it_is_an_interrupt_with_words() -> None:
+    with pytest.raises(KeyboardInterrupt, match="the truth") as found, Stop(lambda: "the truth"):
+        signal.raise_signal(signal.SIGTERM)
+    assert isinstance(found.value, Stopped) and found.value.code == 143
+
+
+def test_an_interrupt_that_has_words_keeps_them() -> None:
+    with pytest.raises(Stopped, match="it goes on") as found, Stop(lambda: ""):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("it goes on") from None
+    assert found.value.code == 143

@@ -144,12 +144,6 @@ def test_an_interrupt_that_is_swallowed_ends_the_run_before_its_first_step(
     assert "gruppo: stopped at once. No step is saved yet" in capsys.readouterr().err
 
 
-def test_from_python_it_is_an_interrupt_with_words() -> None:
-    with pytest.raises(KeyboardInterrupt, match="the truth") as found, Stop(lambda: "the truth"):
-        signal.raise_signal(TERM)
-    assert isinstance(found.value, Stopped) and found.value.code == 143
-
-
 def test_a_notebook_outlives_two_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ipykernel", None)
     monkeypatch.setattr(module.os, "_exit", lambda code: pytest.fail("the kernel was ended"))
@@ -222,6 +216,17 @@ def test_a_second_signal_behind_the_last_words(first: int, second: int, forked: 
 
     assert code_of(forked("train", *SMALL, *QUICK, "save.name=b", patch=patch)) == 128 + first, said()
     assert said().count("gruppo: stopped at once. No step is saved yet") == 1 and "Traceback" not in said()
+
+
+def test_a_signal_before_the_runs_of_a_comparison(forked: Any) -> None:
+    """Its words come from within, where no signal is deferred yet."""
+    from gruppo.lab.compare import processes
+
+    def patch() -> None:
+        processes._refuse_damaged = interrupting(TERM, processes._refuse_damaged)
+
+    assert code_of(forked("compare", "grpo", "rloo", "--seeds", "1", *QUICK, "save.name=c", patch=patch)) == 143
+    assert "stopped at once. What is saved remains; the same command goes on:  gruppo compare grpo rloo" in said()
 
 
 def test_a_signal_in_the_middle_of_a_class(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

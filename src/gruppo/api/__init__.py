@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
+from gruppo.api.edited import read_anew, refuse_old
 from gruppo.api.runs import SavedRun
 from gruppo.api.written import reward_path, rows_file, store, tasks_path, written_method
 from gruppo.cli.overrides import Setting, apply_settings
 from gruppo.stages import Method
 from gruppo.stages.record import to_table
 from gruppo.tasks import Scorer, TaskConfig, TaskSet
-from gruppo.tasks.imports import changed_files, forget_changed
 from gruppo.train import trainer
 from gruppo.train.callbacks import Callback, Step
 from gruppo.train.config import RunConfig
 from gruppo.train.evaluate import Evaluation, wanted_k
-from gruppo.train.lock import under_way
 
 if TYPE_CHECKING:
     from gruppo.lab.compare.command import Entrant
@@ -210,6 +209,7 @@ def _entrant(given: Any, base: RunConfig) -> "tuple[Entrant, RunConfig]":
     found = parsed(str(given))
     if found.earlier:
         raise ValueError(f"{given!r} has several stages, which only the command makes: gruppo compare {given!r} …")
+    refuse_old([setting.partition("=")[2] for setting in found.settings])
     return found, apply(base, found.settings)
 
 
@@ -255,18 +255,10 @@ def configured(
     if reward is not None:
         path, args = reward_path(reward, folder)
         wanted += [Setting("task.reward", "=", path), *_settings({"task.args": args})]
-    return apply_settings(config, wanted)
-
-
-def read_anew() -> None:
-    """Files of the user that were changed since an earlier run of this session are loaded anew."""
-    changed = changed_files()
-    if changed and under_way:
-        raise ValueError(
-            f"{changed[0]} was changed while a run of this session goes on ({sorted(under_way)[0]}), which would go on "
-            "with the new code. End that run first (`.close()` of an iterator of gruppo.steps), or undo the change."
-        )
-    forget_changed()
+    refuse_old([s.value for s in wanted])  # before it is loaded
+    config = apply_settings(config, wanted)
+    refuse_old(config)
+    return config
 
 
 def _task_settings(task: Any, folder: Path) -> list[Setting]:

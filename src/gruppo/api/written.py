@@ -6,6 +6,7 @@ of a file has a hash of its content, so another function is another file. Nothin
 """
 
 import dataclasses
+import inspect
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,8 @@ from typing import Any
 from gruppo.api.sources import nowhere, source_of
 from gruppo.stages import Method
 from gruppo.tasks import Scorer, TaskSet
-from gruppo.tasks.imports import file_of, load_object
+from gruppo.tasks.imports import load_object
+from gruppo.tasks.loaded import file_of
 from gruppo.tasks.stored import json_line, written
 from gruppo.train.manifest import write_text
 
@@ -80,10 +82,11 @@ def written_method(method: Method, folder: Path) -> Method:
     """The method, with classes of the user read from a file: one of their own, or one that is written here."""
     mine = list(dict.fromkeys(_classes(method)))
     strange = [cls for cls in mine if nowhere(cls)]
-    if old := next((cls for cls in strange if file_of(cls.__module__)), None):
+    if old := next((cls for cls in strange if file_of(cls.__module__) and _outlived(cls)), None):
+        file = file_of(old.__module__)
         raise ValueError(
-            f"{file_of(old.__module__)} has changed since {old.__name__} was loaded from it, so a run would name "
-            f"other code than it has. Name what stands there now: '{Path(file_of(old.__module__)).name}:NAME'."
+            f"{file}, or a file that it imports, has changed since {old.__name__} was loaded from it, so a run would "
+            f"name other code than it has. Name what stands there now: '{file}:NAME'."
         )
     paths = {cls: import_path(cls) for cls in mine if cls not in strange}
     if strange:
@@ -91,6 +94,13 @@ def written_method(method: Method, folder: Path) -> Method:
         file = store(folder, stem, source_of(strange), ".py")
         paths |= {cls: f"{file}:{cls.__name__}" for cls in strange}
     return _moved(method, {cls: load_object(path) for cls, path in paths.items()})
+
+
+def _outlived(cls: type) -> bool:
+    """Whether the module in which a class was made is no longer the one of that name."""
+    now = sys.modules.get(cls.__module__)
+    globals_of = [f.__globals__ for f in vars(cls).values() if inspect.isfunction(f)]
+    return now is None or (bool(globals_of) and all(found is not vars(now) for found in globals_of))
 
 
 def _classes(x: Any) -> Iterable[type]:

@@ -21,7 +21,7 @@ from gruppo.envs.registry import BUILT_IN, env_class, make_env
 from gruppo.tasks.base import Task, TaskSet, parse_levels
 from gruppo.tasks.build import in_order, split_rows
 from gruppo.tasks.files import USED
-from gruppo.tasks.imports import when_forgotten
+from gruppo.tasks.loaded import when_forgotten
 from gruppo.tasks.numbering import hash64
 from gruppo.tasks.rows import Read, Table
 from gruppo.tasks.settings import TaskConfig, refuse_unused
@@ -138,4 +138,4 @@ def _world(name: str, hosted: bool = False) -> Any:
     return make_env(name, hosted)
 
 
-when_forgotten.append(_world.cache_clear)
+when_forgotten.append(lambda _: _world.cache_clear())

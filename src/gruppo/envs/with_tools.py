@@ -5,7 +5,8 @@ task's own scorer judges as it does without tools. A tool that breaks costs its 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -16,10 +17,12 @@ from gruppo.envs.format import Call, Format, Line, Said
 from gruppo.envs.guard import BROKEN, TIMEOUT, failed
 from gruppo.envs.world import NOTHING
 from gruppo.tasks.base import Task, Tasks, TaskSet, domains_of
-from gruppo.tasks.imports import is_path, split_path, when_forgotten
+from gruppo.tasks.imports import is_path, module_of, split_path
+from gruppo.tasks.loaded import when_forgotten
 from gruppo.tasks.settings import TaskConfig
 from gruppo.tools import Toolbox, ToolResult, load_tools
 from gruppo.tools.calls import NO_JSON, OPENED, calls_in, objects_in
+from gruppo.tools.mcp import CLOSING, RemoteTool, Server
 from gruppo.tools.waiting import Blocked, waited
 
 PREFIX = "tools:"  # of the name of such an environment
@@ -32,7 +35,6 @@ BLOCKS = (
     "Let it await, or write it without async: then it runs in a thread."
 )
 _boxes: dict[str, Toolbox] = {}
-when_forgotten.append(_boxes.clear)
 
 
 def toolbox(names: str) -> Toolbox:
@@ -41,6 +43,22 @@ def toolbox(names: str) -> Toolbox:
     if key not in _boxes:
         _boxes[key] = load_tools(names)
     return _boxes[key]
+
+
+def _forget(modules: Collection[str]) -> None:
+    """The boxes with tools of these modules, and the servers that no other box has: new ones are started."""
+    old = [key for key in _boxes if any(is_path(n) and module_of(n) in modules for n in key.split(","))]
+    dropped = [_boxes.pop(key) for key in old]
+    for server in _servers(dropped) - _servers(_boxes.values()):
+        with suppress(Blocked):  # its loop stands still, and the server with it
+            waited(server.close(), CLOSING)
+
+
+def _servers(boxes: Iterable[Toolbox]) -> set[Server]:
+    return {one.server for box in boxes for one in box if isinstance(one, RemoteTool)}
+
+
+when_forgotten.append(_forget)
 
 
 class WithTools:

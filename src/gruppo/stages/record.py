@@ -11,7 +11,8 @@ from typing import Any
 from gruppo.stages.method import Method, kind
 from gruppo.stages.names import nearest
 from gruppo.stages.schedule import Schedule, is_schedule
-from gruppo.tasks.imports import file_of, load_object
+from gruppo.tasks.imports import load_object
+from gruppo.tasks.loaded import file_of
 
 TALK = ("doc", "paper", "base", "checked", "confidence")  # facts about a method, not part of what it does
 

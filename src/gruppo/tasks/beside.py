@@ -25,13 +25,24 @@ def imported_beside(file: Path, root: Path | None = None) -> dict[str, Path]:
     return found
 
 
+def imported_names(file: Path, root: Path) -> set[str]:
+    """What a file itself imports from `root`, as Python names it; not all of these have to be modules."""
+    paths = _imports(_parsed(file), file, root)
+    return {".".join(path.relative_to(root).parts) for path in paths if path.is_relative_to(root)}
+
+
+def named(at: str) -> str:
+    """The module in a file, given relative to the folder in which it is found: `package/part.py` is package.part."""
+    return at.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
+
+
 def mistaken(file: Path) -> str:
     """Why a file would get another module than the one beside it under the same name; empty if it would not.
 
     A module of the same content is as good: the copy of a file in a run folder, and the file itself.
     """
     for at, beside in imported_beside(file).items():
-        name = at.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
+        name = named(at)
         other = _loaded(name)
         if other is not None and other != beside.resolve() and not _same(other, beside):
             return (

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from hashlib import blake2b
 from importlib.machinery import (
@@ -21,10 +21,12 @@ from importlib.machinery import (
     SourcelessFileLoader,
 )
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from gruppo.tasks.beside import imported_beside, mistaken
+from gruppo.tasks import loaded
+from gruppo.tasks.beside import imported_beside, mistaken, named
+from gruppo.tasks.loaded import USER, FromSource, note, note_beside
 
 
 def load_object(path: str) -> Any:
@@ -97,21 +99,7 @@ def no_file(path: Path, what: str = "file") -> str:
     return f"there is no {what} {path}.{near} A path is relative to the folder in which gruppo was started."
 
 
-class FromSource(SourceFileLoader):
-    """Compiles what stands in the file now.
-
-    Python takes a compiled copy for current if the source has the same size and the same second of change: the run
-    would name another reward, and the old one would judge.
-    """
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
 _FOLDERS: set[str] = set()  # of the user's files that were loaded
-_FILES: dict[str, str] = {}  # of every such module, whether it is still in `sys.modules` or was changed
-_LOADED: dict[str, dict[Path, bytes]] = {}  # what they held when they were loaded, and what they import from there
-when_forgotten: list[Callable[[], object]] = []  # caches of what was made of them
 
 
 def _finder(path: str) -> FileFinder:
@@ -142,8 +130,7 @@ def _imports_from(folder: str) -> None:
 def _from_file(path: str, file: Path) -> ModuleType:
     if not file.is_file():
         raise ValueError(f"{path}: {no_file(file)}")
-    # The name depends on the path alone, so the same file is the same module in every process.
-    name = f"gruppo_user_{file.stem}_{blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()}"
+    name = _name(file)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
@@ -152,9 +139,11 @@ def _from_file(path: str, file: Path) -> ModuleType:
     if isinstance(spec.loader, SourceFileLoader):
         spec.loader = FromSource(name, str(file))
     _imports_from(str(file.parent))
-    held = {one: _held(one) for one in (file, *imported_beside(file).values())}  # before it runs, which takes time
+    note_beside([named(at) for at in imported_beside(file)])
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name], _LOADED[name], _FILES[name] = module, held, str(module.__file__)
+    sys.modules[name] = module
+    if not isinstance(spec.loader, FromSource):  # which notes what it reads
+        note(module, file, file.read_bytes())
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -166,48 +155,15 @@ def _from_file(path: str, file: Path) -> ModuleType:
     return module
 
 
-def file_of(module: str) -> str:
-    """The file of a module of the user, also of one that has changed since; "" for any other module."""
-    return _FILES.get(module, "")
+def module_of(path: str) -> str:
+    """The name in `sys.modules` of the module that an import path leads to."""
+    where, _ = split_path(path)
+    return _name(Path(where)) if is_file(where) else where
 
 
-def changed_files() -> list[Path]:
-    """Files of the user that no longer hold what they held when they were loaded."""
-    return sorted({file for changed in _changed().values() for file in changed})
-
-
-def _changed() -> dict[str, list[Path]]:
-    """{module: its changed files}, of what Python still has."""
-    for name in [name for name in _LOADED if name not in sys.modules]:
-        del _LOADED[name]
-    found = {name: [f for f, held in files.items() if _held(f) != held] for name, files in _LOADED.items()}
-    return {name: files for name, files in found.items() if files}
-
-
-def forget_changed() -> None:
-    """Modules of which a file has changed are loaded anew when they are next named.
-
-    For the start of a run in a Python session that has had others: between two runs a user edits the file, and the
-    record of the second run would name the new code while the old one runs. Never in the middle of a run.
-    """
-    stale = {file.resolve() for name in _changed() for file in _LOADED[name]}
-    if not stale:
-        return
-    for name, module in list(sys.modules.items()):
-        at = getattr(module, "__file__", None)
-        if isinstance(at, str) and Path(at).resolve() in stale:
-            del sys.modules[name]
-    importlib.invalidate_caches()  # a file beside it may be newer than the list of its folder
-    for forget in when_forgotten:
-        forget()
-
-
-def _held(file: Path) -> bytes:
-    """The hash of its content; of a file that is gone, nothing."""
-    try:
-        return blake2b(file.read_bytes(), digest_size=16).digest()
-    except OSError:
-        return b""
+def _name(file: Path) -> str:
+    """It depends on the path alone, so the same file is the same module in every process."""
+    return f"{USER}{file.stem}_{blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()}"
 
 
 def _from_module(path: str, where: str) -> ModuleType:
@@ -227,7 +183,7 @@ def _raised(path: str, error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         raise error
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    own = [f for f in frames if f.filename != __file__]
+    own = [f for f in frames if f.filename not in (__file__, loaded.__file__)]
     at = f' at {own[-1].filename}:{own[-1].lineno} "{own[-1].line}"' if own else ""
     said = "".join(traceback.format_exception_only(error)).strip()
     return f"{path}: importing it failed{at}: {said}"

@@ -106,6 +106,7 @@ class Server:
 
     async def close(self) -> None:
         """Ends the server, whatever it does."""
+        self._begin_in(asyncio.get_running_loop())
         self._drop()
         if self._old:
             _, late = await asyncio.wait(self._old, timeout=CLOSING)

@@ -1,5 +1,6 @@
 """What a run depends on beside its configuration: files of the user, model folders, versions, as hashes."""
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -15,6 +16,7 @@ import gruppo
 from gruppo.tasks.beside import class_constants, imported_beside, installed, texts
 from gruppo.tasks.files import is_data, read
 from gruppo.tasks.imports import is_file, is_path, split_path
+from gruppo.tasks.loaded import file_of
 from gruppo.tasks.scorers import SCORERS
 from gruppo.tasks.settings import TaskConfig
 from gruppo.train.config import RunConfig
@@ -23,6 +25,7 @@ from gruppo.train.manifest import sha256
 WHOLE = 1 << 30  # bytes; of larger files blocks are hashed
 BLOCK, BLOCKS = 1 << 16, 1024
 OWN = re.compile(r"(\S+\.py|[^\W\d]\w*(\.\w+)*):[^\W\d]\w*(\.\w+)*")  # ./file.py:name, package.module:name
+OWN_PATH = re.compile(rf"{OWN.pattern}|.+\.py:[^\W\d]\w*(\.\w+)*")  # the folder may have spaces
 LIBRARIES = {  # the packages of each adapter
     "gymnasium": ("gymnasium",),
     "minigrid": ("minigrid", "gymnasium"),
@@ -44,6 +47,29 @@ def depends(config: RunConfig) -> dict[str, str]:
         out |= {f"{setting}, imported ({name})": fingerprint(p) for name, p in _imported(value).items()}
         out |= {f"task, library ({name})": _version(name) for name in _libraries(value)}
     return out
+
+
+def user_files(x: Any) -> frozenset[Path]:
+    """The user's Python files that a configuration, or a part of it, names, and what they import from their folders."""
+    named = {text for text in _texts(x) if OWN_PATH.fullmatch(text)}
+    if isinstance(x, RunConfig):
+        named |= {value for _, value in _code(x.task)}
+    files = [f for p in named if (source := _source(p)) is not None for f in (source, *_imported(p).values())]
+    return frozenset(file.resolve() for file in files)
+
+
+def _texts(x: Any) -> Iterator[str]:
+    """The texts in a tree, and the import paths of its classes."""
+    if isinstance(x, str):
+        yield x
+    elif isinstance(x, Mapping):
+        yield from (text for value in x.values() for text in _texts(value))
+    elif isinstance(x, list | tuple):
+        yield from (text for value in x for text in _texts(value))
+    elif dataclasses.is_dataclass(x) and not isinstance(x, type):
+        module = type(x).__module__
+        yield f"{file_of(module) or module}:{type(x).__name__}"
+        yield from (text for field in dataclasses.fields(x) for text in _texts(getattr(x, field.name)))
 
 
 def _code(task: TaskConfig) -> Iterator[tuple[str, str]]:

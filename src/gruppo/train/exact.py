@@ -2,12 +2,20 @@
 
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 from weakref import finalize
 
 import torch
 
+
+class Settings(NamedTuple):
+    deterministic: bool = False
+    warns: bool = False  # instead of raising
+    fills: bool = True  # memory that is not initialised
+
+
 _asked = 0  # by how many runs that are not at their end
-_before = (False, False, True)  # torch's settings before the first of them: whether, only with a warning, fill
+_before = Settings()  # of torch, before the first of them
 
 
 def needed(deterministic: bool, device: torch.device) -> bool:
@@ -24,11 +32,11 @@ def be_deterministic(owner: object) -> Callable[[], object]:
     global _asked, _before
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
     if not _asked:
-        filled: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        fills: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
         warns = torch.is_deterministic_algorithms_warn_only_enabled()
-        _before = (torch.are_deterministic_algorithms_enabled(), warns, filled)
+        _before = Settings(torch.are_deterministic_algorithms_enabled(), warns, fills)
     _asked += 1
-    _set(True, False, False)  # no tensor here is read before it is written
+    _set(Settings(deterministic=True, warns=False, fills=False))  # no tensor here is read before it is written
     return finalize(owner, _end)
 
 
@@ -36,9 +44,9 @@ def _end() -> None:
     global _asked
     _asked -= 1
     if not _asked:
-        _set(*_before)
+        _set(_before)
 
 
-def _set(deterministic: bool, warns: bool, fill: bool) -> None:
-    torch.use_deterministic_algorithms(deterministic, warn_only=warns)
-    torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+def _set(to: Settings) -> None:
+    torch.use_deterministic_algorithms(to.deterministic, warn_only=to.warns)
+    torch.utils.deterministic.fill_uninitialized_memory = to.fills  # type: ignore[attr-defined]

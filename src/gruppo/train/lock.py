@@ -21,7 +21,7 @@ except ImportError:  # not on Windows
 
 NAME = ".lock"
 _HELD: set[TextIO] = set()
-under_way: set[Path] = set()  # the folders of the runs of this process
+under_way: dict[Path, frozenset[Path]] = {}  # the folders of the runs of this process, and the user's files of each
 RENEWED, STALE = 10.0, 60.0  # seconds
 LOOKS = 10  # at a lock that is taken
 
@@ -61,12 +61,12 @@ class Lock:
                 if tries > LOOKS:
                     raise ValueError(self._held())
                 time.sleep(0.02)
-        under_way.add(self.path.parent)
+        under_way[self.path.parent] = frozenset()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._done.set()
-        under_way.discard(self.path.parent)
+        under_way.pop(self.path.parent, None)
         if self._file is None:
             mine = self.path.is_file() and self.path.read_text(encoding="utf-8") == self._who
         else:
@@ -111,6 +111,12 @@ class Lock:
         while not self._done.wait(RENEWED):
             with suppress(OSError):
                 os.utime(self.path)
+
+
+def goes_on_with(folder: Path, files: frozenset[Path]) -> None:
+    """The run in this folder has code of these files, as it is now."""
+    if folder in under_way:
+        under_way[folder] = files
 
 
 def held(folder: Path) -> bool:

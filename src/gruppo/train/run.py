@@ -72,6 +72,13 @@ class Run:
         together = ranks()  # before a model is put on a GPU
         self.device, self.dtype = place_of(config)
         self.end_exact = be_deterministic(self) if needed(config.deterministic, self.device) else lambda: None
+        try:
+            self._set_up(config, together)
+        except BaseException:  # whose traceback may keep this alive
+            self.end_exact()
+            raise
+
+    def _set_up(self, config: RunConfig, together: Ranks) -> None:
         self.share = WORTH if config.optim.share_prefixes else math.inf
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         self.tasks = tasks_of(config)

@@ -53,6 +53,11 @@ class Stop:
         """What ends the run, with its last words."""
         return Stopped(self.words() if self.words else "", 128 + self.number)
 
+    def _ended(self, error: BaseException | None) -> Stopped:
+        """The same; an interrupt that has words keeps them."""
+        said = str(error) if isinstance(error, KeyboardInterrupt) else ""
+        return Stopped(said, 128 + self.number) if said else self.ended()
+
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
             self._before = {s: signal.signal(s, self._on_signal) for s in SIGNALS}
@@ -60,12 +65,14 @@ class Stop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None = None, error: BaseException | None = None, *_: Any) -> None:
-        mine = isinstance(error, KeyboardInterrupt) and self.asked  # else it has its words from within
+        mine = (
+            isinstance(error, KeyboardInterrupt) and self.asked
+        )  # otherwise an inner Stop has already given it its words
         interrupted = mine or (isinstance(error, Exception) and self.told_to_end)
         if interrupted and self.words and last_words_end_the_process and self._before:
             on_signals(lambda *_: self._end())  # else a further one would replace the last words on their way
             self._before = {}
-        words = self.ended() if interrupted and self.words and not isinstance(error, Stopped) else None
+        words = self._ended(error) if interrupted and self.words and not isinstance(error, Stopped) else None
         self._over = True
         if threading.current_thread() is threading.main_thread():
             if sys.unraisablehook == self._swallowed:

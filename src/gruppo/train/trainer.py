@@ -23,11 +23,12 @@ from gruppo.train.checkpoint import (
     save_checkpoint,
 )
 from gruppo.train.config import RunConfig
+from gruppo.train.depends import user_files
 from gruppo.train.doctor import refuse, step_zero
 from gruppo.train.episodes import beside
 from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import RunFolder, read_json
-from gruppo.train.lock import Lock
+from gruppo.train.lock import Lock, goes_on_with
 from gruppo.train.loop import train_step
 from gruppo.train.measured import comparable, measured_otherwise
 from gruppo.train.opening import NOTHING, finished, how_to_resume, new_folder, newest, put_aside, told, what_is_saved
@@ -185,6 +186,7 @@ class Trainer:
         self.config, self.folder, self.changes, self.allow = config, folder, changes, allow
         self.skipped = skipped  # damaged checkpoints, and what is wrong with them
         wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)  # refused before anything is loaded
+        goes_on_with(folder.path, user_files(config))
         self.callbacks = [*standing(config), Samples(config.show), *callbacks]
         self.begun: list[Callback] = []
         self.stop = stop or Stop()
