@@ -27,8 +27,8 @@ def folders(seed: int = 0, arm: str = TWO) -> tuple[RunFolder, RunFolder]:
     return RunFolder(Path(f"runs/c/{slug}/seed-{seed}-stage-1")), RunFolder(Path(f"runs/c/{slug}/seed-{seed}"))
 
 
-def plan(text: str, *settings: str) -> Planned:
-    args = argparse.Namespace(config=None, json=False, jobs=1, resume=None)
+def plan(text: str, *settings: str, config: str | None = None) -> Planned:
+    args = argparse.Namespace(config=config, json=False, jobs=1, resume=None)
     return command.plan(args, [command.parsed(text)], [0], [*settings, "save.name=c"])[1][0]
 
 
@@ -123,6 +123,26 @@ def test_stages_differ_in_what_they_say_and_in_their_model_alone() -> None:
         run = plan("grpo steps=2 then grpo steps=3", f"task={task}")
         changes = table_changes(*(to_table(s.config) for s in run.stages))
         assert {c.partition(":")[0] for c in changes} == {"steps", "model.name", "save.name"}, changes
+
+
+@pytest.mark.parametrize("typed", [(), ("task=household",), ("samples=4",), ("model.name=tiny-agent",), ("model=tiny",)])
+@pytest.mark.parametrize("file", ["", 'task = "household"', '[model]\nname = "tiny"', '[model]\nname = "tiny-agent"'])
+def test_stages_differ_in_nothing_else_with_a_run_file(file: str, typed: tuple[str, ...]) -> None:
+    Path("c.toml").write_text(f"prompts = 4\n{file}\n[optim]\nlr = 1e-3\n")
+    run = plan("grpo steps=2 then rloo steps=3 then grpo steps=2", *typed, config="c.toml")
+    alone = [plan(f"{name} steps=2", *typed, config="c.toml") for name in ("grpo", "rloo", "grpo")]
+    for stage, other in zip(run.stages, alone, strict=True):
+        changes = table_changes(*(to_table(s.config) for s in (stage, other)))
+        assert {c.partition(":")[0] for c in changes} <= {"steps", "model.name", "save.name", "save.folder"}, changes
+    assert "task=household" in typed or {(s.config.prompts, s.config.optim.lr) for s in run.stages} == {(4, 1e-3)}
+
+
+def test_a_setting_of_one_stage_is_its_own() -> None:
+    """A world's usual rate holds again after a stage with another one, and none does where the first names a model."""
+    run = plan("grpo steps=2 optim.lr=1e-2 then grpo steps=3", "task=household")
+    assert run.config.optim == plan("grpo steps=3", "task=household").config.optim != run.earlier[0].config.optim
+    run = plan("grpo steps=2 model=tiny then grpo steps=3", "task=household")
+    assert run.config.prompts == run.earlier[0].config.prompts == 64
 
 
 def test_a_long_entrant_has_a_folder() -> None:
