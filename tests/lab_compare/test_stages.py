@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -193,11 +194,40 @@ def test_without_its_first_stage_the_second_is_not_tried(in_process: list[list[s
     assert len(in_process) == 1 and list(failed) == [f"{run.entrant}, stage 1, seed 0"] and not run.path.exists()
 
 
-def test_a_policy_that_is_gone_is_named(in_process: list[list[str]]) -> None:
-    run = plan(TWO, *SMALL)
-    assert run_all([*run.earlier], Path("runs/c"), quiet=True) == {}
-    shutil.rmtree(run.earlier[0].path / "policy")
-    with pytest.raises(ValueError, match=r"seed-0-stage-1: policy/.* is missing, so .* Remove that folder"):
-        run_all([run], Path("runs/c"), quiet=True)
-    shutil.rmtree(run.earlier[0].path)
-    assert run_all([run], Path("runs/c"), quiet=True) == {} and len(in_process) == 3
+def test_a_policy_that_is_gone_is_named(in_process: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    """Not "other settings", also where the stage that needs it has begun; a finished one does not need it."""
+    argv = ["compare", TWO, "grpo", *SMALL, "steps=1", "--seeds", "1"]
+    assert main(argv) == 0
+    first, second = folders()
+    shown = Path("runs/c/compare.json")
+    before = json.loads(shown.read_text())["entrants"]
+
+    facts = second["environment.json"]
+    true = facts.read_text()
+    facts.write_text(re.sub(r'("model \(policy\)": )"\w+"', r'\1"0"', true))  # it began from other weights
+    assert "holds runs with other settings" in (said := refused(capsys, *argv)) and "model (policy): 0 → " in said
+    facts.write_text(true)
+
+    in_process.clear()
+    shutil.rmtree(first["policy"])
+    shown.unlink()
+    assert main(argv) == 0 and not in_process
+    assert [e["mean"] for e in json.loads(shown.read_text())["entrants"]] == [e["mean"] for e in before]
+
+    missing = r"seed-0-stage-1: policy/.* is missing, so .* Remove that folder"
+    second["summary.json"].unlink()
+    assert re.search(missing, said := refused(capsys, *argv)), said
+    shutil.rmtree(second.path)
+    assert re.search(missing, said := refused(capsys, *argv)), said
+    shutil.rmtree(first.path)
+    assert main(argv) == 0 and len(in_process) == 2
+
+
+def test_a_first_stage_that_is_gone_is_made_again(in_process: list[list[str]]) -> None:
+    """Its steps and tokens count."""
+    argv = ["compare", TWO, "grpo", *SMALL, "steps=1", "--seeds", "1"]
+    assert main(argv) == 0
+    first, _ = folders()
+    shutil.rmtree(first.path)
+    in_process.clear()
+    assert main(argv) == 0 and len(in_process) == 1 and first["policy"].is_dir()
