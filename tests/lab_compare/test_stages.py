@@ -126,7 +126,9 @@ def test_stages_differ_in_what_they_say_and_in_their_model_alone() -> None:
         assert {c.partition(":")[0] for c in changes} == {"steps", "model.name", "save.name"}, changes
 
 
-@pytest.mark.parametrize("typed", [(), ("task=household",), ("samples=4",), ("model.name=tiny-agent",), ("model=tiny",)])
+@pytest.mark.parametrize(
+    "typed", [(), ("task=household",), ("samples=4",), ("model.name=tiny-agent",), ("model=tiny",)]
+)
 @pytest.mark.parametrize("file", ["", 'task = "household"', '[model]\nname = "tiny"', '[model]\nname = "tiny-agent"'])
 def test_stages_differ_in_nothing_else_with_a_run_file(file: str, typed: tuple[str, ...]) -> None:
     Path("c.toml").write_text(f"prompts = 4\n{file}\n[optim]\nlr = 1e-3\n")
