@@ -100,6 +100,7 @@ def defaults() -> Records:
 def declared(kind: type) -> dict[str, Any]:
     """Its class attributes where they are not an occupant's usual ones."""
     mine = [k for k in dir(kind) if not k.startswith("_") and k not in _fields(kind)]
+    mine = [k for k in mine if k != "pauses" or k in vars(kind)]  # which counts in its own class alone
     values = {k: getattr(kind, k) for k in mine if issubclass(kind, Occupant)}
     return {
         k: _plain(v)

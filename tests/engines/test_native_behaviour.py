@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gruppo.engines import Engine, NativeEngine, Request, complete
-from gruppo.engines.base import PROMISES
+from gruppo.engines.base import CAN_PROMISE, PROMISES
 from gruppo.policies import Critic
 
 
@@ -199,6 +199,12 @@ def test_what_it_can(make):
     assert engine.promises == PROMISES.keys() - {"stop_text"}  # which takes a decoder
     free = engine_of(make(), lockstep=False, decode=str)
     assert free.promises == PROMISES.keys() - {"lockstep"}
+
+
+def test_it_promises_what_is_said_of_it_before_there_is_one(make, monkeypatch):
+    assert engine_of(make(), decode=str).promises == CAN_PROMISE["native"]
+    monkeypatch.setitem(CAN_PROMISE, "native", frozenset({"logp"}))
+    assert engine_of(make(), decode=str).promises == {"logp"}
 
 
 ONE = np.array([1])

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -27,8 +28,8 @@ def folders(seed: int = 0, arm: str = TWO) -> tuple[RunFolder, RunFolder]:
     return RunFolder(Path(f"runs/c/{slug}/seed-{seed}-stage-1")), RunFolder(Path(f"runs/c/{slug}/seed-{seed}"))
 
 
-def plan(text: str, *settings: str) -> Planned:
-    args = argparse.Namespace(config=None, json=False, jobs=1, resume=None)
+def plan(text: str, *settings: str, config: str | None = None) -> Planned:
+    args = argparse.Namespace(config=config, json=False, jobs=1, resume=None)
     return command.plan(args, [command.parsed(text)], [0], [*settings, "save.name=c"])[1][0]
 
 
@@ -125,6 +126,28 @@ def test_stages_differ_in_what_they_say_and_in_their_model_alone() -> None:
         assert {c.partition(":")[0] for c in changes} == {"steps", "model.name", "save.name"}, changes
 
 
+@pytest.mark.parametrize(
+    "typed", [(), ("task=household",), ("samples=4",), ("model.name=tiny-agent",), ("model=tiny",)]
+)
+@pytest.mark.parametrize("file", ["", 'task = "household"', '[model]\nname = "tiny"', '[model]\nname = "tiny-agent"'])
+def test_stages_differ_in_nothing_else_with_a_run_file(file: str, typed: tuple[str, ...]) -> None:
+    Path("c.toml").write_text(f"prompts = 4\n{file}\n[optim]\nlr = 1e-3\n")
+    run = plan("grpo steps=2 then rloo steps=3 then grpo steps=2", *typed, config="c.toml")
+    alone = [plan(f"{name} steps=2", *typed, config="c.toml") for name in ("grpo", "rloo", "grpo")]
+    for stage, other in zip(run.stages, alone, strict=True):
+        changes = table_changes(*(to_table(s.config) for s in (stage, other)))
+        assert {c.partition(":")[0] for c in changes} <= {"steps", "model.name", "save.name", "save.folder"}, changes
+    assert "task=household" in typed or {(s.config.prompts, s.config.optim.lr) for s in run.stages} == {(4, 1e-3)}
+
+
+def test_a_setting_of_one_stage_is_its_own() -> None:
+    """A world's usual rate holds again after a stage with another one, and none does where the first names a model."""
+    run = plan("grpo steps=2 optim.lr=1e-2 then grpo steps=3", "task=household")
+    assert run.config.optim == plan("grpo steps=3", "task=household").config.optim != run.earlier[0].config.optim
+    run = plan("grpo steps=2 model=tiny then grpo steps=3", "task=household")
+    assert run.config.prompts == run.earlier[0].config.prompts == 64
+
+
 def test_a_long_entrant_has_a_folder() -> None:
     long = " then ".join([f"grpo steps={n} method.update.minibatches=2 optim.lr=1e-4" for n in range(1, 9)])
     other = long.replace("steps=8", "steps=9")
@@ -173,11 +196,40 @@ def test_without_its_first_stage_the_second_is_not_tried(in_process: list[list[s
     assert len(in_process) == 1 and list(failed) == [f"{run.entrant}, stage 1, seed 0"] and not run.path.exists()
 
 
-def test_a_policy_that_is_gone_is_named(in_process: list[list[str]]) -> None:
-    run = plan(TWO, *SMALL)
-    assert run_all([*run.earlier], Path("runs/c"), quiet=True) == {}
-    shutil.rmtree(run.earlier[0].path / "policy")
-    with pytest.raises(ValueError, match=r"seed-0-stage-1: policy/.* is missing, so .* Remove that folder"):
-        run_all([run], Path("runs/c"), quiet=True)
-    shutil.rmtree(run.earlier[0].path)
-    assert run_all([run], Path("runs/c"), quiet=True) == {} and len(in_process) == 3
+def test_a_policy_that_is_gone_is_named(in_process: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    """Not "other settings", also where the stage that needs it has begun; a finished one does not need it."""
+    argv = ["compare", TWO, "grpo", *SMALL, "steps=1", "--seeds", "1"]
+    assert main(argv) == 0
+    first, second = folders()
+    shown = Path("runs/c/compare.json")
+    before = json.loads(shown.read_text())["entrants"]
+
+    facts = second["environment.json"]
+    true = facts.read_text()
+    facts.write_text(re.sub(r'("model \(policy\)": )"\w+"', r'\1"0"', true))  # it began from other weights
+    assert "holds runs with other settings" in (said := refused(capsys, *argv)) and "model (policy): 0 → " in said
+    facts.write_text(true)
+
+    in_process.clear()
+    shutil.rmtree(first["policy"])
+    shown.unlink()
+    assert main(argv) == 0 and not in_process
+    assert [e["mean"] for e in json.loads(shown.read_text())["entrants"]] == [e["mean"] for e in before]
+
+    missing = r"seed-0-stage-1: policy/.* is missing, so .* Remove that folder"
+    second["summary.json"].unlink()
+    assert re.search(missing, said := refused(capsys, *argv)), said
+    shutil.rmtree(second.path)
+    assert re.search(missing, said := refused(capsys, *argv)), said
+    shutil.rmtree(first.path)
+    assert main(argv) == 0 and len(in_process) == 2
+
+
+def test_a_first_stage_that_is_gone_is_made_again(in_process: list[list[str]]) -> None:
+    """Its steps and tokens count."""
+    argv = ["compare", TWO, "grpo", *SMALL, "steps=1", "--seeds", "1"]
+    assert main(argv) == 0
+    first, _ = folders()
+    shutil.rmtree(first.path)
+    in_process.clear()
+    assert main(argv) == 0 and len(in_process) == 1 and first["policy"].is_dir()

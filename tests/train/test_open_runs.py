@@ -1,10 +1,11 @@
 """Runs with `turns_a_step`: episodes of worlds that a step leaves open. What a play of them keeps: tests/envs."""
 
 import asyncio
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from train_runs import contents, gruppo, metrics, refused, train
 from gruppo.cli import overrides
 from gruppo.data import Episode, Status
 from gruppo.methods import all_methods
-from gruppo.stages import Context, Memory, StepRecord
+from gruppo.stages import Ask, Context, Memory, Occupant, Prompt, StepRecord
+from gruppo.stages.rollout import pauses
 from gruppo.train import loop
 from gruppo.train.checkpoint import State, load_checkpoint, save_checkpoint
 from gruppo.train.config import RunConfig
+from gruppo.train.folder import RunFolder
 from gruppo.train.run import Run
 from gruppo.train.trainer import Trainer
 
@@ -167,6 +170,23 @@ def test_a_step_that_fails_leaves_what_waits_as_it_was(halfway: Any, monkeypatch
         assert torch.equal(flat(run), end)
 
 
+@dataclass(frozen=True)
+class AsksLater(Occupant):
+    """It asks again for the groups that it has, which cannot be tried before the run."""
+
+    def episodes(self, ctx: Context, episodes: Sequence[Episode]) -> tuple[list[bool], list[Ask | Prompt]]:
+        return [True] * len(episodes), [e.ask for e in episodes[:1] if e.ask.task.meta]  # type: ignore[union-attr]
+
+
+def test_a_selection_that_asks_again_later_is_refused_then() -> None:
+    with running("task=kuhn", "method=spear", "turns_a_step=1") as run:
+        run.walk.method = run.walk.method.but(select=AsksLater())
+        with pytest.raises(ValueError, match=r"turns_a_step=1: selection draws other groups .* Leave turns_a_step out"):
+            for number in range(6):
+                step(run, number)
+        assert run.between_steps
+
+
 CANNOT_GO_ON = {
     "task=kuhn method=spear ahead=1": r"ahead=1: the checkpoint holds .* episodes .* Use ahead=0",
     "task=kuhn method=remax": r"method=remax: the checkpoint .* with_greedy in rollout .* Take the method back",
@@ -187,7 +207,7 @@ def test_who_cannot_take_open_episodes(halfway: Any, settings: str) -> None:
 
 def test_a_step_without_a_complete_group_is_nothing_to_learn_from_for_every_method_that_pauses() -> None:
     """No built-in method stumbles over a step in which nothing was drawn to its end."""
-    pausing = [m for m in all_methods().values() if getattr(m.rollout, "pauses", False)]
+    pausing = [m for m in all_methods().values() if pauses(m.rollout)]
     assert len(pausing) > 50
     for m in pausing:
         memory = Memory()
@@ -213,6 +233,11 @@ def test_metrics_episodes_and_evaluations(monkeypatch: pytest.MonkeyPatch, capsy
     rows = metrics("a")[1:]
     assert rows[0]["open"] > 0.5 and rows[0]["reward"] is None and rows[0]["sampled"] > 0 == rows[0]["tokens"]
     assert max(row.get("age", 0) for row in rows) > 0
+    rows = RunFolder(Path("runs/a")).metrics()[1:]
+    assert all(row["tokens_per_second"] == pytest.approx(row["sampled"] / row["seconds"]) for row in rows)
+    summary, sampled = json.loads(Path("runs/a/summary.json").read_text()), sum(row["sampled"] for row in rows)
+    assert summary["tokens_per_second"] == pytest.approx(sampled / summary["seconds"], rel=0.05)
+    assert sampled > sum(row["tokens"] for row in rows) > 0  # what is open at the end was sampled, too
     assert seen and Status.OPEN not in seen  # an evaluation plays to the end
     said = capsys.readouterr()
     assert "kept no episode" not in said.err + said.out and "turns_a_step=1: the first turns" in said.err + said.out
@@ -223,7 +248,8 @@ def test_metrics_episodes_and_evaluations(monkeypatch: pytest.MonkeyPatch, capsy
 def test_steps_that_learn_nothing_are_told_also_if_others_lie_between_them(select: str) -> None:
     """Three steps with complete groups, all dead; steps without a complete group neither count nor begin anew."""
     said = list[str]()
-    rooms = ("method.select+=redraw_equal_groups",) if select == "equal_dropped" else ()
+    dropped = ("method.select+=redraw_equal_groups", "method.select.redraw_equal_groups.max_rounds=0")
+    rooms = dropped if select == "equal_dropped" else ()
     settings = ("task=household", "task.level=3", "task.options.turns=8", "method=gigpo", "turns_a_step=4", *rooms)
     run = Run(overrides.apply(RunConfig(), (*BASE, *settings)), say=said.append)
     try:
@@ -240,15 +266,34 @@ REFUSED = {
     "task=household turns_a_step=2 ahead=1": "turns_a_step=2 with ahead=1: .* Use ahead=0, or turns_a_step=0",
     "task=household turns_a_step=2 budget_tokens=9": "turns_a_step=2 with budget_tokens=9: .* Leave one of them out",
     "task=household turns_a_step=2 method=arpo_agentic": "arpo_agentic: branches in rollout .* method=gigpo",
-    "task=household turns_a_step=2 method=memact": "memact: with_memory in rollout looks at its episodes",
+    "task=household turns_a_step=2 method=memact": "memact: with_memory in rollout may look at its episodes",
     "task=household turns_a_step=2 method=remax": "remax: with_greedy in rollout",
+    "task=household turns_a_step=2 method=./mine.py:MINE": "mine: endings in rollout may .* pauses = True",
+    "task=household turns_a_step=2 method=gigpo method.select+=redraw_equal_groups": (
+        "gigpo: redraw_equal_groups in select draws other groups .*redraw_equal_groups.max_rounds=0"
+    ),
     "task=addition task.tools=python turns_a_step=2": "with task.tools=python: .* called a second time",
     "task=addition task.agent=./agent.py:play turns_a_step=2": "with task.agent=./agent.py:play: a program plays",
 }
 
 
+MINE = """
+from dataclasses import dataclass
+from gruppo.methods import method
+from gruppo.stages.rollout import Group
+
+@dataclass(frozen=True)
+class Endings(Group):
+    async def __call__(self, ctx, prompts):
+        return [e for e in await super().__call__(ctx, prompts) if e.status.judged]
+
+MINE = method("grpo").but(name="mine", rollout=Endings())
+"""
+
+
 @pytest.mark.parametrize("settings", REFUSED)
 def test_where_no_episode_can_be_left(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("agent.py").write_text("def play(task, client):\n    return client\n")
+    Path("mine.py").write_text(MINE)
     words = " ".join(refused(capsys, "train", *BASE, *settings.split()).split())
     assert re.search(REFUSED[settings], words), words

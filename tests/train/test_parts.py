@@ -45,11 +45,14 @@ def test_the_parts_are_the_whole(samples: int) -> None:
     assert mean("turns") == pytest.approx(e.turns["turns"])
     assert mean("tool_calls") == pytest.approx(e.turns.get("tool_calls", 0.0))
     turns = [of["prompts"] * of["turns"] for of in parts]
-    for flag in ("invalid", "void"):
+    assert all(("recurring" in of) == (samples > 1) for of in parts)
+    for flag in ("invalid", "void", "repeated", *(("recurring",) if samples > 1 else ())):
         assert np.average([of[flag] for of in parts], weights=turns) == pytest.approx(e.turns.get(f"turns/{flag}", 0.0))
     logged = e.logged()
     assert logged["held_out/task/guess/2"] == e.by_task["guess/2"]["accuracy"]
     assert logged["held_out/task/calculator/1/tool_calls"] == e.by_task["calculator/1"]["tool_calls"]
+    assert logged["held_out/task/guess/1/repeated"] == e.by_task["guess/1"]["repeated"]
+    assert ("held_out/task/guess/1/recurring" in logged) == (samples > 1)
     assert all(known(name) for name in logged)
 
 
@@ -69,8 +72,11 @@ def test_lines_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "tiny-agent", "task=mix:kuhn+household@1-2", "eval.prompts=12"]) == 0
     out = capsys.readouterr().out
     assert "\n  kuhn/1: return first " in out and "\n  household/2: success " in out and "\n  level " not in out
-    for word in ("on 6 prompts", "turns ", "tool calls ", "tokens ", "invalid ", "void "):
+    for word in ("on 6 prompts", "turns ", "tool calls ", "tokens ", "invalid ", "void ", "repeated "):
         assert word in out
+    assert "recurring" not in out
+    assert main(["eval", "tiny-agent", "task=mix:kuhn+household@1-2", "eval.prompts=6", "eval.samples=2"]) == 0
+    assert capsys.readouterr().out.count(", recurring ") == 3
     assert main(["eval", "tiny", "task=mix:addition@1+chain", "eval.prompts=8", "--json"]) == 0
     parts = json.loads(capsys.readouterr().out)["by_task"]
     assert len(parts) == 2 and all("turns" not in of and of["prompts"] == 4 for of in parts.values())

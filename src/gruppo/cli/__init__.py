@@ -253,8 +253,10 @@ def _ran(argv: list[str], the_process: bool) -> int:
             if stop.told_to_end:  # a library has turned the interrupt into an error of its own
                 raise
             code = _failed(error)
-        if the_process:  # a signal while all the run had was freed is seen here at the latest, not behind `main`
-            stopping.on_signals(lambda *_: os._exit(code))  # nor may one while Python ends leave a traceback
+        if the_process:
+            # A signal that came while the run was being freed is handled here at the latest, so never outside `main`.
+            # One that comes while Python ends may not leave a traceback either.
+            stopping.on_signals(lambda *_: os._exit(code))
         return code
 
 

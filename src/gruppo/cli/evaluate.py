@@ -36,7 +36,7 @@ from gruppo.train.estimates import Interval
 from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import REMEDY, RunFolder, flat, read_json
 from gruppo.train.opening import newest
-from gruppo.train.parts import RESULTS
+from gruppo.train.parts import RESULTS, SHARES
 from gruppo.train.place import place_of
 from gruppo.train.run import tasks_of
 from gruppo.train.saved import agents_of, writers_beside, writers_in
@@ -311,7 +311,7 @@ def _part(domain: str, of: Mapping[str, Any], samples: int) -> list[str]:
     facts = [score if counted else f"{score} on {of['prompts']} {_prompts(of['prompts'])}"]
     facts += [f"{name.replace('_', ' ')} {of[name]:.3g}" for name in ("turns", "tool_calls") if name in of]
     facts += [f"tokens {of['length']:.1f}"]
-    facts += [f"{name} {of[name]:.1%}" for name in ("invalid", "void") if name in of]
+    facts += [f"{name} {of[name]:.1%}" for name in SHARES if name in of]
     facts += [f"failed {of['failed']}"] if of["failed"] else []
     return [
         f"  {domain}: {', '.join(facts)}",

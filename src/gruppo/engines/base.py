@@ -137,7 +137,8 @@ PROMISES = {
     "shared": "its weights are the trainer's own tensors, so the two cannot differ",
 }
 
-# The most that an engine can promise, by its name: what is more is refused before one is made.
+# The most that an engine can promise, by its name: what is more is refused before one is made. Engines take what they
+# promise from here.
 CAN_PROMISE = {
     "native": frozenset(PROMISES),
     "vllm": frozenset({"logp", "topk", "weights"}),

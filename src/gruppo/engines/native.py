@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gruppo.engines.base import PROMISES, Completion, Ints, Reals, Request, check, check_ids
+from gruppo.engines.base import CAN_PROMISE, Completion, Ints, Reals, Request, check, check_ids
 from gruppo.engines.calls import Call, Item, items_of
 from gruppo.engines.paged import PagedStream, can_page
 from gruppo.engines.parked import Parked
@@ -100,7 +100,7 @@ class NativeEngine:
     def promises(self) -> frozenset[str]:
         own = self.copies is not None
         missing = {"lockstep": not self.waves.lockstep, "stop_text": self.decode is None, "shared": own}
-        return frozenset(name for name in PROMISES if not missing.get(name))
+        return frozenset(name for name in CAN_PROMISE["native"] if not missing.get(name))
 
     def forget(self) -> None:
         """Drop everything that is parked."""

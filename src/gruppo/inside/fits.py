@@ -3,13 +3,12 @@
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 
-from gruppo.data import Episode, pack, single_turn
+from gruppo.data import pack
 from gruppo.stages import Context, Method, Need, Never, kind
+from gruppo.stages.check import draws_again, equal_groups
 from gruppo.stages.curriculum import Uniform
 from gruppo.stages.goal import Goal
 from gruppo.stages.replay import Forget
@@ -147,33 +146,10 @@ def reads(method: Method, role: str) -> bool:
     return any(role in (n.role, n.against) for _, _, n in method.needs(Context()))
 
 
-def draws_again(method: Method) -> list[str]:
-    """Occupants that ask for more draws when groups are equal: the first door is tried with such groups."""
-    asked: list[str] = []
-
-    def fresh(n: int) -> list[Any]:
-        asked.append(name)
-        return []
-
-    ctx = Context(samples=2, fresh=fresh)
-    for o in method.select:
-        if hasattr(o, "episodes"):
-            name = kind(o)
-            _, again = o.episodes(ctx, [_equal(uid) for uid in range(4)])
-            asked += [name] if again else []
-    return list(dict.fromkeys(asked))
-
-
 def whole_step(method: Method) -> bool:
     """Whether its objective couples the rows of an optimiser step: gradients of parts do not add up to its own."""
-    ctx, batch = Context(samples=2), pack([_equal(uid) for uid in range(4)])
+    ctx, batch = Context(samples=2), pack(equal_groups())
     told = {n.column: torch.zeros(batch.size("N")) for _, _, n in method.needs(ctx) if n.when == "batch"}
     batch = batch.with_columns(**told)
     goal = Goal(method, ctx)
     return not goal.fused(goal.terms(batch.with_columns(**method.credit(ctx, batch))))
-
-
-def _equal(uid: int) -> Episode:
-    """One of two answers of a group, both with the same reward."""
-    ids, logp = np.array([1, 2]), np.zeros(2, np.float32)
-    return single_turn(uid, "t", f"g{uid // 2}", ids, ids, logp, 0, reward={"task": 0.0})

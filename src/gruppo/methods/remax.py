@@ -29,8 +29,6 @@ from gruppo.stages.turns import seats_of_groups
 class WithGreedy(Group):
     """`samples` answers to each prompt, and a greedy one as their baseline."""
 
-    pauses = False
-
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]:
         episodes = await super().__call__(ctx, [*prompts, *map(greedy, prompts)])
         for e in episodes[len(episodes) - len(prompts) :]:

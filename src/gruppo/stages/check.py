@@ -1,11 +1,14 @@
 """Does a combination of occupants make sense? Checked before the run, and on the first batch."""
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gruppo.data import VIEWS, Batch, Source
+from gruppo.data import VIEWS, Batch, Episode, Source, single_turn
 from gruppo.stages.cast import Never
 from gruppo.stages.context import Context
 from gruppo.stages.method import Method, kind
@@ -299,6 +302,30 @@ def check_first_batch(method: Method, batch: Batch, why: str = "") -> list[str]:
         said = f"every reward of the first batch is {equal}: nothing can be compared yet."
         warnings.append(f"{said} {why}".rstrip())
     return warnings
+
+
+def draws_again(method: Method) -> list[str]:
+    """Occupants that ask for more draws when groups are equal: the first door is tried with such groups."""
+    asked: list[str] = []
+
+    def fresh(n: int) -> list[Any]:
+        asked.append(name)
+        return []
+
+    ctx = Context(samples=2, fresh=fresh)
+    for o in method.select:
+        name = kind(o)
+        if hasattr(o, "episodes"):
+            with suppress(Exception):  # it may need what these answers do not have
+                _, again = o.episodes(ctx, equal_groups())
+                asked += [name] if again else []
+    return list(dict.fromkeys(asked))
+
+
+def equal_groups() -> list[Episode]:
+    """Two groups of two answers, all with the same reward."""
+    ids, logp = np.array([1, 2]), np.zeros(2, np.float32)
+    return [single_turn(i, "t", f"g{i // 2}", ids, ids, logp, 0, reward={"task": 0.0}) for i in range(4)]
 
 
 def still(method: Method, batch: Batch) -> bool:

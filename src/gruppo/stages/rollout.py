@@ -15,8 +15,16 @@ from gruppo.stages.occupant import Occupant, setting
 class Rollout(Protocol):
     async def __call__(self, ctx: Context, prompts: Sequence[Prompt]) -> list[Episode]: ...
 
-    # Optional, `pauses = True`: it hands all that it is given to `ctx.play`, once, and looks at no ending. So its
-    # episodes can be left open and go on in the next step (`turns_a_step`); those are then among its prompts, as forks.
+    # Optional, `pauses = True` beside `__call__`: it hands all that it is given to `ctx.play`, once, and looks at no
+    # ending. So its episodes can be left open and go on in the next step (`turns_a_step`); those are then among its
+    # prompts, as forks.
+
+
+def pauses(rollout: Rollout) -> bool:
+    """Whether its episodes can be left open. Its own class has to say so: what it inherits was said of another
+    `__call__`, or before something else of it was changed."""
+    own = vars(type(rollout))
+    return "__call__" in own and own.get("pauses") is True
 
 
 def asks_of(prompts: Sequence[Prompt]) -> list[Ask]:

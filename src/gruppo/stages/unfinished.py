@@ -7,17 +7,21 @@
 A group waits until its last episode is over, so a baseline compares all of its samples, and no reward, selection or
 credit sees a part of a group. A world with at most T turns keeps a group for at most ceil(T / turns) steps. An open
 episode has a slot among the prompts × samples of a step, and one that is over has none, so a step always plays about as
-many episodes. The task of a group that waits is not drawn a second time meanwhile.
+many episodes. The task of a group that waits is not drawn a second time meanwhile. Nothing is redrawn: what would be
+drawn in place of a group would not be complete in the same step.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from gruppo.data import Episode, Growing, Status
-from gruppo.stages.context import Ask, Context, Prompt
+from gruppo.stages.context import Ask, Context
 from gruppo.stages.play import Further, further
 
-Asked = TypeVar("Asked", bound=Ask | Prompt)
+NO_REDRAWS = (
+    "draws other groups in place of some, and those would not be complete in the same step: it would play more "
+    "episodes, and its batch would be no larger. Leave turns_a_step out, or use a selection that drops groups and "
+    "draws none, such as redraw_equal_groups with method.select.redraw_equal_groups.max_rounds=0."
+)
 
 
 def going_on(ctx: Context) -> list[Further]:
@@ -39,8 +43,8 @@ def in_free_slots(ctx: Context, asks: Sequence[Ask]) -> Sequence[Ask]:
     return chosen
 
 
-def not_waiting(ctx: Context, asks: Sequence[Asked]) -> list[Asked]:
-    """Those of these asks, or prompts, whose group does not wait: two groups with one name would be one."""
+def not_waiting(ctx: Context, asks: Sequence[Ask]) -> list[Ask]:
+    """Those of these asks whose group does not wait: two groups with one name would be one."""
     waiting = {name for e in ctx.open for name in (e.group, e.ask.group if e.ask is not None else e.group)}
     return [a for a in asks if a.group not in waiting]
 
@@ -48,8 +52,8 @@ def not_waiting(ctx: Context, asks: Sequence[Asked]) -> list[Asked]:
 def parted(before: Sequence[Episode], made: Sequence[Episode]) -> tuple[list[Episode], list[Episode]]:
     """(the episodes of complete groups, those of groups that wait), in the order in which they began.
 
-    `before` were waiting; of these, what has been played on is among `made`. Who waits no longer is a copy: a step
-    that fails leaves what waited as it was.
+    `before` were waiting; of these, what has been played on is among `made`. Finished ones are copied, so a step that
+    fails does not change the originals.
     """
     now = {e.uid: e for e in made}
     begun = {e.uid for e in before}

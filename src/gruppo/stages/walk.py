@@ -27,7 +27,7 @@ from gruppo.stages.readouts import Need, need
 from gruppo.stages.reward import add_components
 from gruppo.stages.scoring import Scoring
 from gruppo.stages.select import through_first_door
-from gruppo.stages.unfinished import going_on, in_free_slots, not_waiting, parted
+from gruppo.stages.unfinished import NO_REDRAWS, going_on, in_free_slots, parted
 from gruppo.stages.writers import tokens_selected, writers_of
 
 NO_TASK = (
@@ -104,7 +104,9 @@ class Walk:
             fresh, open_ = await self.rewarded(ctx, made), ()
             drawn += fresh
             kept, again = through_first_door(ctx, self.method.select, [*kept, *fresh])
-            asks = not_waiting(ctx, again)
+            if again and self.turns:
+                raise ValueError(f"turns_a_step={self.turns}: selection {NO_REDRAWS}")
+            asks = again
             if self.budget_tokens and tokens_once(drawn, Source.POLICY) >= self.budget_tokens:
                 break
             if asks:
@@ -121,8 +123,10 @@ class Walk:
         """Episodes without the components of the reward room, each with at most so many more turns; 0: to its end."""
         prompts: list[Prompt | Fork] = []
         for ask in asks:
-            ready = [] if isinstance(ask, Ask) else [ask]
-            prompts += ready or prompts_for(ctx, self.method.prompting, self.shown(ask))  # type: ignore[arg-type]
+            if isinstance(ask, Ask):
+                prompts += prompts_for(ctx, self.method.prompting, self.shown(ask))
+            else:
+                prompts.append(ask)
         given = replace(ctx, play=partial(ctx.play, turns=turns)) if turns else ctx
         return await (rollout(given, prompts) if rollout else given.play(prompts))
 

@@ -8,7 +8,7 @@ from gruppo.stages import StepRecord
 from gruppo.stages.check import compares, still
 from gruppo.train.doctor import refuse_other_weights
 from gruppo.train.learner import sampler_gap
-from gruppo.train.metrics import age_of, batch_metrics, episode_metrics, time_metrics
+from gruppo.train.metrics import age_of, batch_metrics, episode_metrics, time_metrics, worked
 from gruppo.train.run import Run
 
 
@@ -66,5 +66,5 @@ async def train_step(run: Run, step: int) -> StepRecord:
             occupant.observe(record, run.memory)
     run.between_steps = True
     seconds = time.perf_counter() - start
-    record.facts = facts | time_metrics(run.clock.take(), seconds) | {"tokens_per_second": facts["tokens"] / seconds}
+    record.facts = facts | time_metrics(run.clock.take(), seconds) | {"tokens_per_second": worked(facts) / seconds}
     return record

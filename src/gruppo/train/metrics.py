@@ -124,7 +124,12 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "drawn_groups": ("groups", "", "groups drawn, including those that selection removed"),
     "pairs": ("pairs", "", "preference pairs"),
     "rounds": ("rounds", "", "rounds of sampling in the step, including the first"),
-    "tokens": ("tokens", "", "tokens of the answers of the step, sampled or recorded; what branches share counts once"),
+    "tokens": (
+        "tokens",
+        "",
+        "tokens of the answers of the step, sampled or recorded; what branches share counts once; with `turns_a_step`, "
+        "of the groups that became complete in it, all tokens of all their steps",
+    ),
     "sampled": ("tokens", "", "all tokens sampled in the step: also of drafts, probes and dropped episodes"),
     "longest": ("tokens", "", "most tokens sampled for one answer in this step, which the step had to wait for"),
     "adv_std": ("", "", "standard deviation of the advantage over learned tokens"),
@@ -169,7 +174,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
         "",
         "parts of the step: sampling, scoring (with `ahead`: waiting), forward, backward, optimiser, and the rest",
     ),
-    "tokens_per_second": ("1/s", "", "tokens of the step per second of the step"),
+    "tokens_per_second": ("1/s", "", "`sampled` per second of the step; `tokens`, if all answers are recorded"),
 }
 
 
@@ -332,6 +337,11 @@ def age_of(batch: Batch, version: int) -> dict[str, float]:
     """How old the sampled tokens of a step are for weights of this version, without those of the replay."""
     fresh_N = (batch.source_N == Source.POLICY) & (batch.version_N >= 0) & ~batch.spread(batch.replayed_E, "E", "N")
     return {"age": version - float(batch.version_N[fresh_N].double().mean())} if bool(fresh_N.any()) else {}
+
+
+def worked(facts: Mapping[str, float]) -> float:
+    """Tokens of a step for its rate: those that it sampled; of a step that samples none, those of recorded answers."""
+    return facts["sampled"] or facts["tokens"]
 
 
 def time_metrics(parts: Mapping[str, float], total: float) -> dict[str, float]:

@@ -11,7 +11,10 @@ from gruppo.train.estimates import Reals
 from gruppo.train.metrics import graded, of_turns, returns_by_agent
 
 RESULTS = ("won", "drawn", "lost")  # shares of games
-PLAYED = ("turns", "tool_calls", "turns/invalid", "turns/void")  # of a task with an environment
+# Of a task with an environment; a state can recur only where a prompt has several episodes.
+PLAYED = ("turns", "tool_calls", "turns/invalid", "turns/void", "turns/repeated")
+RECURRING = "turns/recurring"
+SHARES = tuple(name.removeprefix("turns/") for name in (*PLAYED, RECURRING) if "/" in name)
 
 
 def by_task(
@@ -27,7 +30,8 @@ def by_task(
             continue
         returns = returns_by_agent(e for e in mine if e.status.judged)
         played = of_turns(mine)
-        shares = {name.removeprefix("turns/"): played.get(name, 0.0) for name in PLAYED} if played else {}
+        named = (*PLAYED, *((RECURRING,) if RECURRING in played else ()))
+        shares = {name.removeprefix("turns/"): played.get(name, 0.0) for name in named} if played else {}
         out[domain] = {
             **of_part(where),
             "graded": graded(score_PS[where]),
@@ -45,7 +49,7 @@ def parts_logged(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     out: dict[str, float] = {}
     for task, of in parts.items():
         out[task] = of["accuracy"]
-        named = ("length", "turns", "tool_calls", "invalid", "void")
+        named = ("length", "turns", "tool_calls", *SHARES)
         out |= {f"{task}/{name}": float(of[name]) for name in named if name in of}
         out |= {f"{task}/return/{agent}": r for agent, r in of["by_agent"].items()}
         out |= {f"{task}/{name}": of["against"][name] for name in RESULTS if of["against"]}

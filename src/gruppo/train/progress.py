@@ -100,7 +100,8 @@ class Display:
                 self.row["held_out"], self.measured = row["held_out"], row["step"]
 
     def update(self, step: int, row: Mapping[str, float]) -> None:
-        stale = ((RETURN, "reward"), (HELD_OUT, "held_out"), ("open", "reward"))  # of seats that no longer act, say
+        # A row may lack returns (a seat did not act) and `open` (no episode is): then older ones are not shown either.
+        stale = ((RETURN, "reward"), (HELD_OUT, "held_out"), ("open", "reward"))
         gone = tuple(of for of, name in stale if name in row)
         self.row = {k: v for k, v in self.row.items() if not k.startswith(gone)}
         self.row |= {

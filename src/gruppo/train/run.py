@@ -36,6 +36,7 @@ from gruppo.train.exact import be_deterministic, needed
 from gruppo.train.hidden import hidden
 from gruppo.train.learner import Learner
 from gruppo.train.memory_plan import planned
+from gruppo.train.pauses import refuse_open
 from gruppo.train.place import place_of
 from gruppo.train.ranks import Ranks, ranks
 from gruppo.train.regime import Flips, plain_engine, rough_copies
@@ -44,11 +45,7 @@ from gruppo.train.source import source_of, uncorrected
 from gruppo.train.worlds import (
     Recurring,
     overflown,
-    refuse_open,
-    refuse_other_worlds,
-    refuse_pauses,
-    refuse_strangers,
-    refuse_without_steps,
+    refuse_unfit_tasks,
     seats_alike,
     unread,
     unread_words,
@@ -82,8 +79,6 @@ class Run:
         self.share = WORTH if config.optim.share_prefixes else math.inf
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         self.tasks = tasks_of(config)
-        refuse_strangers(config.method, self.tasks, config.task)
-        refuse_without_steps(config.method, self.tasks, config.task.name)
         for sentence in self.tasks.notes:
             self.say(sentence)
         longest = config.sampling.max_tokens or self.tasks.max_tokens
@@ -98,8 +93,7 @@ class Run:
         self.told_dead = self.told_full = self.told_stale = False
         self.recurring = Recurring(self.method, self.tasks.env.split("+")[0])
         check(self.method, self.bare_context(0), samples=config.samples)
-        refuse_other_worlds(self.method, self.tasks, config.task.against)
-        refuse_pauses(self.method, self.tasks, config)
+        refuse_unfit_tasks(self.method, self.tasks, config)
         m = config.model
         loading = f"loading the model {m.name}"
         with told_if_slow(self.say, loading):

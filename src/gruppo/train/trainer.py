@@ -31,6 +31,7 @@ from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock, goes_on_with
 from gruppo.train.loop import train_step
 from gruppo.train.measured import comparable, measured_otherwise
+from gruppo.train.metrics import worked
 from gruppo.train.opening import NOTHING, finished, how_to_resume, new_folder, newest, put_aside, told, what_is_saved
 from gruppo.train.progress import ANEW, Display
 from gruppo.train.run import Run
@@ -339,7 +340,7 @@ class Trainer:
     async def _row(self, record: StepRecord) -> dict[str, Any]:
         every, row = self.config.eval.every, {"step": self.done, **record.facts}
         self.seconds += row["seconds"]
-        self.tokens += row["tokens"]
+        self.tokens += worked(row)
         if self.done == self.config.steps or (every and self.done % every == 0):
             count = min(self.config.eval.prompts, len(self.run.tasks.held_out)) * self.config.eval.samples
             with told_if_slow(self.display.say, f"evaluating after step {self.done}: {count} held-out answers"):

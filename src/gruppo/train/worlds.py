@@ -24,6 +24,7 @@ from gruppo.stages.dialogue import GOAL, OVERFLOW, said_first
 from gruppo.stages.names import nearest
 from gruppo.stages.requires import OneTurn, RecurringStates, Requirement, SeveralSeats, StepsOfTasks
 from gruppo.tasks import TaskConfig, TaskSet
+from gruppo.train.pauses import refuse_pauses
 from gruppo.train.regime import flipped
 
 if TYPE_CHECKING:
@@ -144,6 +145,14 @@ def declaring(requirement: Requirement, among: Iterable[Method] | None = None) -
     return sorted(m.name for m in methods if any(requirement in o.requires for _, o in m.occupants()))
 
 
+def refuse_unfit_tasks(method: Method, tasks: TaskSet, config: "RunConfig") -> None:
+    """Refuses a method, or settings of a run, that these tasks give nothing to do."""
+    refuse_strangers(method, tasks, config.task)
+    refuse_without_steps(method, tasks, config.task.name)
+    refuse_other_worlds(method, tasks, config.task.against)
+    refuse_pauses(method, tasks, config)
+
+
 def refuse_other_worlds(method: Method, tasks: TaskSet, against: str = "") -> None:
     """Refuses a method of one answer in a world, and one that tells seats apart where the policy has one."""
     worlds = tasks.env.split("+") if tasks.env else []
@@ -166,54 +175,6 @@ def refuse_other_worlds(method: Method, tasks: TaskSet, against: str = "") -> No
         f"{method.name}: {who} tells the seats of a game apart, and {', '.join(worlds)} has one seat, so there would "
         f"be nothing to tell apart. Use a world with two seats ({', '.join(two)}), or another method."
     )
-
-
-def refuse_pauses(method: Method, tasks: TaskSet, config: "RunConfig") -> None:
-    """Refuses `turns_a_step` where no episode can be left in its middle and gone on with."""
-    task, said = config.task, f"turns_a_step={config.turns_a_step}"
-    if not config.turns_a_step:
-        return
-    if task.agent:
-        raise ValueError(
-            f"{said} with task.agent={task.agent}: a program plays its episodes from the beginning to the end, so none "
-            "can go on in the next step. Leave turns_a_step out, or play in a world, such as task=household."
-        )
-    if task.tools:
-        raise ValueError(
-            f"{said} with task.tools={task.tools}: an episode goes on by playing its actions again, and a tool would "
-            "be called a second time, which may cost, act on things, or say something else. Leave one of them out."
-        )
-    if not tasks.env:
-        raise ValueError(
-            f"{said}: task={task.name} is one answer, which is one turn, so it would have no effect. Leave it out, use "
-            "a world, such as task=household, or method=t_ppo, which leaves answers open."
-        )
-    if not getattr(method.rollout, "pauses", False):
-        raise ValueError(
-            f"{said} with {method.name}: {kind(method.rollout)} in rollout looks at its episodes when they are over, "
-            "and some would still be open. Leave turns_a_step out, or use a method with the plain rollout (group), "
-            "such as method=gigpo."
-        )
-
-
-def refuse_open(waiting: Sequence[Episode], method: Method, tasks: TaskSet, config: "RunConfig") -> None:
-    """Refuses to go on from a checkpoint that holds open episodes where they could not be played on."""
-    if not waiting:
-        return
-    said = f"the checkpoint holds {len(waiting)} episodes of groups that go on in the next step"
-    if config.ahead:
-        raise ValueError(f"ahead={config.ahead}: {said}, and a step that is drawn ahead cannot take them. Use ahead=0.")
-    if not getattr(method.rollout, "pauses", False):
-        raise ValueError(
-            f"method={method.name}: {said}, and {kind(method.rollout)} in rollout plays only from the beginning. Take "
-            "the method back, or start a new run from the saved policy (model.name)."
-        )
-    size, train = len(tasks.train), tasks.train
-    if gone := next((e.task for e in waiting if e.index >= size or train[e.index].uid != e.task), ""):
-        raise ValueError(
-            f"task={config.task.name}: {said}, and {gone!r} is no task of this training set, so it cannot go on. Take "
-            "the settings of the task back, or start a new run from the saved policy (model.name)."
-        )
 
 
 def _requiring(method: Method, requirement: Requirement) -> str:

@@ -13,7 +13,7 @@ from gruppo.cli import overrides
 from gruppo.cli.commands import configured, print_json
 from gruppo.lab.compare.compare import Comparison, finished, found_runs
 from gruppo.lab.compare.processes import Planned, refuse_other_settings, run_all
-from gruppo.lab.compare.stages import begins_from, refuse_other_writers, refuse_wrong_stages, stages_of
+from gruppo.lab.compare.stages import going_on, refuse_other_writers, refuse_wrong_stages, stages_of
 from gruppo.methods import all_methods, method
 from gruppo.stages.names import nearest
 from gruppo.train.config import RunConfig
@@ -156,6 +156,10 @@ def plan(
 
 def _planned(args: argparse.Namespace, e: Entrant, seed: int, settings: Sequence[str], folder: Path) -> Planned:
     """The run of an entrant: that of its last stage, which knows those of the stages before it."""
+
+    def resolved(words: Sequence[str]) -> RunConfig:
+        return configured(argparse.Namespace(**{**vars(args), "settings": words}))
+
     files = ("--config", args.config) if args.config else ()
     earlier: list[Planned] = []
     for number, own in enumerate((*e.earlier, e.settings), 1):
@@ -163,9 +167,8 @@ def _planned(args: argparse.Namespace, e: Entrant, seed: int, settings: Sequence
         name = f"seed-{seed}" if last else f"seed-{seed}-stage-{number}"
         typed = (*settings, *own, f"seed={seed}", f"save.folder={folder}", f"save.name={name}")
         if earlier:
-            ahead, after = begins_from(earlier[-1].path, earlier[0].config, earlier[0].typed[len(files) :])
-            typed = (*ahead, *typed, *after)
-        config = configured(argparse.Namespace(**{**vars(args), "settings": typed}))
+            typed = going_on(earlier[-1].path, typed, earlier[0].typed[len(files) :], resolved)
+        config = resolved(typed)
         if not last:
             refuse_other_writers(e.name, config.method)
         called = e.name if last else f"{e.name}, stage {number}"

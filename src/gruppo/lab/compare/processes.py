@@ -79,13 +79,16 @@ class Planned:
 
 
 def refuse_other_settings(planned: Sequence[Planned], folder: Path) -> None:
-    """Existing runs must have the settings that are asked for now, except for folder, threads and versions."""
+    """Existing runs must have the settings that are asked for now, except for folder, threads and versions.
+
+    And a stage that is finished must still have what the next one begins from.
+    """
+    _refuse_damaged(planned)
     wrong: dict[str, list[str]] = {}
     for run in _all_stages(planned):
         if not RunFolder(run.path)["config.toml"].is_file():
             continue
-        # The weights that a later stage begins from are compared by their hash; where they lie does not matter.
-        free = ("save.", "torch:", "gruppo:", *(("model.name:",) if run.earlier else ()))
+        free = ("save.", "torch:", "gruppo:", *_free_in_stage(run))
         for change in RunFolder(run.path).changes_to(run.config):
             if not change.startswith(free):
                 wrong.setdefault(change, []).append(f"{run.path}")
@@ -95,6 +98,27 @@ def refuse_other_settings(planned: Sequence[Planned], folder: Path) -> None:
             f"{folder} holds runs with other settings, so their numbers could not stand in one table:\n{listed}\n"
             "Take these settings back to go on with it, or choose another save.name to start again."
         )
+
+
+def _refuse_damaged(planned: Sequence[Planned]) -> None:
+    """A stage that is finished must still have the policy that the next one begins from, unless that is finished."""
+    for run in _all_stages(planned):
+        for before in () if finished(run.path) else run.earlier[-1:]:
+            if finished(before.path) and (said := RunFolder(before.path).damage()):
+                raise ValueError(
+                    f"{before.path}: {said}, so {run.name} cannot begin from its policy. Remove that folder, and "
+                    f"{run.path} if it is there, and the same command makes them again."
+                )
+
+
+def _free_in_stage(run: Planned) -> tuple[str, ...]:
+    """What may differ besides in a later stage. The weights that it begins from are compared by their hash if they are
+    there; where they lie does not matter."""
+    if not run.earlier:
+        return ()
+    before = run.earlier[-1].path
+    there = finished(before) and not RunFolder(before).damage()
+    return ("model.name:",) if there else ("model.name:", "model (policy):")
 
 
 def _all_stages(planned: Sequence[Planned]) -> list[Planned]:
@@ -193,7 +217,6 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
     """Make all runs that are not finished. Returns {run: reason} for those that failed; the others go on."""
     every = _all_stages(planned)
     todo = [run for run in every if not finished(run.path)]
-    _refuse_damaged(todo)
     for run in todo:  # once, and not by every run in its own log
         engine = run.config.engine.name
         refuse_engine(with_companions(run.config.method), engine, CAN_PROMISE[engine])
@@ -225,17 +248,6 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
         finally:
             _end(running)
     return failed
-
-
-def _refuse_damaged(todo: Sequence[Planned]) -> None:
-    """A stage that is finished must still have the policy that the next one begins from."""
-    for run in todo:
-        for before in run.earlier:
-            if before not in todo and (said := RunFolder(before.path).damage()):
-                raise ValueError(
-                    f"{before.path}: {said}, so {run.name} cannot begin from its policy. Remove that folder, and "
-                    f"{run.path} if it is there, and the same command makes them again."
-                )
 
 
 def _next(todo: Sequence[Planned], running: Collection[Planned]) -> Planned | None:

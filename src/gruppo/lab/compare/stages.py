@@ -5,15 +5,19 @@ the optimiser, critics and whatever a method remembers begin anew, and a referen
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from gruppo.cli import overrides
 from gruppo.lab.compare.compare import Result
 from gruppo.stages import Method
 from gruppo.train.config import RunConfig, usual
 from gruppo.train.saved import place
+
+Resolved = Callable[[Sequence[str]], RunConfig]  # the run that settings describe
 
 THEN = "then"
 GIVEN = ("model", "model.name", "model.sharpen")  # of a later stage: what the one before it has left
@@ -57,17 +61,23 @@ def refuse_other_writers(text: str, method: Method) -> None:
         )
 
 
-def begins_from(before: Path, first: RunConfig, typed: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Settings of a later stage, to stand before and after its own; `first` and `typed` are of the first stage.
+def going_on(before: Path, own: Sequence[str], first: Sequence[str], resolved: Resolved) -> tuple[str, ...]:
+    """The settings of a stage that begins from the policy of a run before it. `own` are those that hold for the stage,
+    `first` those of the first stage; `resolved` adds the run file and what is usual.
 
-    The usual settings of a world are for runs that name no model, as the first stage may be: the later ones, which
-    name one, have to say them.
+    The usual settings of a world are for runs that name no model, and a later stage names one. So it says those that
+    it would have with the model of the first stage.
     """
-    unsaid = usual(first.task.name)
-    named = any(overrides.parsed(word).path in GIVEN[:2] for word in typed)
-    plain = not named and first.model.name == unsaid.get("model.name")
-    ahead = tuple(f"{path}={value}" for path, value in unsaid.items()) if plain else ()
-    return ahead, (f"model.name={place(before, 'policy')}", "model.sharpen=1")
+    words = (*own, f"model.name={place(before, 'policy')}", "model.sharpen=1")
+    models = [word for word in first if overrides.parsed(word).path in GIVEN[:2]]
+    wanted, found = resolved((*own, *models)), resolved(words)
+    unsaid = {path: value for path, value in usual(wanted.task.name).items() if path not in GIVEN}
+    ahead = [f"{path}={value}" for path, value in unsaid.items() if _at(path, wanted) != _at(path, found)]
+    return (*ahead, *words)
+
+
+def _at(path: str, config: RunConfig) -> Any:
+    return reduce(getattr, path.split("."), config)
 
 
 def counted_on(before: Sequence[Result], last: Result) -> Result:
