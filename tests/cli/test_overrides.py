@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import tomllib
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gruppo.cli.commands import configured
 from gruppo.cli.overrides import apply, from_toml, paths
 from gruppo.fields import LARGEST_REAL
 from gruppo.methods import all_methods, method
@@ -169,6 +171,17 @@ def test_a_world_is_played_by_the_policy_that_speaks_its_words() -> None:
     named = apply(DEFAULT, ["task=kuhn", "model=tiny"])
     assert apply(named, ["steps=3"]) == replace(named, steps=3)
     assert from_toml({"task": {"name": "lake"}}, DEFAULT).model.name == "tiny-agent"
+
+
+def test_what_is_usual_in_a_world_gives_way_to_a_run_file_and_to_a_given_configuration(tmp_path: Path) -> None:
+    """The file was overruled in silence: prompts=4 became the 16 of the household, its rate the household's."""
+    file = tmp_path / "c.toml"
+    for text, prompts, lr in (("prompts = 4\n[optim]\nlr = 1e-3", 4, 1e-3), ("[optim]\nlr = 1e-4", 16, 1e-4)):
+        file.write_text(text)
+        config = configured(Namespace(config=str(file), settings=["task=household"]))
+        assert (config.prompts, config.optim.lr, config.model.name) == (prompts, lr, "tiny-agent")
+    mine = apply(replace(DEFAULT, prompts=4), ["task=household"])
+    assert mine.prompts == 4 and mine.model.name == "tiny-agent"
 
 
 @pytest.mark.parametrize(

@@ -27,26 +27,27 @@ if TYPE_CHECKING:
 
 
 def configured(args: argparse.Namespace, base: RunConfig | None = None) -> RunConfig:
-    config = base or RunConfig()
+    config, said = base or RunConfig(), set[str]()
     if args.config:
         path = Path(args.config)
         if not path.is_file():
             raise ValueError(
                 f"--config {path}: there is no such file, so nothing was started. Give the path of a TOML file."
             )
-        config = run_file(path, config, getattr(args, "trust_code", False))
-    return overrides.apply(config, args.settings)
+        config, said = run_file(path, config, getattr(args, "trust_code", False))
+    return overrides.apply(config, args.settings, said)
 
 
-def run_file(path: Path, base: RunConfig, trust_code: bool) -> RunConfig:
+def run_file(path: Path, base: RunConfig, trust_code: bool) -> tuple[RunConfig, set[str]]:
+    """The run that a file describes, and which settings the file makes."""
     text = path.read_text()
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"--config {path} is not TOML: {error}. Nothing was started; fix that line.") from None
     if HERE in text:  # of a run with its own code
-        return RunFolder(path.parent).read_config(trust_code, path.name)
-    return overrides.from_toml(table, base)
+        return RunFolder(path.parent).read_config(trust_code, path.name), set()
+    return overrides.from_toml(table, base), overrides.said_in(table)
 
 
 def print_json(x: Any) -> None:

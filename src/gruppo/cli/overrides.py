@@ -6,7 +6,7 @@ named method or edits a chain by name.
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import reduce
 from typing import Any, NamedTuple
@@ -35,9 +35,12 @@ class Setting(NamedTuple):
         return f"{self.path}{self.op}{self.value}"
 
 
-def apply(config: RunConfig, tokens: Sequence[str]) -> RunConfig:
-    """The run with these settings, shorter paths first: `method=` comes before `method.credit.eps=`."""
-    return apply_settings(config, [parsed(t) for t in tokens])
+def apply(config: RunConfig, tokens: Sequence[str], said: Collection[str] = ()) -> RunConfig:
+    """The run with these settings, shorter paths first: `method=` comes before `method.credit.eps=`.
+
+    `said` are the settings that a run file has made already.
+    """
+    return apply_settings(config, [parsed(t) for t in tokens], said)
 
 
 # What users of TRL and verl look for first.
@@ -79,15 +82,32 @@ def parsed(token: str) -> Setting:
     return Setting(m[1], m[2], m[3])
 
 
-def apply_settings(config: RunConfig, settings: Sequence[Setting]) -> RunConfig:
+def apply_settings(config: RunConfig, settings: Sequence[Setting], said: Collection[str] = ()) -> RunConfig:
     for s in sorted(settings, key=lambda s: s.path.count(".")):
         config = _put(config, s.path.split("."), s)
-    named = {s.path.removesuffix(".name") for s in settings}
-    if "task" in named and "model" not in named and config.model.name == ModelConfig.name:
-        for path, value in usual(config.task.name).items():
-            if path not in named:
-                config = _put(config, path.split("."), Setting(path, "=", value))
+    named = {path.removesuffix(".name") for path in (*said, *(s.path for s in settings))}
+    if any(s.path in ("task", "task.name") for s in settings) and "model" not in named:
+        return _as_usual(config, named)
     return config
+
+
+def _as_usual(config: RunConfig, named: Collection[str]) -> RunConfig:
+    """With the usual settings of its world, where neither a setting nor a given configuration says another value."""
+    if config.model.name != ModelConfig.name:
+        return config
+    for path, value in usual(config.task.name).items():
+        if path not in named and value_at(path, config) == value_at(path, RunConfig()):
+            config = _put(config, path.split("."), Setting(path, "=", value))
+    return config
+
+
+def value_at(path: str, config: RunConfig) -> Any:
+    return reduce(getattr, path.split("."), config)
+
+
+def said_in(table: Mapping[str, Any]) -> set[str]:
+    """The settings that a run file makes. A resolved one has all values, also those that nobody chose."""
+    return set() if "kind" in table else {s.path for s in _settings(table)}
 
 
 def from_toml(table: Mapping[str, Any], config: RunConfig) -> RunConfig:

@@ -7,9 +7,7 @@ the optimiser, critics and whatever a method remembers begin anew, and a referen
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
-from typing import Any
 
 from gruppo.cli import overrides
 from gruppo.lab.compare.compare import Result
@@ -71,13 +69,11 @@ def going_on(before: Path, own: Sequence[str], first: Sequence[str], resolved: R
     words = (*own, f"model.name={place(before, 'policy')}", "model.sharpen=1")
     models = [word for word in first if overrides.parsed(word).path in GIVEN[:2]]
     wanted, found = resolved((*own, *models)), resolved(words)
-    unsaid = {path: value for path, value in usual(wanted.task.name).items() if path not in GIVEN}
-    ahead = [f"{path}={value}" for path, value in unsaid.items() if _at(path, wanted) != _at(path, found)]
+    ahead: list[str] = []
+    for path, value in usual(wanted.task.name).items():
+        if path not in GIVEN and overrides.value_at(path, wanted) != overrides.value_at(path, found):
+            ahead.append(f"{path}={value}")
     return (*ahead, *words)
-
-
-def _at(path: str, config: RunConfig) -> Any:
-    return reduce(getattr, path.split("."), config)
 
 
 def counted_on(before: Sequence[Result], last: Result) -> Result:
