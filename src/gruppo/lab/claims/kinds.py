@@ -92,9 +92,14 @@ def _where(found: Sequence[Outcome], verdicts: Mapping[str, str], exact: Collect
     held = {n for n in exact if verdicts[n] == JUDGED[0]}
     tables = [sum(not held.isdisjoint(o.counts) for o in mine) for mine in (gated, plain)]
     return (
-        f"Of the {len(gated)} that survive with gates, {tables[0]} do so in an [exact world](exact_world.md), where "
-        f"the policy is a table; of the {len(plain)} without gates, {tables[1]}. The others do so with a small model."
+        f"Of those that survive with gates, {_of(tables[0], gated)} in an [exact world](exact_world.md), where the "
+        f"policy is a table; of those without gates, {_of(tables[1], plain)}. The others do so with a small model."
     )
+
+
+def _of(count: int, found: Sequence[Outcome]) -> str:
+    word = {0: "none", len(found): "all"}.get(count, str(count))
+    return f"{word} {'does' if word in ('none', '1') else 'do'} so"
 
 
 def lists(claims: Mapping[str, Any], verdicts: Mapping[str, str], exact: Collection[str]) -> str:

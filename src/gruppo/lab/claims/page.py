@@ -77,16 +77,18 @@ def section(claim: Claim, result: Mapping[str, Any] | None, stored: Sequence[Map
         )
         parts.append(f"![what the gates found on pilot seeds](claims/{claim.name}.png)")
     elif result:
+        machine = board.machine_in_words(result)
         parts.append(
             f"**{result['verdict'][0].upper()}{result['verdict'][1:]}**: {len(result['seeds'])} seeds, "
             f"{result['date']}, rule {result['rule']} of commit {result['commit'][:10]}, {result['seconds']:.0f} "
-            "seconds of runs.\n\n" + "\n".join(_figures(c) for c in result["conditions"])
+            f"seconds of runs{machine and f' ({machine})'}.\n\n" + "\n".join(map(_figures, result["conditions"]))
         )
         parts.append(f"![mean and 95 % band over seeds](claims/{claim.name}.png)")
     else:
         parts.append("**Not run yet.**" if claim.ready else f"**Not run yet**: {DRAFT}.")
-    if claim.note:
-        parts.append(claim.note)
+    parts += [claim.note] if claim.note else []
+    parts += [f"Without a sweep: {claim.no_sweep}"] if claim.no_sweep else []
+    parts += [f"Not the best point of the sweep: {claim.not_best}"] if claim.not_best else []
     if stored:
         parts.append("Stored pilots:\n\n" + "\n".join(_stored(p) for p in stored))
     if claim.pilots:
