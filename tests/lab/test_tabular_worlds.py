@@ -194,3 +194,55 @@ def test_steep_is_refused_where_a_logit_would_be_infinite(more: dict[str, Any]) 
         World(prompts=2, steep=least / 1.3, **more)
     for exact in (world.of(0), Setup(world, prompts=2, teacher=1e-40).given(world.of(0))):
         assert exact.theta.isfinite().all() and Tables(exact).start([exact]).isfinite().all()
+
+
+def test_a_start_that_guesses_short() -> None:
+    """Each letter more is a quarter as likely, among right and among wrong answers; success rates stay."""
+    plain, short = (World(prompts=3, answers=6, depth=2, shortest=1, right=2, steep=1, longer=x) for x in (1.0, 0.25))
+    was, now = plain.of(3).mass_QA, short.of(3).mass_QA
+    right_A = plain.of(3).right_A
+    assert torch.allclose(now[:, right_A].sum(-1), was[:, right_A].sum(-1), atol=1e-15)
+    assert now.sum(-1).tolist() == pytest.approx([1.0] * 3)
+    for q in range(3):  # wrong: two of one letter and two of two, or as the right ones leave them
+        for mask in (right_A, ~right_A):
+            letters = torch.tensor([len(a) for a, m in zip(plain.of(3).answers, mask, strict=True) if m])
+            by_hand = 0.25 ** letters.double()
+            assert torch.allclose(now[q, mask] / now[q, mask].sum(), by_hand / by_hand.sum())
+    tables = Tables(short.of(3))
+    lengths = [measured(tables, s, s)["length"][0] for s in (tables.start([w.of(3)]) for w in (plain, short))]
+    assert lengths[1] < lengths[0] - 0.3
+
+
+def test_a_start_that_guesses_short_changes_no_draw_of_the_seed() -> None:
+    """The same shares, each times what its length says: two worlds of a seed differ by lengths alone."""
+    plain, short = (World(prompts=2, answers=6, depth=2, shortest=1, right=2, longer=x).of(5) for x in (1.0, 0.5))
+    ratio_QA = short.mass_QA / plain.mass_QA
+    for mask in (plain.right_A, ~plain.right_A):
+        by_length: dict[int, list[float]] = {}
+        for a, r in zip((a for a, m in zip(plain.answers, mask, strict=True) if m), ratio_QA[0, mask], strict=True):
+            by_length.setdefault(len(a), []).append(float(r))
+        for found in by_length.values():
+            assert found == pytest.approx([found[0]] * len(found))
+        if len(by_length) == 2:
+            assert by_length[2][0] == pytest.approx(by_length[1][0] / 2)
+
+
+def test_a_start_that_guesses_short_is_refused_without_effect_or_end() -> None:
+    for more in ({"shortest": 0}, {"shortest": 2}):
+        with pytest.raises(ValueError, match="all answers are equally long"):
+            World(answers=9, depth=2, longer=0.5, **more)
+    with pytest.raises(ValueError, match=r"1e-195 times as likely.*Use longer from 0.1 to 1"):
+        World(form="slips", answers=40, depth=40, shortest=1, right=1, longer=1e-5)
+
+
+def test_the_advantages_of_groups_of_equal_rewards() -> None:
+    """NGRPO has some of them, and at first, where nearly nothing is right, nearly all; GRPO none."""
+    world = World(prompts=8, answers=16, right=1, low=1e-6, high=1e-6)
+    setup = Setup(world, steps=1, prompts=8, samples=4, every=1)
+    virtual = method("ngrpo").but(select=())
+    grpo, ngrpo = (train_exact(m, setup, seeds=3, lr=0.0) for m in (method("grpo"), virtual))
+    assert ngrpo.how == "together"
+    assert grpo.last("adv_equal").tolist() == [0, 0, 0] and ngrpo.last("adv_equal") == pytest.approx([1, 1, 1])
+    some = train_exact(virtual, setup, seeds=3, lr=0.0, low=0.5, high=0.5)
+    live, dead = some.last("adv_equal"), some.last("dead_groups")
+    assert (live >= 0).all() and (live <= dead + 1e-9).all()  # groups that are all right have none

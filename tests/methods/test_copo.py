@@ -90,3 +90,13 @@ def test_copo_counts_the_clip_of_either_surrogate_by_its_weight() -> None:
     batch = batch_of([answer(0, "g", 4, 1.0)], logp_old_N=old, **columns)
     terms = worked(TwoSurrogates(), batch, logp_N=[-1.0] * 4)
     close(column(terms["clip_fraction"].value), [0.25, 0.75, 1.0, 0.0])
+
+
+def test_copo_logs_what_either_comparison_pushes_with() -> None:
+    """w = ¼: a quarter of |A| inside, three quarters of |Ā| between; the objective has neither."""
+    columns = {"adv_N": [2.0, -1.0, 0.0], "adv_global_N": [-4.0, 0.0, 1.0], "local_N": [0.25] * 3}
+    batch = batch_of([answer(0, "g", 3, 1.0)], logp_old_N=[-1.0] * 3, **columns)
+    terms = worked(TwoSurrogates(), batch, logp_N=[-1.0] * 3)
+    close(column(terms["local_push"].value), [0.5, 0.25, 0.0])
+    close(column(terms["between_push"].value), [3.0, 0.0, 0.75])
+    assert all(terms[name].term.logged_only for name in ("local_push", "between_push"))

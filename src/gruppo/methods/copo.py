@@ -88,7 +88,8 @@ class TwoSurrogates(Occupant):
         return (NOW, OLD)
 
     def terms(self, ctx: Context, batch: Batch) -> list[Term]:
-        shares = [Term(name, batch.learn_N, coef=0.0) for name in ("local_share", "clip_fraction")]
+        logged = ("local_share", "local_push", "between_push", "clip_fraction")
+        shares = [Term(name, batch.learn_N, coef=0.0) for name in logged]
         return [Term("policy", batch.learn_N, self.mean), *shares]
 
     def __call__(self, ctx: Context, batch: Batch, stats: Stats) -> Values:
@@ -103,6 +104,8 @@ class TwoSurrogates(Occupant):
         return {
             "policy": batch.weight_N * (w_N * inside_N + (1 - w_N) * between_N),
             "local_share": w_N,
+            "local_push": w_N * batch.adv_N.abs(),
+            "between_push": (1 - w_N) * batch.adv_global_N.abs(),
             "clip_fraction": w_N * clip_N + (1 - w_N) * between_clip_N,
         }
 

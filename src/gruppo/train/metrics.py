@@ -14,6 +14,8 @@ TERMS: dict[str, tuple[str, str, str]] = {
     "policy": ("", "", "objective of the policy, as maximised, before coefficients; mean over optimiser steps"),
     "clip_fraction": ("share", "below 0.3", "tokens whose gradient is clipped to 0"),
     "local_share": ("share", "", "COPO: mean weight of the comparison inside groups; the rest is that between groups"),
+    "local_push": ("", "", "COPO: mean |w A|, what the comparison inside groups pushes with"),
+    "between_push": ("", "", "COPO: mean |(1 - w) A|, the same of the comparison between groups"),
     "weight_clipped": ("share", "below 0.3", "CISPO: tokens whose importance weight was clipped; they keep a gradient"),
     "gradient_bounded": ("share", "below 0.3", "GPPO: tokens outside the clip range; they keep the bound's gradient"),
     "bound_low": ("", "0.6 to 0.9", "BAPO: lower clip bound of the ratio found by the search"),

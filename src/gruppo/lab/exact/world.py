@@ -71,6 +71,7 @@ class ExactWorld:
     shares: tuple[float, ...] = SHARES
     seed: int = 0
     domains: int = 1
+    longer: float = 1.0  # each letter more makes an answer so much as likely, among right ones and among wrong ones
 
     def __post_init__(self) -> None:
         if not self.rates or any(not 0 < p < 1 for p in self.rates):
@@ -116,7 +117,12 @@ class ExactWorld:
             for mask, mass in ((self.right_A, p), (~self.right_A, 1 - p)):
                 n = int(mask.sum())
                 share = np.array([self.shares[min(i, len(self.shares) - 1)] for i in range(n)])
-                out[q, mask] = mass * torch.from_numpy(rng.permutation(share / share.sum()))
+                share = rng.permutation(share / share.sum())
+                if self.longer != 1:
+                    letters = np.array([len(a) for a, m in zip(self.answers, mask, strict=True) if m])
+                    share = share * self.longer ** (letters - letters.min())
+                    share = share / share.sum()
+                out[q, mask] = mass * torch.from_numpy(share)
         return out
 
     # the tree of answers

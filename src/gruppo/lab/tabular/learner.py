@@ -21,6 +21,7 @@ from gruppo.stages.goal import Goal
 from gruppo.train.learner import OptimConfig
 
 ADAM_EPS = 1e-8  # torch's
+SAMPLER = "sampler"  # the role of the policy that gave a step's answers, as `read` knows it
 
 
 def part_weights(batch: Batch, term: Term, parts: int) -> Tensor:
@@ -58,10 +59,14 @@ class TableLearner:
         self.tally: dict[str, tuple[Tensor, float]] = {}
         self.trail: list[Tensor] | None = None  # the gradients of a step, if they are wanted
 
-    def begin(self, ctx: Context, rows: Tensor, asked_PX: Tensor, logs: bool = True) -> None:
-        """A step of these parts, each with the prompts that it asks. Without `logs`, terms are not logged."""
+    def begin(
+        self, ctx: Context, rows: Tensor, asked_PX: Tensor, logs: bool = True, sampler: Tensor | None = None
+    ) -> None:
+        """A step of these parts, each with the prompts that it asks. Without `logs`, terms are not logged. `sampler`
+        are the policies that give its answers, of all parts; by default those of now."""
         self.ctx, self.rows, self.asked_PX, self.logs, self.tally = ctx, rows, asked_PX, logs, {}
         self._old = self.asked(self.theta)
+        self._sampler = self._old if sampler is None else self.asked(sampler)
         self._tables: dict[tuple[str, str], Tensor] = {}
 
     def asked(self, theta: Tensor) -> Tensor:
@@ -79,9 +84,13 @@ class TableLearner:
 
     def table(self, role: str, readout: str) -> Tensor:
         if (role, readout) not in self._tables:
-            theta = self._old if role == "old" else self.asked(self.start if self._starts(role) else self.given)
-            self._tables[role, readout] = self._read(theta, readout)
+            self._tables[role, readout] = self._read(self._theta_of(role), readout)
         return self._tables[role, readout]
+
+    def _theta_of(self, role: str) -> Tensor:
+        if role in ("old", SAMPLER):
+            return self._old if role == "old" else self._sampler
+        return self.asked(self.start if self._starts(role) else self.given)
 
     def _starts(self, role: str) -> bool:
         return role not in self.method.cast or bool(self.method.cast[role].start)
@@ -91,7 +100,7 @@ class TableLearner:
 
     def sampled(self, uniform_E: Any) -> Tensor:
         """The answers that the policies give, for a random number from 0 to 1 each."""
-        upto_PXA = self.tables.along(self.table("old", "logp")).exp().cumsum(-1)
+        upto_PXA = self.tables.along(self.table(SAMPLER, "logp")).exp().cumsum(-1)
         uniform = uniform_E.view(*upto_PXA.shape[:2], -1)
         answer = torch.searchsorted(upto_PXA, uniform * upto_PXA[..., -1:], right=True)
         return answer.clamp(max=self.tables.answers - 1).flatten()

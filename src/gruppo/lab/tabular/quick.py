@@ -6,6 +6,7 @@ and its gradients must be the same. Where they are not (a room compares groups, 
 has batches of its own.
 """
 
+from collections import deque
 from collections.abc import Mapping
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from gruppo.data import Batch, uniform
 from gruppo.lab.exact.groups import Unlike
 from gruppo.lab.tabular.frame import Frame
-from gruppo.lab.tabular.learner import TableLearner, refuse_unread
+from gruppo.lab.tabular.learner import SAMPLER, TableLearner, refuse_unread
 from gruppo.lab.tabular.setup import Setup
 from gruppo.lab.tabular.tables import Tables
 from gruppo.stages import Context, Memory, Method, Never, Occupant, kind
@@ -62,6 +63,7 @@ class Quick:
         self.alone = [torch.tensor([i]) for i in range(len(seeds))]
         self._frames: dict[tuple[int, ...], Frame] = {}
         self.together = True
+        self.past = deque([theta.clone()], maxlen=setup.lag + 1)  # policies at the starts of the last steps
 
     @property
     def theta(self) -> Tensor:
@@ -78,6 +80,8 @@ class Quick:
 
     def step(self, step: int) -> Mapping[str, Tensor]:
         """One step of all seeds; returns what was logged, by seed."""
+        if self.setup.lag and step:
+            self.past.append(self.theta.clone())
         if not self.together or len(self.seeds) == 1:
             return self._each(step)
         if step & (step - 1):  # no power of two
@@ -102,11 +106,12 @@ class Quick:
     def _of(self, step: int, rows: Tensor) -> Mapping[str, Tensor]:
         ctx = self.context(step)
         asked_PX = asked(self.seeds[rows], step, self.tables.prompts, self.setup.prompts)
-        self.learner.begin(ctx, rows, asked_PX, self.setup.measured_at(step + 1))
+        sampler = self.past[0] if self.setup.lag else None
+        self.learner.begin(ctx, rows, asked_PX, self.setup.measured_at(step + 1), sampler)
         frame = self.frame(rows)
         answer_E = self.learner.sampled(uniform("answer", step, frame.uid_E))
         batch = frame.batch(asked_PX, answer_E, turned(self.setup.flips(step), step, frame.uid_E))
-        batch = prepared(self.method, self.learner, ctx, batch)
+        batch = prepared(self.method, self.learner, ctx, batch, self.setup.old)
         self.method.update(ctx, self.learner, batch)
         return {**self.learner.means(), **(batch_facts(batch, len(rows)) if self.learner.logs else {})}
 
@@ -131,6 +136,8 @@ def batch_facts(batch: Batch, parts: int) -> dict[str, Tensor]:
         spread_P = total(torch.where(learn_N, (adv_N - mean_P[part_N]) ** 2, torch.zeros_like(adv_N)))
         out["adv_std"] = (spread_P / (count_P - 1)).sqrt()
         out["adv_live"] = total(learn_N & (adv_N.abs() > 1e-9)) / count_P
+        equal_N = (best_G == -worst_G)[batch.up("N", "G")]
+        out["adv_equal"] = total(adv_N.abs() * equal_N) / total(adv_N.abs()).clamp(min=1e-12)
     return out
 
 
@@ -165,9 +172,11 @@ def asked(seeds: Tensor, step: int, prompts: int, count: int) -> Tensor:
     return torch.argsort(noise, dim=1)[:, :count]
 
 
-def prepared(method: Method, learner: TableLearner, ctx: Context, batch: Batch) -> Batch:
-    """With what rooms read, credit and selection: from here on this is the walk of a run."""
+def prepared(method: Method, learner: TableLearner, ctx: Context, batch: Batch, old: str = "step") -> Batch:
+    """With what rooms read, credit and selection: from here on this is the walk of a run. With `old="sampler"` π_old is
+    the policy that gave the answers."""
     walk = Walk(method, learner.read)
-    lazy = walk.lazy_old(ctx)
-    batch = batch.with_columns(logp_gen_N=learner.read("old", batch, [OLD])[OLD.column])
-    return walk.credited(ctx, walk.with_needs(batch, [n for n in walk.needs(ctx) if n not in lazy]))
+    left_out = {OLD} if old == SAMPLER else walk.lazy_old(ctx)
+    gen_N = learner.read(SAMPLER, batch, [OLD])[OLD.column]
+    batch = batch.with_columns(logp_gen_N=gen_N, **({OLD.column: gen_N} if old == SAMPLER else {}))
+    return walk.credited(ctx, walk.with_needs(batch, [n for n in walk.needs(ctx) if n not in left_out]))

@@ -15,9 +15,11 @@ from gruppo.train.learner import OptimConfig
 LETTERS = "".join(map(chr, (*range(0x61, 0x7B), *range(0x3B1, 0x3C2), *range(0x430, 0x450))))  # a-z, α-ρ, а-я
 LONGEST = 40  # letters of an answer
 TASK = "gruppo.lab.tabular:exact"  # as the task of a claim
+OPTIONS = ("optimiser", "gradient", "noise", "teacher", "old", "flip", "flip_every")  # of the setup, as task.options
 
 
 RAREST = -250  # the power of ten of an answer's chance at the start; float64 ends at -308
+LEAST_LONG = 40  # the power of ten by which `longer` may make the longest answers rarer than the shortest
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class World(Checked):
     shortest  letters of the shortest answers. words: all from so many letters to `depth`; slips: after a slip an answer
               ends once it has so many letters, and goes on with a until then; 0: all have `depth` letters
     domains   kinds of prompts, for methods that choose among kinds: so many bands of difficulty
+    longer    each letter more makes an answer this much as likely at the start, among the right ones and among the
+              wrong ones: below 1 the policy begins with short answers, and is right as often; 1: as the seed says
     """
 
     prompts: int = setting(64, low=1, high=MOST_PROMPTS)
@@ -41,10 +45,24 @@ class World(Checked):
     steep: float = setting(0.5, above=0, high=1)  # each right (wrong) answer is this much as likely as the one before
     shortest: int = setting(0, low=0, high=LONGEST)
     domains: int = setting(1, low=1)
+    longer: float = setting(1.0, above=0, high=1)
 
     def wrong(self) -> str:
         others = max(self.right, self.answers - self.right) - 1
         rate = log10(min(self.low, self.high, 1 - self.low, 1 - self.high))
+        by_length = (self.depth - (self.shortest or self.depth)) * log10(self.longer)  # of the longest answers
+        if by_length < -LEAST_LONG:
+            return (
+                f"longer={self.longer:g} with depth={self.depth}, shortest={self.shortest}: the longest answers would "
+                f"be 1e{by_length:.0f} times as likely as the shortest, and no step would sample one. Use longer from "
+                f"{1.1 * 10 ** (-LEAST_LONG / (self.depth - self.shortest)):.2g} to 1, or lengths that differ less."
+            )
+        if self.longer != 1 and self.shortest in (0, self.depth):
+            return (
+                f"longer={self.longer:g} has no effect with shortest={self.shortest}, depth={self.depth}: all answers "
+                "are equally long. Use a smaller shortest, from 1 on, or leave longer out."
+            )
+        rate += by_length
         if rate + others * log10(self.steep) >= RAREST:
             return ""
         return (
@@ -67,7 +85,8 @@ class World(Checked):
         chain = words[: self.form == "slips"]
         right = (*chain, *_spread(words[len(chain) :], self.right - len(chain)))
         shares = tuple(self.steep**i for i in range(self.answers))
-        return ExactWorld(_rates(self.prompts, self.low, self.high), words, right, shares, seed, self.domains)
+        rates = _rates(self.prompts, self.low, self.high)
+        return ExactWorld(rates, words, right, shares, seed, self.domains, self.longer)
 
 
 def _words(answers: int, depth: int, shortest: int) -> tuple[str, ...]:
@@ -123,6 +142,10 @@ class Setup(Checked):
     gradient   of answers that are sampled; or expected, over all groups, weighted by their chances (small worlds only)
     noise      draws for Var / |E g|² and for the chance that a right answer falls; 0: these are not measured
     teacher    the success rate, for every prompt, of a role that a run must be given; 0: it is the initial policy
+    lag        steps that the sampler is behind: a step learns from answers of the policy of so many steps ago (of the
+               initial one in the first steps), as a run with ahead=lag does
+    old        π_old of such answers: the policy at the start of the step, as in a run with `ahead`; or the sampler that
+               gave them, so that ratios, and what clips them, see the lag
     flip       the chance that the reward of an answer is turned, right for wrong, before the method sees it, in every
                step whose number is a multiple of flip_every
     """
@@ -137,6 +160,8 @@ class Setup(Checked):
     every: int = setting(100, low=0)  # steps between two rows of measures; 0: only the first and the last
     noise: int = setting(0, low=0)
     teacher: float = setting(0.0, low=1e-40, below=1, also=0)
+    lag: int = setting(0, low=0)
+    old: Literal["step", "sampler"] = "step"
     flip: float = setting(0.0, low=0, high=1)
     flip_every: int = setting(1, low=1)
     seed: int = 0  # of random numbers that rooms draw themselves
@@ -152,12 +177,32 @@ class Setup(Checked):
                 f"teacher={self.teacher} has no effect on noise, nor along the expected gradient, where every role is "
                 "the initial policy. Use gradient=sampled and noise=0, or no teacher."
             )
+        if said := self._wrong_lag():
+            return said
         if self.prompts <= self.world.prompts:
             return ""
         return (
             f"prompts={self.prompts}: the world has {self.world.prompts} (world.prompts), and a step asks each at most "
             "once. Use fewer, or a larger world."
         )
+
+    def _wrong_lag(self) -> str:
+        if self.lag and (self.noise or self.gradient == "expected"):
+            return (
+                f"lag={self.lag} has no effect on noise, nor along the expected gradient, which are of the policy as "
+                "it is. Use gradient=sampled and noise=0, or no lag."
+            )
+        if self.lag >= self.steps:
+            return (
+                f"lag={self.lag} with steps={self.steps}: every answer would be one of the initial policy. Use a lag "
+                "below the number of steps."
+            )
+        if self.old == "sampler" and not self.lag:
+            return (
+                "old=sampler has no effect with lag=0: the sampler is the policy at the start of the step. Give a lag, "
+                "or leave it out."
+            )
+        return ""
 
     def refuse_roles(self, method: Method) -> None:
         """Every role is a table of this world: a model cannot be one, and a teacher must have a role to play."""
@@ -197,7 +242,7 @@ class Setup(Checked):
 
 def setup_of(config: RunConfig) -> Setup:
     """The setup that a run's configuration describes: `task.options` are fields of the world, or of the setup."""
-    world, own = {f.name for f in fields(World)}, ("optimiser", "gradient", "noise", "teacher", "flip", "flip_every")
+    world, own = {f.name for f in fields(World)}, OPTIONS
     for name in config.task.options:
         if name not in {*world, *own}:
             raise ValueError(
@@ -205,7 +250,7 @@ def setup_of(config: RunConfig) -> Setup:
                 f"{', '.join((*sorted(world), *own))}."
             )
     plain = RunConfig()
-    for name in ("model", "engine", "sampling", "budget_tokens", "regime", "ahead"):
+    for name in ("model", "engine", "sampling", "budget_tokens", "regime"):
         if getattr(config, name) != getattr(plain, name):
             raise ValueError(
                 f"{name} has no effect in an exact world: the policy is a table, sampled at temperature 1. Leave it "
@@ -215,7 +260,7 @@ def setup_of(config: RunConfig) -> Setup:
     return Setup(
         world=World(**{k: v for k, v in options.items() if k in world}),
         steps=config.steps, prompts=config.prompts, samples=config.samples, optim=config.optim, every=config.eval.every,
-        **{k: v for k, v in options.items() if k in own},
+        lag=config.ahead, **{k: v for k, v in options.items() if k in own},
     )  # fmt: skip
 
 

@@ -172,6 +172,8 @@ class _Training:
             return "apart", why, self._steps(quick)
         except Unlike as said:
             why, self.found = str(said), None
+        if self.setup.lag:
+            raise Unlike(f"it is trained by the loop, which has no lag here ({why}). Use lag=0")
         whole = Whole(self.method, self.setup, self.tables, self.worlds, seeds)
         try:
             return "loop", why, self._steps(whole)
