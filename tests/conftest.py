@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 from gruppo.methods import all_methods
 from gruppo.policies import TinyConfig, TinyTransformer
 from gruppo.stages.names import nearest
+from gruppo.tasks import judge
+from gruppo.train import slow
 
 HERE = Path(__file__).parent
 # Helpers that tests of other folders read: batches by hand, planted mistakes, the graph of equivalences, small runs.
@@ -27,8 +29,11 @@ for folder in ("train", "laws", "equivalences", "methods"):
 # Files need not be on the disk: a test kills processes, never the machine. A tenth of the time of runs that save.
 os.fsync = lambda handle: None
 
-# A busy machine is no bug: an example may take as long as it takes. Examples are others every time, so `make test` has
-# fewer of them than `make test-all`.
+# What a run says where something takes long is not said here, unless a test sets the time: a busy machine is no bug.
+slow.PATIENCE = judge.SILENCE = judge.SLOW = 1e6
+
+# Nor is it one for hypothesis: an example may take as long as it takes. Examples are others every time, so `make test`
+# has fewer of them than `make test-all`.
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("some", **PATIENT, max_examples=40)
 settings.register_profile("many", **PATIENT, max_examples=100)

@@ -13,6 +13,8 @@ from train_runs import (
     SMALL,
     checkpoint,
     gruppo,
+    hold_from,
+    release,
     resume_command,
     said,
     same_run,
@@ -34,9 +36,11 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 def test_a_file_that_cannot_grow() -> None:
     """The system itself refuses to write: as on a full disk, in the middle of the weights."""
     settings = ("steps=4", "save.checkpoint_every=2", *SLOWLY)
-    process = start("train", *SMALL, *settings, "save.name=b", seconds_each=0.02)
+    hold_from(checkpoint("b", 2))
+    process = start("train", *SMALL, *settings, "save.name=b")
     wait_for(checkpoint("b", 2).is_dir, process)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    release()
     assert process.wait(120) == 2
     words = said()
     assert "checkpoint of step 4 could not be written" in words and "the last whole one is step-000002" in words

@@ -19,8 +19,10 @@ from train_runs import (
     checkpoint,
     contents,
     gruppo,
+    hold_from,
     metrics,
     refused,
+    release,
     resume_command,
     said,
     same_run,
@@ -44,15 +46,16 @@ QUICK = ("steps=2", "eval.prompts=2", "save.episodes_every=2")
 
 
 def test_a_second_run_in_the_folder_is_told_who_holds_it(capsys: pytest.CaptureFixture[str]) -> None:
-    process = start("train", *SMALL, *SETTINGS, "save.name=b", seconds_each=0.04)
+    hold_from(checkpoint("b", 3))
+    process = start("train", *SMALL, *SETTINGS, "save.name=b")
     wait_for(lambda: Path("runs/b/.lock").exists() and Path("runs/b/.lock").read_text(), process)
     held = f"runs/b is in use by process {process.pid} on "
     assert held in refused(capsys, "train", *SMALL, "save.name=b")
-    wait_for(lambda: len(metrics("b")) >= 2, process)
-    Path("hold").touch()  # from here on a step takes many seconds
+    wait_for(checkpoint("b", 3).is_dir, process)
     assert held in refused(capsys, "train", "--resume", "runs/b")
-    Path("hold").unlink()
     process.send_signal(signal.SIGINT)
+    wait_for(lambda: "finishing this step" in said(), process)
+    release()
     assert process.wait(120) == 0
     assert gruppo(*resume_command(said())) == 0
     straight(*SETTINGS, reward=SLOW_REWARD)
@@ -96,9 +99,12 @@ def test_a_holder_renews_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sigterm_saves() -> None:
-    process = start("train", *SMALL, *SETTINGS, "save.name=b", seconds_each=0.04)
-    wait_for(lambda: len(metrics("b")) >= 3, process)
+    hold_from(checkpoint("b", 3))
+    process = start("train", *SMALL, *SETTINGS, "save.name=b")
+    wait_for(checkpoint("b", 3).is_dir, process)
     process.send_signal(signal.SIGTERM)
+    wait_for(lambda: "finishing this step" in said(), process)
+    release()
     assert process.wait(120) == 0
     done = metrics("b")[-1]["step"]
     assert f"stopped after step {done} of 6. Step {done} is saved" in said() and checkpoint("b", done).is_dir()

@@ -13,7 +13,9 @@ from train_runs import (
     SMALL,
     checkpoint,
     gruppo,
+    hold_from,
     metrics,
+    release,
     resume_command,
     said,
     same_run,
@@ -31,11 +33,15 @@ SETTINGS = ("steps=6", "save.checkpoint_every=3", *SLOWLY)
 
 
 def test_once_finishes_the_step_and_names_the_command() -> None:
-    process = start("train", *SMALL, *SETTINGS, "save.name=b", seconds_each=0.04)
-    wait_for(lambda: len(metrics("b")) >= 3, process)  # step 2 is done
+    hold_from(checkpoint("b", 3))
+    process = start("train", *SMALL, *SETTINGS, "save.name=b")
+    wait_for(checkpoint("b", 3).is_dir, process)
     process.send_signal(signal.SIGINT)
+    wait_for(lambda: "Ctrl-C again" in said(), process)
+    release()
     assert process.wait(120) == 0
     words, done = said(), metrics("b")[-1]["step"]
+    assert done == 4, "the one that was under way"
     assert "finishing this step, then saving; Ctrl-C again stops at once" in words
     assert f"stopped after step {done} of 6. Step {done} is saved: go on with  gruppo train --resume runs/b" in words
     assert "Traceback" not in words and checkpoint("b", done).is_dir()
@@ -45,14 +51,14 @@ def test_once_finishes_the_step_and_names_the_command() -> None:
 
 
 def test_twice_stops_at_once_and_the_last_checkpoint_stands() -> None:
-    process = start("train", *SMALL, *SETTINGS, "save.name=b", seconds_each=0.04)
+    hold_from(checkpoint("b", 3))  # so that the second Ctrl-C comes before the step ends
+    process = start("train", *SMALL, *SETTINGS, "save.name=b")
     wait_for(checkpoint("b", 3).is_dir, process)
-    Path("hold").touch()  # from here on a step takes many seconds: the second Ctrl-C comes before it ends
     process.send_signal(signal.SIGINT)
     wait_for(lambda: "Ctrl-C again" in said(), process)
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130
-    Path("hold").unlink()
+    release()
     words = said()
     assert "gruppo: stopped at once. Step 3 is saved: go on with  gruppo train --resume runs/b" in words
     assert "Traceback" not in words and saved("b") == ["step-000003"]

@@ -4,6 +4,7 @@ import asyncio
 import math
 import shutil
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from train_runs import gruppo, metrics, refused, same_run, saved, train
 from gruppo.cli import overrides
 from gruppo.data import Episode, Turn, single_turn
 from gruppo.engines.rough import rounded
-from gruppo.lab.tabular.setup import setup_of
+from gruppo.lab.tabular.setup import UNUSED, setup_of
 from gruppo.policies import learned_state
 from gruppo.stages import Context, need
 from gruppo.train.config import RunConfig
@@ -259,8 +260,16 @@ def test_answers_that_come_with_their_reward_keep_it() -> None:
     assert "corrupted" not in record.facts
 
 
-def test_an_exact_world_has_none_of_them() -> None:
-    for setting in ("ahead=2", "regime.flip=1"):
-        config = overrides.apply(RunConfig(), ["task=gruppo.lab.tabular:exact", setting])
+def test_an_exact_world_has_no_regime_but_lag() -> None:
+    exact = "task=gruppo.lab.tabular:exact"
+    for setting in ("turns_a_step=3", "regime.flip=1", "scale.ranks=2", "budget_tokens=99"):
         with pytest.raises(ValueError, match="has no effect in an exact world"):
-            setup_of(config)
+            setup_of(overrides.apply(RunConfig(), [exact, setting]))
+    assert setup_of(overrides.apply(RunConfig(), [exact, "ahead=2"])).lag == 2
+
+
+def test_every_setting_of_a_run_is_taken_or_refused_in_an_exact_world() -> None:
+    """A new one has to say which: without this `turns_a_step` was taken in silence."""
+    taken = {"method", "task", "optim", "eval", "steps", "prompts", "samples", "seed", "ahead"}
+    outside = {"save", "max_failures", "accept", "threads", "deterministic", "show"}  # they change no number
+    assert taken | outside | set(UNUSED) == {f.name for f in fields(RunConfig)}

@@ -17,6 +17,7 @@ from train_runs import (
     SMALL,
     checkpoint,
     gruppo,
+    hold_from,
     metrics,
     refused,
     said,
@@ -240,9 +241,9 @@ def test_one_signal_saves_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_two_signals_end_draws_and_learning_at_once() -> None:
-    process = start("train", *SMALL, *SLOWLY, "ahead=2", "steps=500", "save.name=b", seconds_each=0.02)
+    process = start("train", *SMALL, *SLOWLY, "ahead=2", "steps=100000", "save.name=b", seconds_each=0.02)
     wait_for(lambda: len(metrics("b")) >= 3, process)
-    Path("hold").touch()  # from here on draws take many seconds: the second signal comes before the first has ended it
+    hold_from(Path())  # from now on: the second signal comes before the first has ended the step
     process.send_signal(signal.SIGINT)
     wait_for(lambda: "Ctrl-C again" in said(), process)
     process.send_signal(signal.SIGINT)

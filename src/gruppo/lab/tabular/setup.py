@@ -16,10 +16,9 @@ LETTERS = "".join(map(chr, (*range(0x61, 0x7B), *range(0x3B1, 0x3C2), *range(0x4
 LONGEST = 40  # letters of an answer
 TASK = "gruppo.lab.tabular:exact"  # as the task of a claim
 OPTIONS = ("optimiser", "gradient", "noise", "teacher", "old", "flip", "flip_every")  # of the setup, as task.options
-
-
-RAREST = -250  # the power of ten of an answer's chance at the start; float64 ends at -308
-LEAST_LONG = 40  # the power of ten by which `longer` may make the longest answers rarer than the shortest
+UNUSED = ("model", "engine", "sampling", "budget_tokens", "turns_a_step", "regime", "scale")  # of a run
+RAREST = -250  # at the start an answer has a chance of at least 1e-250; float64 ends at 1e-308
+LEAST_LONG = 40  # `longer` makes the longest answers at most 1e40 times rarer than the shortest
 
 
 @dataclass(frozen=True)
@@ -250,7 +249,7 @@ def setup_of(config: RunConfig) -> Setup:
                 f"{', '.join((*sorted(world), *own))}."
             )
     plain = RunConfig()
-    for name in ("model", "engine", "sampling", "budget_tokens", "regime"):
+    for name in UNUSED:
         if getattr(config, name) != getattr(plain, name):
             raise ValueError(
                 f"{name} has no effect in an exact world: the policy is a table, sampled at temperature 1. Leave it "
