@@ -105,9 +105,9 @@ def test_a_callback_does_not_hide_why_a_run_ends(capsys: pytest.CaptureFixture[s
     assert Opens.ended == 2
 
 
-@pytest.mark.parametrize("name", [".", "..", "../x", "/tmp/x", "a\nb", "a/../../b"])
+@pytest.mark.parametrize("name", [".", "..", "../x", "/tmp/x", "a\nb", "a/../../b", "a/b"])
 def test_a_name_that_is_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is no name of a folder in save.folder" in refused(capsys, "train", *QUICK, f"save.name={name}")
+    assert "is no name of a folder right inside save.folder" in refused(capsys, "train", *QUICK, f"save.name={name}")
 
 
 def test_a_missing_file_says_where_it_was_looked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,10 +65,12 @@ def _no_empty(path: Path) -> Iterator[None]:
 
 def _refuse_name(name: str) -> None:
     parts = Path(name).parts
-    if name and (not parts or ".." in parts or Path(name).is_absolute() or not name.isprintable()):
+    if name and (len(parts) != 1 or parts == ("..",) or Path(name).is_absolute() or not name.isprintable()):
+        inside = len(parts) > 1 and ".." not in parts and not Path(name).is_absolute()
+        place = f" save.folder={Path('runs', *parts[:-1])} save.name={parts[-1]}" if inside else ""
         raise ValueError(
-            f"save.name={name!r} is no name of a folder in save.folder, so nothing was started. Use a word; another "
-            "place is save.folder=PATH."
+            f"save.name={name!r} is no name of a folder right inside save.folder, where gruppo runs looks, so nothing "
+            f"was started. Use a word; another place is save.folder=PATH{f', such as{place}' if place else ''}."
         )
 
 

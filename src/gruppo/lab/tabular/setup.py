@@ -139,7 +139,7 @@ class Setup(Checked):
     teacher: float = setting(0.0, low=1e-40, below=1, also=0)
     flip: float = setting(0.0, low=0, high=1)
     flip_every: int = setting(1, low=1)
-    seed: int = 0  # of random numbers that rooms draw themselves
+    seed: int = setting(0, low=0)  # of random numbers that rooms draw themselves
 
     def wrong(self) -> str:
         if self.flip and self.gradient == "expected":
