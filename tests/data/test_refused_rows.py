@@ -8,7 +8,9 @@ from making_episodes import answer
 from torch import Tensor
 
 from gruppo.data import Batch, Key, centre, gather, lag, pack, scan, segment
+from gruppo.stages.select import sampler_ratio
 from gruppo.stages.terms import Term
+from gruppo.stages.turns import comparison
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,14 @@ def test_no_reduction_is_guessed(batch: Batch, how: Any, near: str) -> None:
         said(segment.gather, batch.reward_E, batch.level("E", "G"), how, where=batch.judged_E),
     ):
         assert f"how={how!r}" in found and f"(nearest: {near})" in found and "logmeanexp" in found
+
+
+def test_no_other_word_is_guessed(batch: Batch) -> None:
+    """Neighbours: functions of the stages that take a word and are called from files of users."""
+    old = batch.with_columns(logp_old_N=batch.logp_gen_N)
+    assert "level='seqence' is none of its words (nearest: sequence)" in said(sampler_ratio, old, "seqence")
+    assert "normalise='mena' is none of its words" in said(comparison, "mena", 1e-6)
+    assert "alone='none'" in said(comparison, "std", 1e-6, alone="none")
 
 
 def test_a_reduction_that_is_no_word(batch: Batch) -> None:

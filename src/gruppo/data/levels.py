@@ -31,7 +31,9 @@ def refuse_word(what: str, given: Any, known: tuple[str, ...]) -> None:
         return
     near = difflib.get_close_matches(str(given).lower(), known, 1, cutoff=0.5)
     close = f" (nearest: {near[0]})" if near else ""
-    raise ValueError(f"{what}={given!r} is no such word{close}, so nothing could be computed. Use {', '.join(known)}.")
+    raise ValueError(
+        f"{what}={given!r} is none of its words{close}, so nothing could be computed. Use {', '.join(known)}."
+    )
 
 
 def rows_of(x: Any) -> int:
