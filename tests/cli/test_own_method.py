@@ -80,6 +80,50 @@ def test_laws_that_cannot_be_tested_are_not_called_broken(capsys: pytest.Capture
     assert last.endswith(f"0 laws hold, 1 broken, {len(others)} not tested or broken on purpose")
 
 
+UNDECLARED = """from dataclasses import dataclass
+from gruppo.data import centre
+from gruppo.methods import method
+from gruppo.stages import Occupant
+from gruppo.stages.credit import COMPARES, to_tokens
+
+@dataclass(frozen=True)
+class HalfWay(Occupant):
+    writes = ("advantage_N",)
+    requires = (COMPARES,)
+
+    def __call__(self, ctx, batch):
+        return to_tokens(batch, centre(batch.reward_E, batch.level("E", "G"), where=batch.judged_E))
+
+MINE = method("grpo").but(name="mine", credit=HalfWay())
+"""
+
+
+def test_check_refuses_what_a_run_would_refuse(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("half.py").write_text(UNDECLARED)
+    assert main(["methods", "check", "./half.py:MINE"]) == 1
+    first, *others, last = capsys.readouterr().out.splitlines()
+    assert (
+        first.startswith("FAIL ./half.py:MINE: refused")
+        and "reads adv_N, but credit half_way writes advantage_N" in first
+    )
+    assert 'If half_way writes it, declare that in the class: writes = ("adv_N",). Otherwise choose a credit' in first
+    assert others and all(line.startswith("--  ") and "a run would refuse" in line for line in others)
+    assert last.endswith(f"0 laws hold, 1 broken, {len(others)} not tested or broken on purpose")
+    assert (
+        main(["train", "method=./half.py:MINE", *SMALL]) == 2
+        and first.partition("refused  ")[2] in capsys.readouterr().err
+    )
+
+
+def test_a_declared_column_that_is_not_returned_breaks_a_law(
+    one_seed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("half.py").write_text(UNDECLARED.replace('("advantage_N",)', '("adv_N", "extra_N")'))
+    assert main(["methods", "check", "./half.py:MINE"]) == 1
+    broken = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
+    assert len(broken) == 1 and "columns  half_way declares extra_N in its writes and returns adv_N" in broken[0]
+
+
 @pytest.fixture
 def one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three: these tests are about the words, and the laws of the other seeds are in tests/methods."""

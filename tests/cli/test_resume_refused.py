@@ -156,7 +156,8 @@ def test_another_reward_is_measured_anew(stopped: Any, capsys: pytest.CaptureFix
     Path("own_reward.py").write_text("def score(task, text):\n    return 0.5\n")
     assert main(["train", "--resume", "runs/a", "--allow-changes"]) == 0
     said = capsys.readouterr().out
-    assert "held-out score 0.500 → 0.500 since step 1 (measured anew) in 2 steps" in said
+    assert "held-out score 0.500 → 0.500 since step 1 (measured anew) in 1 of 2 steps" in said
+    assert "the reward has changed: measuring held-out answers anew, from step 1 on" in said
     assert [(r["step"], r["held_out"]) for r in rows(run)] == [(0, 1.0), (1, 1.0), (1, 0.5), (2, 0.5)]
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["accuracy_before"], summary["measured_since"], summary["measure"]) == (0.5, 1, "score")
@@ -164,6 +165,18 @@ def test_another_reward_is_measured_anew(stopped: Any, capsys: pytest.CaptureFix
     assert main(["runs"]) == 0 and "0.500 → 0.500 since step 1" in capsys.readouterr().out
     assert main(["train", "--resume", "runs/a", "--allow-changes", "steps=3", "task.workers=1"]) == 0
     assert [r["step"] for r in rows(run)] == [0, 1, 1, 2, 3]  # how answers are judged changes no score
+
+
+def test_one_change_is_one_line(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own_reward.py").write_text("def score(task, text):\n    return 1.0\n")
+    stopped("a", "task.reward=./own_reward.py:score")
+    said = refused(capsys, "train", "--resume", "runs/a", "task.reward=numeric")
+    listed = [line for line in said.splitlines() if "→" in line]
+    assert len(listed) == 1 and "task.reward: ./own_reward.py:score → numeric" in listed[0]
+    assert "It was started in" not in said
+    Path("own_reward.py").unlink()
+    said = refused(capsys, "train", "--resume", "runs/a")
+    assert "task.reward (own_reward.py)" in said and "→ absent" in said and "It was started in" not in said
 
 
 def test_a_run_that_was_killed_after_it_measured_anew_does_so_again(

@@ -74,7 +74,7 @@ GRAPH: list[Equivalence] = [
     ),
     Equivalence(
         "no_clip_is_importance_weighted",
-        GRPO_PLAIN.but(name="grpo, clips of 1e9", objective=ClippedSurrogate(clip_low=1e9, clip_high=1e9)),
+        GRPO_PLAIN.but(name="grpo, clips of 1 and 1e9", objective=ClippedSurrogate(clip_low=1.0, clip_high=1e9)),
         GRPO_PLAIN.but(
             name="importance-weighted policy gradient",
             objective=PolicyGradient(mean="sequence"),

@@ -136,7 +136,7 @@ GRAPH: list[Equivalence] = [
     ),
     Equivalence(
         "gppo_without_clip",
-        GPPO.but(name="gppo, no clip", objective=GradientPreserving(FREE, FREE, 0.0, "sequence")),
+        GPPO.but(name="gppo, no clip", objective=GradientPreserving(1.0, FREE, 0.0, "sequence")),
         NO_CLIP,
         "Bounds that nothing meets.",
     ),
@@ -193,7 +193,7 @@ GRAPH: list[Equivalence] = [
     Equivalence(
         "kl_cov_without_price",
         KL_COV.but(name="kl_cov, β = 0", objective=KlCovariance(trust_coef=0.0)),
-        GRPO_PLAIN.but(name="grpo, no clip, token mean", objective=ClippedSurrogate(FREE, FREE, mean="token")),
+        GRPO_PLAIN.but(name="grpo, no clip, token mean", objective=ClippedSurrogate(1.0, FREE, mean="token")),
         "KL-Cov (arXiv:2505.22617) has no clip: without its price it is the plain ratio.",
     ),
     Equivalence(

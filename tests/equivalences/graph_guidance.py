@@ -179,7 +179,7 @@ def chord(name: str, mu: float, **rest: Any) -> Any:
 ALONE = LLDS.but(name="llds without kl", penalties=(HoldLikelihood(),))
 OVER_TOKENS = GRPO.but(name="grpo over tokens, no kl", objective=ClippedSurrogate(mean="token"), penalties=())
 TAUGHT = KDRL.but(name="kdrl, β = 0.3", penalties=(TeacherKL(teacher_coef=0.3),))
-UNCLIPPED = ClippedSurrogate(clip_low=1e9, clip_high=1e9, mean="episode_sum/8")
+UNCLIPPED = ClippedSurrogate(clip_low=1.0, clip_high=1e9, mean="episode_sum/8")
 
 GRAPH: list[Equivalence] = [
     Equivalence(

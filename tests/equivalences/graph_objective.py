@@ -99,7 +99,7 @@ class CriticAlone(Occupant):
         learner.step("critic", batch)
 
 
-NO_CLIP = GRPO_PLAIN.but(name="grpo, no clip", objective=ClippedSurrogate(clip_low=FREE, clip_high=FREE))
+NO_CLIP = GRPO_PLAIN.but(name="grpo, no clip", objective=ClippedSurrogate(clip_low=1.0, clip_high=FREE))
 CLIP_HIGHER = ClippedSurrogate(clip_low=0.2, clip_high=0.28, mean="token")
 VAPO_PLAIN = VAPO.but(name="vapo, no imitation", objective={"policy": CLIP_HIGHER, "critic": ValueLoss()})
 GRAPH: list[Equivalence] = [
@@ -148,7 +148,7 @@ GRAPH: list[Equivalence] = [
     Equivalence(
         "gmpo_without_clip_is_gspo",
         GMPO.but(name="gmpo, no clip", objective=GeometricMean(FREE, FREE)),
-        GSPO.but(name="gspo, no clip", objective=SequenceClipped(FREE, FREE)),
+        GSPO.but(name="gspo, no clip", objective=SequenceClipped(1.0, FREE)),
         "They differ in where they clip: tokens before the mean, or the sequence after it.",
     ),
     Equivalence(

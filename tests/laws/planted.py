@@ -26,6 +26,8 @@ from wrong_credits import (
     WantsABatch,
     WritesDeeper,
     WritesInCall,
+    WritesLess,
+    WritesMore,
 )
 from wrong_objectives import (
     AnotherName,
@@ -339,6 +341,8 @@ SPOILED: dict[str, tuple[str, Method]] = {
     "ignored field of select": ("fields_matter", spoiled(select=IgnoredInSelect())),
     "ignored field of an update": ("fields_matter", spoiled(update=IgnoredInUpdate())),
     "ignored field of a replay": ("fields_matter", spoiled(replay=IgnoredInReplay())),
+    "a column that is not declared": ("columns", spoiled(credit=WritesMore())),
+    "a column that is not returned": ("columns", spoiled(credit=WritesLess())),
     "two terms of one name": ("micro_batches", spoiled(objective=TwoOfOneName())),
     "values under another name": ("micro_batches", spoiled(objective=AnotherName())),
     "a value that was not declared": ("micro_batches", spoiled(objective=OneValueTooMany())),

@@ -112,7 +112,7 @@ def test_notes_that_an_occupant_reads_are_made_up_and_must_be_given() -> None:
     assert 0 <= float(batch.note_exit_E.nan_to_num().min()) <= float(batch.note_exit_E.nan_to_num().max()) < 1
     assert set(batch.note_extra_K[~batch.note_extra_K.isnan()].tolist()) == {0, 1}
     said = problems(m, Context(), samples=4)
-    assert len(said) == 3 and "reads note_gain_N, and no room writes it" in said[0] and "Choose the rollout" in said[0]
+    assert len(said) == 3 and "reads note_gain_N, and no room writes it" in said[0] and "hoose the rollout" in said[0]
     assert problems(m.but(rollout=GivesNotes()), Context(), samples=4) == []
 
 

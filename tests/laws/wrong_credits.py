@@ -197,3 +197,19 @@ class WantsABatch(Credit):
     def observe(self, record: StepRecord, memory: Memory) -> None:
         assert record.batch is not None
         memory["size"] = record.batch.size("E")
+
+
+@dataclass(frozen=True)
+class WritesMore(Credit):
+    """Returns a column that it does not declare, so that nothing may read it."""
+
+    def __call__(self, ctx: Context, batch: Batch) -> dict[str, Tensor]:
+        found = super().__call__(ctx, batch)
+        return {**found, "extra_N": found["adv_N"] + 1}
+
+
+@dataclass(frozen=True)
+class WritesLess(Credit):
+    """Declares a column that it does not return."""
+
+    writes = (*Credit.writes, "extra_N")

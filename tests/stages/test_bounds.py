@@ -12,12 +12,14 @@ import pytest
 import gruppo.stages
 from gruppo.engines.base import LEAST_TEMPERATURE
 from gruppo.fields import LARGEST_WHOLE, Checked, hints_of, outside
+from gruppo.lab.tabular.setup import Setup
 from gruppo.methods import all_methods
 from gruppo.stages import Sampling, Schedule
 from gruppo.stages.cast import Ema, Every
 from gruppo.stages.credit import GroupNormalised
 from gruppo.stages.penalties import EntropyBonus, ReferenceKL
 from gruppo.stages.update import Passes
+from gruppo.tasks import TaskConfig
 from gruppo.train.config import EvalConfig, RunConfig
 from gruppo.train.learner import OptimConfig
 
@@ -28,7 +30,7 @@ FREE = {
     "kl_limit", "entropy_low", "zero_below", "full_from", "full_to", "zero_above", "target_margin", "clip_low_least",
     "branch_base", "branch_slope", "branch_bar",
     "entropy_coef",  # a negative bonus lowers the entropy
-    "seed", "shift",
+    "shift",
 }  # fmt: skip
 
 
@@ -171,3 +173,25 @@ def test_the_smallest_temperature_is_that_of_the_engine() -> None:
     for cls in (Sampling, EvalConfig):
         [f] = [f for f in dataclasses.fields(cls) if f.name == "temperature"]
         assert (f.metadata["low"], f.metadata["also"]) == (LEAST_TEMPERATURE, 0)
+
+
+def clips() -> list[Any]:
+    return [p for p in ALL if p.values[1].name in ("clip_low", "clip_dual")]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("cls", "f", "hint"), clips())
+def test_a_clip_is_no_nonsense(cls: type, f: dataclasses.Field[Any], hint: Any) -> None:
+    """The lower bound is 1 − clip_low, and no ratio is below 0. A dual clip up to 1 would stop every wrong answer."""
+    wrong = (2, 1.5, 1e9) if f.name == "clip_low" else (0.5, 1, -1)
+    assert all(refusal(cls, f, value) for value in wrong)
+    assert refusal(cls, f, 1 if f.name == "clip_low" else 0) == ""
+
+
+def test_all_of_them_are_looked_at() -> None:
+    assert len(clips()) >= 12
+
+
+@pytest.mark.parametrize("cls", [RunConfig, TaskConfig, Setup])
+def test_seeds_are_counted_from_0(cls: type) -> None:
+    with pytest.raises(ValueError, match="seed=-1 is out of range"):
+        cls(seed=-1)

@@ -262,7 +262,10 @@ def test_what_is_read_must_be_written() -> None:
     assert "column in penalties reads note_exit_E, and no room writes it" in second
     assert len(problems(plain(penalties=Column(), rollout=Writes()), Context(), samples=2)) == 1
     [none] = problems(plain(credit=Needy()), Context(), samples=4)
-    assert "but credit needy writes nothing. Choose a credit that writes adv_N (" in none and "group_normalised" in none
+    assert (
+        'but credit needy writes nothing. If needy writes it, declare that in the class: writes = ("adv_N",).' in none
+    )
+    assert "Otherwise choose a credit that writes adv_N (" in none and "group_normalised" in none
 
 
 def test_grouped_credits_and_those_that_remember_tasks_say_so() -> None:

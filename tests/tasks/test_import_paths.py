@@ -103,6 +103,20 @@ def test_so_is_what_it_imports_from_its_folder(tmp_path: Path, monkeypatch: pyte
     assert values == [[1.0] * 4, [0.5, 0.5, 0.5, 1.0]]
 
 
+def test_an_error_in_gruppo_names_the_line_of_the_file_that_called_it(tmp_path: Path) -> None:
+    """Not gruppo's own line: nobody could change that."""
+    file = tmp_path / "bad7.py"
+    file.write_text("from gruppo.methods import method\n\nMINE = method('grpo').but(credits=1)\n")
+    with pytest.raises(ValueError, match=r"but\(credits=…\)") as error:
+        load_object(f"{file}:MINE")
+    assert f'at {file}:3 "MINE = method(' in str(error.value) and "stages/method.py" not in str(error.value)
+    (tmp_path / "helper7.py").write_text("import json\n\nSAID = json.loads('{')\n")
+    (tmp_path / "uses7.py").write_text("import helper7\n")
+    with pytest.raises(ValueError, match="importing it failed") as error:
+        load_object(f"{tmp_path}/uses7.py:MINE")
+    assert f"at {tmp_path}/helper7.py:3" in str(error.value), "neither the standard library's nor the importing file's"
+
+
 def test_a_file_that_failed_can_be_repaired(mine) -> None:
     with pytest.raises(ValueError, match="division by zero"):
         load_object("./bad.py:x")

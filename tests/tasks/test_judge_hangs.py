@@ -217,6 +217,30 @@ def test_a_scorer_that_lives_but_is_slow_is_named(tmp_path: Path, monkeypatch: p
     assert found and 0 < int(found[1]) < 10 and "task.workers" in said[0]
 
 
+@pytest.mark.parametrize("scorer", ["some", "batch"])
+def test_a_wait_for_answers_that_hang_is_no_lack_of_workers(
+    file: str, scorer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge_module, "SLOW", 0.2)
+    said: list[str] = []
+    with Judge(f"{file}:{scorer}", seconds=0.6, call_seconds=0.6, workers=1, say=said.append) as judge:
+        score(judge, *[("t", "0")])
+        hang = ("t", "hang" if scorer == "some" else "9")
+        score(judge, *[hang] * 3)
+        if scorer == "batch":  # a call of three is one hang
+            assert judge._pool.hung == 3
+            return
+        [first, *_] = [x for x in said if x.startswith("waiting for the reward")]
+        assert re.search(r"[12] of 3 answers have hung after \d s in one process, and none is judged", first)
+        assert "task.workers" not in first and "endless loop" in first and "raise task.seconds (0.6 now)" in first
+    said.clear()
+    with Judge(f"{file}:{scorer}", seconds=0.6, workers=1, say=said.append) as judge:
+        score(judge, ("t", "0"), hang, hang, ("t", "0"))
+        words = [x for x in said if x.startswith("waiting for the reward")]
+        assert re.search("[12] of 4 answers are judged after .*, and [12] have hung", words[-1])
+        assert "task.workers" not in words[-1]
+
+
 def test_settings_reach_the_judge(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\ndef f(task, text): return 1\n")
     settings = {"seconds": 2.0, "start_seconds": 0.5, "workers": 3, "concurrency": 7, "call_seconds": 9.0}

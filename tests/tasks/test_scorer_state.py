@@ -42,6 +42,8 @@ def factory(*, offset):
         return offset + count[0]
     return score
 
+def near(task, text, *, credit=0.5, least): return 1.0
+def plain(task, text): return 1.0
 def no_scorer(*, x): return 3
 class Broken:
     def __init__(self): raise RuntimeError("no licence")
@@ -93,6 +95,11 @@ def test_state_lasts_between_calls_and_ends_with_the_worker(file: str) -> None:
     ("name", "args", "said"),
     [
         ("scaled", {"scal": 2}, r"cannot be called with scal=2.*Did you mean 'scale'\?.*Its arguments: scale, words"),
+        ("scaled", {"scal": 2}, r"\(it has no argument 'scal'\)"),
+        ("near", {"credt": 0.1}, r"near cannot be called with credt=0\.1 \(it has no argument 'credt'\)"),
+        ("near", {"credt": 0.1}, r"Did you mean 'credit'\? Its arguments: credit, least\."),
+        ("near", {"credit": 1}, r"\(missing a required (keyword-only )?argument: 'least'\)"),
+        ("plain", {"credit": 1}, r"\(it has no argument 'credit'\).*It has no arguments: leave task\.args out"),
         ("New", {"worth": -1}, "a negative worth"),
         ("New", {"wort": 1}, "Did you mean 'worth'"),
         ("factory", {}, "parameters"),

@@ -100,6 +100,11 @@ def test_a_right_answer_in_a_sentence_is_named() -> None:
         ((1.0, 0.0), {"level": "2"}, "Use an easier or harder task.level or more samples (samples=16)."),
         ((1.0, 1.0), {"name": "./mine.jsonl"}, "Use more samples (samples=16)."),
         ((0.0, 0.0), {"name": "./mine.jsonl"}, "Look at gruppo episodes RUN: does the reward accept any of these"),
+        ((1e9, 1e9), {"reward": "./mine.py:score"}, "Does the reward look at the answer, or is it a constant? If it"),
+        ((1.0, 1.0), {"reward": "mine:score", "level": "3"}, "Does the reward look at the answer"),
+        ((1.0, 1.0), {"name": "./mine.py:make"}, "Does the reward look at the answer"),
+        ((1.0, 1.0), {"reward": "numeric", "level": "3"}, "Use a harder task.level or"),
+        ((2.0, 1.0), {"reward": "./mine.py:score", "level": "3"}, "Use an easier or harder task.level or"),
         ((0.0, 0.0), {"reward": "./mine.py:score"}, "Look at gruppo episodes RUN: does the reward accept any of these"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from train_runs import gruppo, metrics, refused, straight, train
 
+from gruppo.api import compare
 from gruppo.cli.overrides import apply
 from gruppo.train import trainer
 from gruppo.train.callbacks import Callback
@@ -105,9 +106,18 @@ def test_a_callback_does_not_hide_why_a_run_ends(capsys: pytest.CaptureFixture[s
     assert Opens.ended == 2
 
 
-@pytest.mark.parametrize("name", [".", "..", "../x", "/tmp/x", "a\nb", "a/../../b"])
+@pytest.mark.parametrize("name", [".", "..", "../x", "/tmp/x", "a\nb", "a/../../b", "a/b"])
 def test_a_name_that_is_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is no name of a folder in save.folder" in refused(capsys, "train", *QUICK, f"save.name={name}")
+    assert "is no name of a folder right inside save.folder" in refused(capsys, "train", *QUICK, f"save.name={name}")
+
+
+def test_a_name_with_a_folder_in_it_says_how_to_write_that(capsys: pytest.CaptureFixture[str]) -> None:
+    """`gruppo runs` would not list it."""
+    said = refused(capsys, "train", *QUICK, "save.name=a/b")
+    assert "save.folder=runs/a save.name=b" in said and not Path("runs/a").exists()
+    assert "save.folder=runs/a save.name=b" in refused(capsys, "compare", "grpo", "rloo", "save.name=a/b")
+    with pytest.raises(ValueError, match=r"right inside save\.folder"):
+        compare(["grpo", "rloo"], **{"save.name": "../x"})
 
 
 def test_a_missing_file_says_where_it_was_looked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from gruppo.train.measured import comparable, measured_otherwise, result_words, since
+from gruppo.train.measured import changed_words, comparable, measured_otherwise, result_words, since, steps_words
 from gruppo.train.metrics import graded
 from gruppo.train.progress import Display, word
 
@@ -57,6 +57,25 @@ def test_what_a_figure_depends_on(depends: dict[str, str], config: dict[str, Any
     now = record(depends, **config)
     assert bool(measured_otherwise(record({}), now)) == other
     assert measured_otherwise(now, now) == [] == measured_otherwise(None, now)
+
+
+@pytest.mark.parametrize("changes, data, words", [
+    ([], False, ""),
+    (["task.reward: exact → numeric", "task.reward (r.py): a → absent"], False, "the reward has"),
+    (["task.args.scale: 1 → 2"], False, "the reward has"),
+    (["task.level: 1 → 2"], True, "the task has"),
+    ([], True, "the data have"),
+    (["task.reward: exact → math"], True, "the data and the reward have"),
+    (["eval.prompts: 8 → 9"], False, "the way of measuring has"),
+    (["task (t.py): a → b", "task.reward: → math"], False, "the task and the reward have"),
+])  # fmt: skip
+def test_what_has_changed_is_named(changes: list[str], data: bool, words: str) -> None:
+    assert changed_words(changes, data) == words
+
+
+def test_steps_are_those_of_the_difference() -> None:
+    assert [steps_words({"steps": n}) for n in (1, 202)] == ["1 step", "202 steps"]
+    assert steps_words({"steps": 202, "measured_since": 47}) == "155 of 202 steps"
 
 
 def test_what_is_paid_in_training_does_not_name_the_measure() -> None:

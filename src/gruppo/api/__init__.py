@@ -178,6 +178,7 @@ def compare(
     from gruppo.lab.compare import command
     from gruppo.lab.compare.compare import Comparison, finished, found_runs
     from gruppo.lab.compare.processes import refuse_other_settings, run_all
+    from gruppo.train.opening import refuse_name
 
     if all(isinstance(e, SavedRun | Path) or Path(str(e), "config.toml").is_file() for e in entrants):
         results, missing = found_runs([e.folder if isinstance(e, SavedRun) else Path(str(e)) for e in entrants])
@@ -186,6 +187,7 @@ def compare(
     base = configured(task=task, reward=reward, **settings)
     taking_part = [_entrant(e, base) for e in entrants]
     command.refuse_twins([e for e, _ in taking_part])
+    refuse_name(base.save)
     folder = Path(base.save.folder) / (base.save.name or command.default_name([e for e, _ in taking_part], base))
     numbers = range(base.seed, base.seed + seeds) if isinstance(seeds, int) else seeds
     planned = [_planned(e, config, seed, folder) for seed in numbers for e, config in taking_part]

@@ -10,7 +10,7 @@ or an episode are contiguous; the episodes of a group need not be.
 import difflib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,17 +19,9 @@ from gruppo.data import segment
 from gruppo.data.columns import Columns
 from gruppo.data.episode import Source, Status, Use
 from gruppo.data.inputs import Inputs, Ragged, count_up
+from gruppo.data.levels import LEVELS, PROBE, UP, Level, level_of, refuse_level, refuse_mask, refuse_rows, rows_of
 from gruppo.data.pairs import Pairs, renumbered
 from gruppo.data.segment import How, Key
-
-Level = Literal["N", "K", "S", "E", "G", "P"]
-_UP = {"N": ("turn_N", "K"), "K": ("seq_K", "S"), "S": ("episode_S", "E"), "E": ("group_E", "G")}
-_LEVELS: tuple[Level, ...] = ("N", "K", "S", "E", "G")
-
-
-def _level(name: str) -> str:
-    """The level in a column's name: N of `adv_N`, E of `reward_EC`."""
-    return name.rpartition("_")[2][:1] if "_" in name else name
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +35,7 @@ class Batch(Columns):
     _cache: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{level}={self.size(level)}" for level in _LEVELS)
+        sizes = ", ".join(f"{level}={self.size(level)}" for level in LEVELS)
         return f"Batch({sizes}; columns {', '.join(sorted(self.columns))})"
 
     def __getattr__(self, name: str) -> Any:
@@ -59,27 +51,30 @@ class Batch(Columns):
     # sizes and levels
 
     def size(self, level: Level) -> int:
-        probe = {"N": "turn_N", "K": "seq_K", "S": "episode_S", "E": "group_E", "G": "drawn_G", "P": "win_P"}[level]
+        refuse_level(level)
+        probe = PROBE[level]
         return len(self.columns[probe]) if level != "P" or probe in self.columns else 0
 
     def up(self, low: Level, high: Level) -> Tensor:
         """For each row of `low`, its row of `high`."""
+        refuse_level(low)
+        refuse_level(high)
         if "P" in (low, high):
             raise ValueError(
                 "a pair has two episodes, so it lies in no level above it. Use batch.pairs.gap(x_E), and mean='token' "
                 "for terms at level P."
             )
-        if _LEVELS.index(low) > _LEVELS.index(high):
+        if LEVELS.index(low) > LEVELS.index(high):
             raise ValueError(
                 f"level {high} lies below {low}, so a row of {low} has many rows of {high}, not one. "
-                f"Name the lower level first ({' ⊂ '.join(_LEVELS)}); gather goes up, spread goes down."
+                f"Name the lower level first ({' ⊂ '.join(LEVELS)}); gather goes up, spread goes down."
             )
         name = f"up_{low}{high}"
         if name not in self._cache:
             if low == high:
                 index = torch.arange(self.size(low), device=self.device)
             else:
-                column, above = _UP[low]
+                column, above = UP[low]
                 index = self.columns[column]
                 index = index if above == high else self.up(above, high).index_select(0, index)  # type: ignore[arg-type]
             self._cache[name] = index
@@ -122,7 +117,7 @@ class Batch(Columns):
         """The preference pairs made by credit (see `data.pairs`)."""
         if "win_P" not in self.columns:
             raise ValueError("this batch has no pairs. Use a credit that makes them, such as method.credit=pair_up.")
-        return Pairs(self.win_P, self.lose_P, self.margin_P)
+        return Pairs(self.win_P, self.lose_P, self.margin_P, self.size("E"))
 
     # masks, one for each purpose
 
@@ -193,9 +188,9 @@ class Batch(Columns):
 
     def key(self, level: Level, *columns: Tensor) -> Key:
         """The partition of the rows of `level` by equal values in all `columns` (none: by group)."""
-        if any(len(c) != self.size(level) for c in columns):
+        if any(rows_of(c) != self.size(level) for c in columns):
             raise ValueError(
-                f"columns of {[len(c) for c in columns]} rows make no key of level {level}, which has "
+                f"columns of {[rows_of(c) for c in columns]} rows make no key of level {level}, which has "
                 f"{self.size(level)}: rows would be misaligned. Spread each column to {level} first."
             )
         return segment.key_of(*columns) if columns else self.level(level, "G")
@@ -205,11 +200,25 @@ class Batch(Columns):
 
     def spread(self, x: Tensor, high: Level, low: Level) -> Tensor:
         """Values of level `high` on the rows of level `low`."""
-        return x.index_select(0, self.up(low, high))
+        index = self.up(low, high)
+        self._refuse_rows("x", x, high)
+        return x.index_select(0, index)
 
     def gather(self, x: Tensor, low: Level, by: Level | Key, how: How = "sum", **options: Any) -> Tensor:
         """Reduce rows of `low` to the rows of a level or the parts of a key (see `segment.gather`)."""
-        return segment.gather(x, self._parts(low, by), how, **options)
+        parts = self._parts(low, by)
+        self._refuse_rows("x", x, low)
+        if options.get("where") is not None:
+            refuse_mask("where", options["where"], f"level {low}", self.size(low))
+        return segment.gather(x, parts, how, **options)
+
+    def _refuse_rows(self, what: str, x: Tensor, level: Level) -> None:
+        """Refuses a tensor that has not the rows of the level, and names a level that has as many."""
+        size, rows = self.size(level), rows_of(x)
+        if rows != size:
+            others = ", ".join(other for other in LEVELS if self.size(other) == rows)
+            hint = f" (With {rows} rows: {others}.)" if others else ""
+            refuse_rows(what, x, f"level {level}", size, f"Give one value per row of {level}.{hint}")
 
     def _parts(self, low: Level, within: Level | Key) -> Key:
         if not isinstance(within, Key):
@@ -260,6 +269,8 @@ class Batch(Columns):
     def time_order(self, low: Level, within: Level | Key = "E", where: Tensor | None = None) -> Tensor:
         """The rows of `low` (those in `where`) in time order, one `within` after another."""
         order = self._order(low, within)
+        if where is not None:
+            refuse_mask("where", where, f"level {low}", self.size(low))
         if order is None:
             everything = torch.arange(self.size(low), device=self.device)
             return everything if where is None else torch.nonzero(where)[:, 0]
@@ -279,6 +290,9 @@ class Batch(Columns):
 
     def _in_order(self, low: Level, within: Level | Key, f: Any, x: Tensor, c: Tensor | float) -> Tensor:
         order, part = self._order(low, within), self._parts(low, within).index
+        self._refuse_rows("x", x, low)
+        if isinstance(c, Tensor) and c.dim():
+            self._refuse_rows("c", c, low)
         if order is None:
             return f(x, c, part)
         y = f(x[order], c[order] if isinstance(c, Tensor) and c.dim() else c, part[order])
@@ -289,19 +303,15 @@ class Batch(Columns):
     def with_columns(self, **columns: Tensor) -> "Batch":
         """The same batch with columns added or replaced."""
         for name, x in columns.items():
-            level = _level(name)
-            if level not in (*_LEVELS, "M", "P"):
+            level = level_of(name)
+            if level not in (*LEVELS, "M", "P"):
                 raise ValueError(
                     f"column {name!r} does not end in its level, so its rows cannot be split with the batch. "
-                    f"Call it {name}_N, or use another of {', '.join(_LEVELS)}."
+                    f"Call it {name}_N, or use another of {', '.join(LEVELS)}."
                 )
             size = len(self.inputs.ids_M) if level == "M" else self.size(level)  # type: ignore[arg-type]
             size = len(columns["win_P"]) if level == "P" and "win_P" in columns else size
-            if len(x) != size:
-                raise ValueError(
-                    f"column {name} has {len(x)} rows, level {level} has {size}: rows would be misaligned. "
-                    f"Give one value per row of {level}."
-                )
+            refuse_rows(f"column {name}", x, f"level {level}", size, f"Give one value per row of {level}.")
         return replace(self, columns={**self.columns, **columns}, _cache={})
 
     def minibatch(self, rows_E: Tensor) -> "Batch":
@@ -317,7 +327,7 @@ class Batch(Columns):
         index_G[rows_G] = torch.arange(len(rows_G), device=self.device)
         columns = dict(part.columns)
         for name in columns:
-            level = _level(name)
+            level = level_of(name)
             if level in "EG":
                 columns[name] = columns[name][rows_E if level == "E" else rows_G]
         columns["group_E"] = index_G[groups]
@@ -337,7 +347,7 @@ class Batch(Columns):
         starts = {name: (start[rows_S], length[rows_S]) for name, (start, length) in self._starts.items()}
         rows_N, rows_K = segment.ranges(*starts["N"]), segment.ranges(*starts["K"])
         rows = {"N": rows_N, "K": rows_K, "S": rows_S, "M": segment.ranges(*starts["as_trained"])}
-        columns = {n: x[rows[_level(n)]] if _level(n) in rows else x for n, x in self.columns.items()}
+        columns = {n: x[rows[level_of(n)]] if level_of(n) in rows else x for n, x in self.columns.items()}
         columns["seq_K"], seq_N = count_up(starts["K"][1]), count_up(starts["N"][1])
         moved_S = torch.cumsum(starts["K"][1], 0) - starts["K"][1] - starts["K"][0]
         columns["turn_N"] = self.turn_N[rows_N] + moved_S[seq_N]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import segment
+from gruppo.data.levels import refuse_rows
 from gruppo.data.segment import Key
 
 
@@ -21,20 +22,27 @@ class Pairs:
     win_P: Tensor
     lose_P: Tensor
     margin_P: Tensor
+    size_E: int = -1  # rows of E; -1: not known
 
     def __len__(self) -> int:
         return len(self.win_P)
 
     def gap(self, x_E: Tensor) -> Tensor:
         """x of the better episode minus x of the worse one."""
+        self._refuse(x_E)
         return x_E.index_select(0, self.win_P) - x_E.index_select(0, self.lose_P)
 
     def both(self, x_E: Tensor) -> Tensor:
         """Pairs with both episodes in the mask."""
+        self._refuse(x_E)
         return x_E[self.win_P] & x_E[self.lose_P]
 
+    def _refuse(self, x_E: Tensor) -> None:
+        if self.size_E >= 0:
+            refuse_rows("x", x_E, "level E", self.size_E, "Give one value per row of E: pairs are of episodes.")
+
     def take(self, rows_P: Tensor) -> "Pairs":
-        return Pairs(self.win_P[rows_P], self.lose_P[rows_P], self.margin_P[rows_P])
+        return Pairs(self.win_P[rows_P], self.lose_P[rows_P], self.margin_P[rows_P], self.size_E)
 
     def columns(self) -> dict[str, Tensor]:
         return {"win_P": self.win_P, "lose_P": self.lose_P, "margin_P": self.margin_P}

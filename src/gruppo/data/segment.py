@@ -6,12 +6,15 @@ are defined here, once: an empty part, or one smaller than `min_size`, gathers t
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from gruppo.data.levels import refuse_mask, refuse_rows, refuse_word
+
 How = Literal["sum", "mean", "var", "std", "max", "min", "count", "any", "all", "logsumexp", "logmeanexp"]
+HOWS: tuple[str, ...] = get_args(How)
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Key:
 
     def spread(self, x: Tensor) -> Tensor:
         """The value of its part for each row. (`index_select` takes half the time of `x[index]`.)"""
+        refuse_rows("x", x, "the key", self.size, "Give one value per part of the key.")
         return x.index_select(0, self.index)
 
 
@@ -57,6 +61,13 @@ def _extreme(x: Tensor, key: Key, how: Literal["amax", "amin"]) -> Tensor:
     return x.new_full((key.size, *x.shape[1:]), start).scatter_reduce(0, index, x, how)
 
 
+def _refuse_rows(x: Any, key: Key, where: Any) -> None:
+    rows = len(key.index)
+    refuse_rows("x", x, "the key", rows, "Give one value per row that the key divides.")
+    if where is not None:
+        refuse_mask("where", where, "the key", rows)
+
+
 def _as_float(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
@@ -82,6 +93,8 @@ def gather(
     offsets do not cancel; a part with at most `ddof` rows gathers to `fill`. The gradient of std at 0 is 0.
     count, any, all: `fill` is not used; without rows they are 0, False and True.
     """
+    refuse_word("how", how, HOWS)
+    _refuse_rows(x, key, where)
     if how == "sum" and where is None and min_size <= 1 and fill == 0.0:
         return _add(_as_float(x), key)  # no count needed
     keep = torch.ones(len(key.index), dtype=torch.bool, device=key.index.device) if where is None else where
@@ -129,6 +142,7 @@ def deviations(x: Tensor, key: Key, *, where: Tensor | None = None, ddof: int = 
 
     The std of a part with at most `ddof` rows is 0.
     """
+    _refuse_rows(x, key, where)
     keep = torch.ones(len(key.index), dtype=torch.bool, device=key.index.device) if where is None else where
     count = _add(keep.to(torch.int64), key)
     x = _as_float(x)
@@ -180,6 +194,9 @@ def scan(b: Tensor, c: Tensor | float, part: Tensor) -> Tensor:
     so the cost is N log2(longest part) without a loop over rows; blocks of whole parts stay in the cache. A loop over
     time steps (cost N, one small kernel per step) was slower: see benchmarks/LOG.md.
     """
+    refuse_rows("b", b, "the partition", len(part), "Give one value per row.")
+    if isinstance(c, Tensor) and c.dim():
+        refuse_rows("c", c, "the partition", len(part), "Give one value per row, or a number.")
     b = _as_float(b)
     begin = torch.nonzero(part[1:] != part[:-1])[:, 0] + 1
     edge = torch.cat([begin.new_zeros(1), begin, begin.new_full((1,), len(b))])
@@ -230,6 +247,7 @@ def _guarded(b: Tensor, c: Tensor, longest: int, part: Tensor) -> Tensor:
 
 def lag(x: Tensor, k: int, part: Tensor, fill: int | float = 0) -> Tensor:
     """The value k rows earlier in the same part (k < 0: later); `fill` where there is none."""
+    refuse_rows("x", x, "the partition", len(part), "Give one value per row.")
     out = torch.full_like(x, fill)
     if k == 0:
         return x.clone()

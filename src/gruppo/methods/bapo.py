@@ -47,14 +47,14 @@ class BalancedClip(Occupant):
     """
 
     version = 2  # 1 stopped its search at bounds that left no token with a gradient
-    clip_low: float = setting(0.4, low=0, witness=0.8)
+    clip_low: float = setting(0.4, low=0, high=1, witness=0.8)
     clip_low_least: float = setting(0.1, witness=-0.5)
     clip_high: float = setting(0.2, low=0, witness=0.6)
     clip_high_most: float = setting(2.0, low=0, witness=0.3)
     clip_step: float = setting(0.05, above=0, witness=0.7)
     positive_share: float = setting(0.5, low=0, high=1, witness=[0.95, 0.0])
     contribution: Contribution = "live"
-    clip_dual: float = setting(3.0, low=0, witness=1.2)
+    clip_dual: float = setting(3.0, above=1, also=0, witness=1.2)
     mean: Any = setting("token", above=0)
     reads = ("adv_N",)
 

@@ -28,7 +28,7 @@ from gruppo.stages.update import Passes
 class ClippedWeight(Occupant):
     """sg(clip(r, 1 − clip_low, 1 + clip_high)) A log π: every token keeps its gradient, with a bounded weight."""
 
-    clip_low: float = setting(1.0, low=0, witness=0.1)
+    clip_low: float = setting(1.0, low=0, high=1, witness=0.1)
     clip_high: float = setting(4.0, low=0, witness=0.1)
     mean: Any = setting("token", above=0)
     reads = ("adv_N",)

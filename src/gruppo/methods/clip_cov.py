@@ -35,7 +35,7 @@ class ClipCovariance(Occupant):
     chosen_share: float = setting(2e-4, low=0, high=1, witness=[0.2, 0.0])
     cov_low: float = setting(1.0, witness=[-1.0, 0.2])
     cov_high: float = setting(5.0, witness=[1.0, 1.3])
-    clip_low: float = setting(0.2, low=0, witness=0.6)
+    clip_low: float = setting(0.2, low=0, high=1, witness=0.6)
     clip_high: float = setting(0.2, low=0, witness=0.9)
     mean: Any = setting("token", above=0)
     reads = ("adv_N",)

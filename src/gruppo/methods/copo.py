@@ -79,7 +79,7 @@ def answer_entropy(batch: Batch) -> Tensor:
 class TwoSurrogates(Occupant):
     """w min(r A, clip(r) A) + (1 − w) min(r Ā, clip(r) Ā), with clip(r) = clip(r, 1 − clip_low, 1 + clip_high)."""
 
-    clip_low: float = setting(0.2, low=0, witness=0.05)
+    clip_low: float = setting(0.2, low=0, high=1, witness=0.05)
     clip_high: float = setting(0.28, low=0, witness=0.05)
     mean: Any = setting("episode", above=0)
     reads = ("adv_N", "adv_global_N", "local_N")

@@ -27,9 +27,9 @@ class GradientPreserving(Occupant):
     clip_dual  lower bound clip_dual · A where A < 0, without a gradient beyond it; 0: none
     """
 
-    clip_low: float = setting(0.2, low=0, witness=0.6)
+    clip_low: float = setting(0.2, low=0, high=1, witness=0.6)
     clip_high: float = setting(0.28, low=0, witness=0.9)
-    clip_dual: float = setting(10.0, low=0, witness=1.5)
+    clip_dual: float = setting(10.0, above=1, also=0, witness=1.5)
     mean: Any = setting("token", above=0)
     reads = ("adv_N",)
 

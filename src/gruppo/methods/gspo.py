@@ -27,7 +27,7 @@ from gruppo.stages.update import Passes
 class SequenceClipped(Occupant):
     """min(s A, clip(s, 1 − clip_low, 1 + clip_high) A), s the geometric mean of a sequence's token ratios."""
 
-    clip_low: float = setting(3e-4, low=0, witness=0.6)
+    clip_low: float = setting(3e-4, low=0, high=1, witness=0.6)
     clip_high: float = setting(4e-4, low=0, witness=0.9)
     mean: Any = setting("sequence", above=0, added=True)
     reads = ("adv_N",)

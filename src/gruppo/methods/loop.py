@@ -36,7 +36,7 @@ class UnitClipped(Occupant):
     """min(r A, clip(r, 1 − clip_low, 1 + clip_high) A), r the product of the token ratios of each `unit`."""
 
     unit: Literal["token", "turn", "trajectory"] = "token"
-    clip_low: float = setting(0.2, low=0, witness=0.6)
+    clip_low: float = setting(0.2, low=0, high=1, witness=0.6)
     clip_high: float = setting(0.2, low=0, witness=0.9)
     mean: Any = setting("episode_sum", above=0)
     reads = ("adv_N",)

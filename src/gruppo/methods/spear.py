@@ -127,7 +127,7 @@ class NowAndThen(Occupant):
                                between `low` and `high`; a share of 0: with all
     """
 
-    clip_low: float = setting(0.2, low=0, witness=0.6)
+    clip_low: float = setting(0.2, low=0, high=1, witness=0.6)
     clip_high: float = setting(0.28, low=0, witness=0.9)
     mean: Any = setting("sequence_sum/max_tokens", above=0)
     replay_coef: Sched = setting(Schedule("cosine(0.0, 1.0, steps=100)"), low=0, witness=0.5)

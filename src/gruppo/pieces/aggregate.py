@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Key, Level
+from gruppo.data.levels import refuse_rows
 
 UNITS: dict[str, Level] = {"turn": "K", "sequence": "S", "episode": "E", "group": "G", "drawn_group": "G"}
 MEANS = ("token", *UNITS, *(f"{u}_sum" for u in UNITS))
@@ -46,6 +47,7 @@ def weights(batch: Batch, at: Level, over: Tensor, mean: str | float, of: Count 
     seq-mean-token-sum-norm (sequence_sum/64, or the number 64 where the caller divides by the number of answers).
     `of` is the count of the whole optimiser step if this batch is a part of it.
     """
+    refuse_rows("over", over, f"level {at}", batch.size(at), f"Give a mask of {at}, or name its level: at=….")
     mask = over.to(batch.columns["weight_N"].dtype)
     if isinstance(mean, float | int):
         if not mean > 0:

@@ -191,14 +191,15 @@ def _columns(method: Method) -> Iterable[str]:
             if name.startswith("note_") and name not in notes:
                 yield (
                     f"{method.name}: {kind(o)} in {room} reads {name}, and no room writes it{nearest(name, notes)}: "
-                    f"there would be no such column. Choose the rollout that comes with it{_writers(name)}; "
+                    f"there would be no such column. {_choose((x for _, x in method.occupants() if x is not o), name)} "
+                    f"the rollout that comes with it{_writers(name)}; "
                     f"method.rollout=METHOD takes what belongs together. Or choose another {room}."
                 )
             elif not name.startswith("note_") and name not in method.credit.writes:
                 yield (
                     f"{method.name}: {kind(o)} in {room} reads {name}, but credit {kind(method.credit)} writes "
-                    f"{', '.join(sorted(method.credit.writes)) or 'nothing'}. Choose a credit that writes {name}"
-                    f"{_writers(name)}, or another {room}."
+                    f"{', '.join(sorted(method.credit.writes)) or 'nothing'}. {_choose((method.credit,), name)} a "
+                    f"credit that writes {name}{_writers(name)}, or another {room}."
                 )
 
 
@@ -220,6 +221,14 @@ def _is_source(name: str) -> bool:
 
 def _is_column(name: str) -> bool:
     return not _is_source(name) and name not in ("answer_E", "dropped")
+
+
+def _choose(occupants: Iterable[Any], name: str) -> str:
+    """`Choose`, after the likelier remedy if one of the occupants is the user's own, and may not say what it writes."""
+    own = [kind(o) for o in occupants if not type(o).__module__.startswith("gruppo.")]
+    if not own:
+        return "Choose"
+    return f'If {" or ".join(own)} writes it, declare that in the class: writes = ("{name}",). Otherwise choose'
 
 
 def _writers(name: str) -> str:

@@ -50,9 +50,9 @@ class PolicyGradient(Occupant):
 class ClippedSurrogate(Occupant):
     """min(r A, clip(r, 1 − clip_low, 1 + clip_high) A), r = π/π_old; clip_dual > 0 bounds it below by clip_dual · A."""
 
-    clip_low: float = setting(0.2, low=0, witness=0.6)
+    clip_low: float = setting(0.2, low=0, high=1, witness=0.6)
     clip_high: float = setting(0.2, low=0, witness=0.9)
-    clip_dual: float = setting(0.0, low=0, witness=1.5)
+    clip_dual: float = setting(0.0, above=1, also=0, witness=1.5)
     mean: Any = setting("sequence", above=0)
     coef: Sched = setting(1.0, low=0, added=True)
     reads = ("adv_N",)

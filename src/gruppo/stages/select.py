@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Episode, Status, Use
 from gruppo.data.episode import FLAGS
+from gruppo.data.levels import refuse_word
 from gruppo.pieces.ratio import product_ratio, ratio, sequence_ratio
 from gruppo.stages.context import Ask, Context, Prompt
 from gruppo.stages.occupant import Occupant, setting
@@ -167,6 +168,7 @@ def sampler_ratio(batch: Batch, level: str) -> Tensor:
     The ratio of a sequence includes the sampled tokens that selection dropped: it is a property of what was drawn. It
     is 1 for tokens that were not sampled, or not under the prompt that they are learned under.
     """
+    refuse_word("level", level, get_args(Weighed))
     old_N, gen_N, sampled_N = batch.logp_old_N, batch.logp_gen_N, batch.on_policy_N
     known_N = sampled_N & torch.isfinite(old_N - gen_N)
     if level == "token":

@@ -1,13 +1,14 @@
 """What credits of agents compare: the turns of an episode, with their states, their returns and their seats."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Key, centre
 from gruppo.data.keyed import key_hash, name_hash
+from gruppo.data.levels import refuse_word
 from gruppo.pieces import advantage
 from gruppo.stages.credit import turn_reward
 
@@ -18,6 +19,8 @@ Alone = Literal["zero", "raw"]
 
 def comparison(normalise: Normalise, eps: float, ddof: int = 1, alone: Alone = "zero") -> Compared:
     """(x − mean) / (std + eps) inside each part, or x − mean; a single row has 0, or keeps its raw value."""
+    refuse_word("normalise", normalise, get_args(Normalise))
+    refuse_word("alone", alone, get_args(Alone))
 
     def compared(x: Tensor, key: Key, where: Tensor) -> Tensor:
         scaled = normalise == "std"

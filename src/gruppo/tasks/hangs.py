@@ -13,6 +13,12 @@ from gruppo.tasks.jobs import Job, Part, Verdict
 LEAST = 12  # hangs in a row
 TASKS = 3  # tasks among them, if the call has as many: one bad row may hang all its answers
 CHANCE = 1e-6
+HUNG = "Look for an endless loop, a lock or a server that does not answer"
+
+
+def timed_out(reply: Any) -> bool:
+    """Whether the scorer hung on this answer."""
+    return (reply.status if isinstance(reply, Verdict) else reply[1]) == "timeout"
 
 
 class Hangs:
@@ -29,7 +35,7 @@ class Hangs:
         """Replies to the first items of a part; `at_once` answers can be in hand."""
         for index, reply in zip(part.indices, replies, strict=False):
             self.judged += 1
-            if (reply.status if isinstance(reply, Verdict) else reply[1]) != "timeout":
+            if not timed_out(reply):
                 self.row, self.dead = 0, False
                 self.tasks.clear()
                 continue
@@ -68,8 +74,7 @@ class Hangs:
     def said(self) -> str:
         return (
             f"The scorer has hung {self.row} times in a row (task.seconds={self.seconds:g}), so it counts as dead, and "
-            "the answers that wait have no reward. Look for an endless loop, a lock or a server that does not answer; "
-            "if it is only slow, raise task.seconds."
+            f"the answers that wait have no reward. {HUNG}; if it is only slow, raise task.seconds."
         )
 
     @property

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -184,9 +185,17 @@ def _raised(path: str, error: BaseException) -> str:
         raise error
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     own = [f for f in frames if f.filename not in (__file__, loaded.__file__)]
+    own = [f for f in own if _theirs(f.filename)] or own
     at = f' at {own[-1].filename}:{own[-1].lineno} "{own[-1].line}"' if own else ""
     said = "".join(traceback.format_exception_only(error)).strip()
     return f"{path}: importing it failed{at}: {said}"
+
+
+def _theirs(file: str) -> bool:
+    """Whether it is a file of the user: neither gruppo's nor one of Python's or of an installed package."""
+    path = Path(file)
+    ours = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
+    return path.is_file() and not any(path.is_relative_to(p) for p in ours) and "site-packages" not in path.parts
 
 
 def _no_name(path: str, found: Any, part: str, where: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from gruppo.tasks.base import Scorer, Task, TaskSet
 from gruppo.tasks.channel import refuse_inside
 from gruppo.tasks.extract import answer_of
+from gruppo.tasks.hangs import HUNG
 from gruppo.tasks.imports import split_path
 from gruppo.tasks.jobs import Job, Limits, Verdict
 from gruppo.tasks.pool import Pool
@@ -171,12 +172,13 @@ class Slow:
 
     def __init__(self, pool: Pool) -> None:
         self.pool, self.wait = pool, SLOW
-        self.calls = self.asked = self.done = 0
+        self.calls = self.asked = self.done = self.hung = 0
         self.since = 0.0
 
     def begin(self, items: int) -> None:
         if not self.calls:
             self.since, self.done, self.asked = time.monotonic(), self.pool.done, 0
+            self.hung = self.pool.hung
         self.calls += 1
         self.asked += items
 
@@ -188,12 +190,18 @@ class Slow:
         if spent < self.wait or not done:  # without any verdict, `Quiet` says so
             return
         self.wait *= 2
-        lanes, each = len(self.pool._lanes), f"one every {spent / done:.2g} s"
+        lanes, hung = len(self.pool._lanes), self.pool.hung - self.hung
         by = f"{lanes} processes" if lanes > 1 else "one process"
-        say(
-            f"waiting for the reward: {done} of {self.asked} answers are judged after {spent:.0f} s, {each} in {by}. "
-            "More of them at once: task.workers, or an `async def` that waits (docs/rewards.md)."
-        )
+        if judged := done - hung:
+            found = f"{judged} of {self.asked} answers are judged after {spent:.0f} s, "
+            found += f"one every {spent / judged:.2g} s in {by}" + (f", and {hung} have hung" if hung else "")
+        else:
+            found = f"{hung} of {self.asked} answers have hung after {spent:.0f} s in {by}, and none is judged"
+        seconds = self.pool.limits.seconds
+        remedy = "More of them at once: task.workers, or an `async def` that waits (docs/rewards.md)."
+        if 2 * hung * seconds > spent * lanes or not judged:  # most of the time goes there
+            remedy = f"{HUNG}; if it is only slow, raise task.seconds ({seconds:g} now)."
+        say(f"waiting for the reward: {found}. {remedy}")
 
 
 class NoJudge:

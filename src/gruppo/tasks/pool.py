@@ -13,7 +13,7 @@ from typing import Any
 
 from gruppo.tasks.channel import INSIDE, Channel, Died, Hung
 from gruppo.tasks.flight import Flight, died, unsent
-from gruppo.tasks.hangs import Hangs
+from gruppo.tasks.hangs import Hangs, timed_out
 from gruppo.tasks.jobs import SLOW, Job, Limits, Part, Verdict, closed
 
 __all__ = ["Limits", "Pool", "Verdict"]
@@ -33,7 +33,7 @@ class Pool:
         self.most = 1  # lanes; the first worker finds out whether the scorer can run in several
         self.loaded = self.batched = self.together = False
         self.in_order = True  # until the first worker says that any order will do
-        self.lost = self.done = 0  # workers, items
+        self.lost = self.done = self.hung = 0  # workers, items, and those that hung
         self._jobs: list[Job] = []  # those with waiting items
         self._lanes: list[Lane] = []
         self._changed = threading.Condition()
@@ -111,6 +111,7 @@ class Pool:
         with self._changed:
             self.done += len(replies)
             if job.kind == "score":
+                self.hung += sum(map(timed_out, replies))
                 calls = 1 if self.batched else len(replies)
                 self.hangs.count(part, replies[:calls], sum(one.at_once for one in self._lanes))
             job.reply(part.indices, replies)

@@ -25,6 +25,7 @@ SLICE = 0.1  # seconds of work after which items that have not begun are handed 
 _REMEDY = (
     "Return a finite number, or a dict of names to finite numbers; raise an exception if the answer cannot be judged."
 )
+ANSWERED = ("task", "text", "tasks", "texts", "self")  # parameters of a scorer that are no arguments
 _FORMS = "Write (task, text) for one answer, or (tasks, texts) for many at once."
 
 
@@ -89,18 +90,29 @@ def made(found: Any, path: str, args: dict[str, Any]) -> Any:
     if trouble:
         if not args and not inspect.isclass(found):
             return found  # a function with the wrong parameters, also refused by is_batch
-        names = [n for n in inspect.signature(found).parameters if n not in ("task", "text", "tasks", "texts", "self")]
-        near = next((nearest(a, names) for a in args if a not in names), "")
-        raise ValueError(
-            f"{path} cannot be called with {written(args)} ({trouble}), so nothing can be judged.{near} "
-            f"Its arguments: {', '.join(names) or 'none'}. Set them with task.args.NAME=VALUE."
-        )
+        raise ValueError(_misfit_words(found, path, args, trouble))
     try:
         return found(**args)
     except ValueError as error:  # its own message about its arguments
         raise ValueError(f"{path}: {error}" if path not in str(error) else str(error)) from None
     except BaseException as error:
         raise ValueError(f"{path} cannot be made with {written(args)}. {_last_lines(error)}") from None
+
+
+def _misfit_words(found: Any, path: str, args: dict[str, Any], trouble: str) -> str:
+    """Why a scorer cannot have these arguments: those that it does not have first, then what else is missing."""
+    names = [n for n in inspect.signature(found).parameters if n not in ANSWERED]
+    unknown = [a for a in args if a not in names]
+    if not inspect.isclass(found) and len(names) < len(inspect.signature(found).parameters):  # it takes answers
+        trouble = misfit(found, None, None, **args)
+    if unknown:
+        trouble = f"it has no argument {', '.join(map(repr, unknown))}"
+    near = next((near for a in unknown if (near := nearest(a, names))), "")
+    known = f"Its arguments: {', '.join(names)}. Set them with task.args.NAME=VALUE."
+    return (
+        f"{path} cannot be called with {written(args)} ({trouble}), so nothing can be judged.{near} "
+        f"{known if names else 'It has no arguments: leave task.args out.'}"
+    )
 
 
 def is_batch(scorer: Any) -> bool:

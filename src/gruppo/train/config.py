@@ -78,7 +78,7 @@ class RunConfig(Checked):
     steps: int = setting(60, low=1)  # training steps, each with one batch of episodes
     prompts: int = setting(64, low=1)  # tasks per step
     samples: int = setting(8, low=1)  # answers per task
-    seed: int = 0  # of everything that is drawn
+    seed: int = setting(0, low=0)  # of everything that is drawn
     ahead: int = setting(0, low=0)  # versions that sampling is ahead of learning (docs/scale.md); 0: none
     budget_tokens: int = setting(0, low=0)  # sampled tokens per step, redraws included; 0: no limit
     turns_a_step: int = setting(0, low=0)  # of an episode; if it is not over, it goes on in the next step; 0: all

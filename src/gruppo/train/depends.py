@@ -216,7 +216,18 @@ def fingerprint(path: Path) -> str:
     return hashed.hexdigest()[:16]
 
 
-def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What has changed since, one line each."""
+def differences(before: Mapping[str, str], now: Mapping[str, str], said: Sequence[str] = ()) -> list[str]:
+    """What has changed since, one line each.
+
+    A file that came or went because another one is named is not told again: `said` are the changes of the settings.
+    """
+    renamed = {line.partition(":")[0] for line in said}
     names = [n for n in dict.fromkeys((*before, *now)) if before.get(n) != now.get(n)]
+    names = [n for n in names if (n in before and n in now) or not renamed.intersection(_settings(n))]
     return [f"{n}: {before.get(n, 'absent')} → {now.get(n, 'absent')}" for n in names]
+
+
+def _settings(name: str) -> tuple[str, ...]:
+    """The settings that name what a run depends on: `task.reward (mine.py)` is named by `task.reward`."""
+    setting = re.split(r" \(|, ", name, maxsplit=1)[0]
+    return setting, f"{setting}.name", f"{setting}.start"

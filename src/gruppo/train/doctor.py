@@ -85,8 +85,8 @@ def refuse(checks: list[Check]) -> None:
             if not (unjudged and c.name in ("mask", "dead_groups"))
         ]
         names = ",".join(c.name for c in bad)
-        fix = f"Fix it, or start all the same with accept={names} (recorded with the run)."
-        raise ValueError("\n".join([*lines, "Fix it: without a reward nothing is learned." if unjudged else fix]))
+        fix = f"Correct that, or start all the same with accept={names} (recorded with the run)."
+        raise ValueError("\n".join(lines if unjudged else [*lines, fix]))
 
 
 def _ratio(run: Run, batch: Batch) -> Check:
@@ -191,7 +191,13 @@ def _judged(run: Run, episodes: list[Episode]) -> Check:
     share = sum(e.status.judged for e in ended) / len(ended) if ended else 1.0
     error = _first_error(episodes)
     found = f"{share:.0%} of the {_whole(run)} got a reward; more than half must"
-    return Check("judged", share > 0.5, share, 0.5, found, f"{_source(run)} said: {error}" if error else "")
+    said = [f"{_source(run)} said: {error}"] if error else []
+    if not share:
+        judge = _source(run).lower()
+        said.append(
+            f"Correct {judge}, so that every one of the {_whole(run)} has a reward: none is learned from without."
+        )
+    return Check("judged", share > 0.5, share, 0.5, found, "\n".join(said))
 
 
 def _cut_off(run: Run, episodes: list[Episode]) -> Check:

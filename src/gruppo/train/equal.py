@@ -8,6 +8,7 @@ from gruppo.envs import BUILT_IN as WORLDS
 from gruppo.stages.check import cut_off
 from gruppo.stages.dialogue import OVERFLOW
 from gruppo.tasks import BUILT_IN
+from gruppo.tasks.imports import is_path
 from gruppo.train.worlds import unread
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def what_helps(run: "Run", judged: Sequence[Episode]) -> str:
     said = f"Use {', '.join(chosen[:-1])} or {chosen[-1]}." if chosen[1:] else f"Use {chosen[0]}."
     if wrong and (task.reward or not generated):
         return f"Look at gruppo episodes RUN: does the reward accept any of these answers? If it may, {_lower(said)}"
+    if right and (is_path(task.reward) or ".py:" in task.name):
+        return f"Does the reward look at the answer, or is it a constant? If it does look, {_lower(said)}"
     return said
 
 

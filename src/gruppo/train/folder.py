@@ -170,13 +170,15 @@ class RunFolder:
             known = facts.get("code", {}).get(name)
             if known is not None and sha256(Path(source)) != known["sha256"]:
                 changes.append(f"{name}: the file has changed")
-        return changes + (differences(facts["depends"], depends(config)) if "depends" in facts else [])
+        return changes + (differences(facts["depends"], depends(config), changes) if "depends" in facts else [])
 
     def where_files_are(self) -> str:
         """For a run that depends on a file that is not there: a relative path depends on where gruppo is started."""
         begun = self._environment().get("started_in", "")
         here = os.getcwd()
-        return f"\nIt was started in {begun}, and files are looked for from {here}: start it there." if begun else ""
+        if not begun or Path(begun).resolve() == Path(here).resolve():
+            return ""
+        return f"\nIt was started in {begun}, and files are looked for from {here}: start it there."
 
     def _refuse_strange_code(self, names: Sequence[str]) -> None:
         known = self._stored_code()

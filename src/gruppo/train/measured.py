@@ -15,6 +15,7 @@ from gruppo.train.folder import table_changes
 from gruppo.train.progress import ANEW, change_words
 
 DEPENDS_ON = ("task", "eval.prompts", "eval.samples", "eval.temperature", "sampling.max_tokens")
+HOW = "the way of measuring"
 APART_FROM = tuple(f"task.{name}:" for name in (*JUDGING, "hosted", "seed", "train_size"))  # never what is held out
 
 
@@ -28,6 +29,21 @@ def measured_otherwise(before: bytes | None, now: bytes) -> list[str]:
     return [c for c in changes if c.startswith(DEPENDS_ON) and not c.startswith(APART_FROM)]
 
 
+def changed_words(changes: Sequence[str], data: bool) -> str:
+    """`the reward has`: which of the things that held-out figures depend on are others; "" if none is."""
+    found = dict.fromkeys(_what(c) for c in changes)
+    if data and "the task" not in found:
+        found = {"the data": None, **found}
+    have = "has" if len(found) == 1 and "the data" not in found else "have"
+    return f"{' and '.join(found)} {have}" if found else ""
+
+
+def _what(change: str) -> str:
+    if change.startswith(("task.reward", "task.args")):
+        return "the reward"
+    return "the task" if change.startswith("task") else HOW
+
+
 def comparable(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """The rows since the run last measured anew; all of them if it never did."""
     return rows[max((i for i, row in enumerate(rows) if row.get(ANEW)), default=0) :]
@@ -36,6 +52,12 @@ def comparable(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]
 def since(rows: Sequence[Mapping[str, Any]]) -> int:
     """The step at which the run last measured anew; 0 if it never did."""
     return max((int(row["step"]) for row in rows if row.get(ANEW)), default=0)
+
+
+def steps_words(summary: Mapping[str, Any]) -> str:
+    """`202 steps`, or `155 of 202 steps` if its figures are compared since a later one."""
+    done, after = int(summary["steps"]), int(summary.get("measured_since", 0))
+    return f"{f'{done - after} of ' if after else ''}{done} {'step' if done == 1 else 'steps'}"
 
 
 def since_words(step: int) -> str:

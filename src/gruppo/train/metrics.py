@@ -74,7 +74,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "held_out/anew": (
         "",
         "",
-        "1 where a resumed run measured anew, because its task has changed: compare from there on",
+        "1 where a resumed run measured anew, because its task or its reward has changed: compare from there on",
     ),
     "held_out/failed": ("answers", "", "answers to held-out prompts that could not be judged; they do not count"),
     "held_out/length": ("tokens", "", "mean length of answers to held-out prompts, including truncated ones"),

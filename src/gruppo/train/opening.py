@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gruppo.tasks.load import short_name
 from gruppo.train.checkpoint import checkpoints, latest_checkpoint, set_aside, step_of
-from gruppo.train.config import RunConfig
+from gruppo.train.config import RunConfig, SaveConfig
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock
 from gruppo.train.manifest import damage
@@ -22,7 +22,7 @@ def new_folder(config: RunConfig) -> Iterator[RunFolder]:
     """A new folder, locked; if two runs start in the same second, the later one gets a number."""
     task = short_name(config.task.name)
     plain = f"{config.method.name}-{task}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    _refuse_name(config.save.name)
+    refuse_name(config.save)
     names = [config.save.name] if config.save.name else [plain, *(f"{plain}-{i}" for i in range(2, 100))]
     for name in names:
         folder = RunFolder(Path(config.save.folder) / name)
@@ -63,13 +63,19 @@ def _no_empty(path: Path) -> Iterator[None]:
         raise
 
 
-def _refuse_name(name: str) -> None:
-    parts = Path(name).parts
-    if name and (not parts or ".." in parts or Path(name).is_absolute() or not name.isprintable()):
-        raise ValueError(
-            f"save.name={name!r} is no name of a folder in save.folder, so nothing was started. Use a word; another "
-            "place is save.folder=PATH."
-        )
+def refuse_name(save: SaveConfig) -> None:
+    """Refuses a save.name whose folder is not right inside save.folder, where `gruppo runs` looks."""
+    name, parts = save.name, Path(save.name).parts
+    outside = ".." in parts or Path(name).is_absolute()
+    if not name or (len(parts) == 1 and not outside and name.isprintable()):
+        return
+    place = "save.folder=PATH"
+    if len(parts) > 1 and not outside and name.isprintable():
+        place = f"save.folder={Path(save.folder, *parts[:-1])} save.name={parts[-1]}"
+    raise ValueError(
+        f"save.name={name!r} is no name of a folder right inside save.folder, where gruppo runs looks, so nothing was "
+        f"started. Use a word; another place is {place}."
+    )
 
 
 def newest(folder: RunFolder, skip_damaged: bool) -> tuple[Path | None, dict[Path, str]]:

@@ -7,7 +7,7 @@ from gruppo.stages.requires import RecurringStates, SeveralSeats
 from gruppo.tasks import BUILT_IN, TaskConfig
 from gruppo.train.config import ModelConfig, RunConfig, usual
 from gruppo.train.folder import RunFolder
-from gruppo.train.measured import comparable, result_words, since, since_words
+from gruppo.train.measured import comparable, result_words, since, since_words, steps_words
 from gruppo.train.progress import MISSING, change_words, returns_of, word
 from gruppo.train.saved import others_in
 from gruppo.train.winrate import win_words
@@ -76,7 +76,7 @@ def closing_words(summary: dict[str, Any], folder: RunFolder, config: RunConfig,
         if "best_step" in summary
         else ""
     )
-    steps, seats = "step" if summary["steps"] == 1 else "steps", seat_words(folder)
+    seats = seat_words(folder)
     anew = since_words(summary.get("measured_since", 0))
     both = result_words(summary)
     # The score has what the only seat was paid.
@@ -84,7 +84,7 @@ def closing_words(summary: dict[str, Any], folder: RunFolder, config: RunConfig,
     early = f", ended early: {summary['ended_early']}" if "ended_early" in summary else ""
     return "\n".join(
         [
-            f"{score} in {summary['steps']} {steps}, {summary['seconds']:.0f} s of training{early}",
+            f"{score} in {steps_words(summary)}, {summary['seconds']:.0f} s of training{early}",
             *win_words(summary),
             f"  curves    {folder['curves.png']}",
             *([f"  episodes  {folder['episodes']}"] if folder["episodes"].is_dir() else []),

@@ -30,7 +30,7 @@ from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.lock import Lock, goes_on_with
 from gruppo.train.loop import train_step
-from gruppo.train.measured import comparable, measured_otherwise
+from gruppo.train.measured import changed_words, comparable, measured_otherwise
 from gruppo.train.metrics import worked
 from gruppo.train.opening import NOTHING, finished, how_to_resume, new_folder, newest, put_aside, told, what_is_saved
 from gruppo.train.progress import ANEW, Display
@@ -295,13 +295,13 @@ class Trainer:
         self.display.say(f"resumed {self.folder.path} after step {state.step}")
         self._begin_callbacks(self.folder.metrics())
         others = measured_otherwise(state.beside.get("run.json"), self.folder.record())
-        if others or facts.get("data", "") != self.run.tasks.digest:
-            await self._measure_anew(state.step)
+        if what := changed_words(others, facts.get("data", "") != self.run.tasks.digest):
+            await self._measure_anew(state.step, what)
         return state.step
 
-    async def _measure_anew(self, step: int) -> None:
+    async def _measure_anew(self, step: int, what: str) -> None:
         """What is measured has changed: figures from before do not compare with those to come."""
-        self.display.say(f"the task has changed: measuring held-out answers anew, from step {step} on")
+        self.display.say(f"{what} changed: measuring held-out answers anew, from step {step} on")
         found = await self._evaluate()
         self.before = self.after = found.accuracy
         self.wins.facts = {}

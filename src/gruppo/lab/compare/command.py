@@ -19,6 +19,7 @@ from gruppo.stages.names import nearest
 from gruppo.train.config import RunConfig
 from gruppo.train.evaluate import wanted_k
 from gruppo.train.folder import RunFolder
+from gruppo.train.opening import refuse_name
 from gruppo.train.run import tasks_of
 from gruppo.train.source import uncorrected
 
@@ -150,6 +151,7 @@ def plan(
     base = configured(argparse.Namespace(**{**vars(args), "settings": settings}))
     wanted_k(base.eval.samples, base.eval.k, base.eval.temperature)
     tasks_of(base)  # refuse an unknown task once, not in every run
+    refuse_name(base.save)
     folder = Path(base.save.folder) / (base.save.name or default_name(entrants, base))
     return folder, [_planned(args, e, seed, settings, folder / e.slug) for seed in seeds for e in entrants]
 
@@ -198,6 +200,7 @@ def _of_folders(args: argparse.Namespace) -> int:
             "only save.name=NAME is taken, for a folder to write the comparison to."
         )
     config = configured(args)
+    refuse_name(config.save)
     results, open_ones = found_runs([Path(name) for name in args.entrants])
     if not results:
         raise ValueError(f"{', '.join(open_ones)}: no run is finished, so there is nothing to compare.")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gruppo.data import Batch, Use
+from gruppo.lab.laws.declared import columns, refused
 from gruppo.lab.laws.episodes import random_episodes, with_rewards
 from gruppo.lab.laws.fields import fields_matter, schedules
 from gruppo.lab.laws.finite import finite
@@ -267,7 +268,7 @@ def record(method: Method, seed: int) -> str:
 LAWS: dict[str, Law] = {
     f.__name__: f
     for f in (
-        finite, micro_batches, shared_prefixes, fused_is_two_pass, lazy_old, order, nan_mask, failures, unused,
+        finite, columns, micro_batches, shared_prefixes, fused_is_two_pass, lazy_old, order, nan_mask, failures, unused,
         equal_rewards, shift, scale, direction, extremes, finite_differences, keep_and_weight, alone, roles, memory,
         record, fields_matter, schedules,
     )
@@ -298,8 +299,14 @@ def check_laws(method: Method, seeds: Iterable[int] = range(3)) -> dict[str, str
 
 
 def law_by_law(method: Method, seeds: Iterable[int] = range(3)) -> Iterator[tuple[str, str]]:
-    """`check_laws`, one law at a time. What is not finite is told once: every other law would fail by it, too."""
-    broken = ""
+    """`check_laws`, one law at a time. What is not finite is told once: every other law would fail by it, too.
+
+    A method that a run would refuse breaks no law: it is told as "refused", and no law is tested.
+    """
+    said = refused(method)
+    if said:
+        yield "refused", said
+    broken = f"{UNTESTED} a run would refuse the method" if said else ""
     for name in LAWS:
         if broken:
             yield name, broken

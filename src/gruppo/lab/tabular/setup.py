@@ -163,7 +163,7 @@ class Setup(Checked):
     old: Literal["step", "sampler"] = "step"
     flip: float = setting(0.0, low=0, high=1)
     flip_every: int = setting(1, low=1)
-    seed: int = 0  # of random numbers that rooms draw themselves
+    seed: int = setting(0, low=0)  # of random numbers that rooms draw themselves
 
     def wrong(self) -> str:
         if self.flip and self.gradient == "expected":
