@@ -129,7 +129,7 @@ def test_a_run_that_was_made_longer_is_not_finished(
 def test_folders_without_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "runs holds no runs" in said(capsys, "runs")[0]
     Path("runs/many").mkdir(parents=True)
-    trained("many/a")
+    trained("a", "save.folder=runs/many")
     assert "1 run in runs/many: gruppo runs runs/many" in said(capsys, "runs")[0]
     assert list(listed(capsys, "runs/many")) == ["a"]
     Path("runs/both").mkdir()

@@ -40,7 +40,7 @@ def test_from_the_start(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train("b", *SETTINGS, *OWN) == 2
     words = capsys.readouterr().err
     assert says in words and "0% of the answers got a reward" in words and "Fix it" not in words
-    assert "Correct the scorer, so that every one of the answers has a reward" in words
+    assert "Correct the scorer, so that it gives every answer a reward" in words
     assert "start it again" in words and not Path("runs/b").exists()
     Path("reward.py").write_text(GOOD)
     assert train("b", *SETTINGS, *OWN, "task.seconds=5", "steps=1") == 0

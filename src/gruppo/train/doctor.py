@@ -193,10 +193,8 @@ def _judged(run: Run, episodes: list[Episode]) -> Check:
     found = f"{share:.0%} of the {_whole(run)} got a reward; more than half must"
     said = [f"{_source(run)} said: {error}"] if error else []
     if not share:
-        judge = _source(run).lower()
-        said.append(
-            f"Correct {judge}, so that every one of the {_whole(run)} has a reward: none is learned from without."
-        )
+        judge, one = _source(run).lower(), _whole(run).removesuffix("s")
+        said.append(f"Correct {judge}, so that it gives every {one} a reward: without any, nothing can be learned.")
     return Check("judged", share > 0.5, share, 0.5, found, "\n".join(said))
 
 
