@@ -1,6 +1,7 @@
 """From a configuration to a trained policy: set up, check, train, evaluate, save, resume."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from gruppo.scale.cluster import opened
 from gruppo.scale.launch import agreed, end_with_launcher, note
 from gruppo.stages import StepRecord
 from gruppo.tasks.channel import refuse_inside
+from gruppo.train.beforehand import said_beforehand
 from gruppo.train.callbacks import Callback, Step, standing
 from gruppo.train.checkpoint import (
     State,
@@ -193,6 +195,7 @@ class Trainer:
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
         self.run = Run(config, self.display.say)
+        self.run.where = shlex.quote(str(folder.path))
         self.wins = Wins(self.run, config.eval.prompts)
         self.before: float | None = None
         self.after: float | None = None
@@ -262,8 +265,7 @@ class Trainer:
         self.display.say(f"run folder  {self.folder.path}")
         if changed := refurnished(self.config.method):
             self.display.say("\n".join(changed))
-        self.run.warn_if_few_recur()
-        self.run.warn_if_slow()
+        self.run.warn(*said_beforehand(self.run))
         self._begin_callbacks(())
         asked = min(self.config.eval.prompts, len(self.run.tasks.held_out))
         self.display.say(f"measuring held-out answers before training (eval.prompts: {asked})")
@@ -326,7 +328,8 @@ class Trainer:
         for c in self.callbacks:
             c.step(self, step)
         last, save = self.done == self.config.steps or bool(self.early), self.config.save
-        if save.episodes_every and (self.done % save.episodes_every == 0 or last):
+        if save.episodes_every and (self.done % save.episodes_every == 0 or last or self.run.to_look_at):
+            self.run.to_look_at = False
             kept = step.record.episodes
             self.folder.write_episodes(self.done, kept, beside(kept, step.record.batch, self.run.walk.task_of))
         # Not after a gradient that was not finite: if the next ones are not either, this would be no way back.
