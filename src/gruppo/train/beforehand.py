@@ -1,6 +1,8 @@
-"""What a run says before its first step, of its settings and of the machine."""
+"""What a run says, or refuses, before its first step: of its settings and of the machine."""
 
+import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,12 +11,67 @@ from gruppo.stages import kind
 from gruppo.stages.requires import RecurringTasks
 
 if TYPE_CHECKING:
+    from gruppo.tasks import TaskSet
+    from gruppo.train.config import RunConfig
     from gruppo.train.run import Run
+
+# Bytes that a step keeps of an answer, and of each of its tokens, at least: 8,192 more answers of 3.5 tokens (16,384
+# instead of 8,192, the built-in policy, one thread of a CPU) took 24 KiB each.
+ANSWER, TOKEN = 12 << 10, 64
+GIB = 1 << 30
+
+
+def refuse_too_many(config: "RunConfig", tasks: "TaskSet") -> None:
+    """Refuses a step, or an evaluation, whose answers this machine cannot hold, however short they are."""
+    asked = min(config.eval.prompts, len(tasks.held_out))
+    kinds = (
+        (f"prompts={config.prompts} x samples={config.samples}", config.prompts, config.samples, "a step", ""),
+        (f"{asked} held-out prompts x eval.samples={config.eval.samples}", asked, config.eval.samples,
+         "an evaluation", "eval."),
+    )  # fmt: skip
+    memory = machine_memory()
+    for said, prompts, samples, what, of in kinds:
+        if prompts * samples * ANSWER > memory:
+            raise ValueError(
+                f"{said} are {prompts * samples:,} answers, and {what} holds all of its answers at once: at least "
+                f"{_gib(prompts * samples * ANSWER)}, and this machine has {_gib(memory)}. Use fewer {of}prompts or "
+                f"{of}samples, {int(memory // ANSWER):,} answers at most."
+            )
+
+
+def too_long(run: "Run") -> str:
+    """Answers that can be held only if few of them are as long as they may be."""
+    answers, tokens, memory = run.config.prompts * run.config.samples, run.sampling.max_tokens, machine_memory()
+    if answers * (ANSWER + tokens * TOKEN) <= memory:
+        return ""
+    return (
+        f"prompts={run.config.prompts} x samples={run.config.samples} answers of up to sampling.max_tokens={tokens} "
+        f"tokens would need about {_gib(answers * (ANSWER + tokens * TOKEN))}, and this machine has {_gib(memory)}: if "
+        "many of them are that long, the run is ended for want of memory. Use fewer prompts, or a smaller "
+        "sampling.max_tokens."
+    )
+
+
+def machine_memory() -> float:
+    """Bytes that this machine, or the container that this is, has in all; infinite where that is not known."""
+    try:
+        here = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        here = math.inf
+    limit = Path("/sys/fs/cgroup/memory.max")
+    try:
+        return min(here, float(limit.read_text()))
+    except (OSError, ValueError):  # there is none: "max"
+        return here
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.1f} GiB"
 
 
 def said_beforehand(run: "Run") -> list[str]:
     """Warnings."""
-    return list(filter(None, (few_recur(run), slow(run))))
+    return list(filter(None, (few_recur(run), too_long(run), slow(run))))
 
 
 def few_recur(run: "Run") -> str:

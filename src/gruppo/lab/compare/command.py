@@ -22,6 +22,7 @@ from gruppo.train.folder import RunFolder
 from gruppo.train.run import tasks_of
 from gruppo.train.source import uncorrected
 
+MOST_SEEDS = 1000
 SHARED = ("task", "eval", "save", "seed")  # what is measured, and where: the same for all entrants
 
 
@@ -131,6 +132,11 @@ def _seeds(args: argparse.Namespace) -> list[int]:
     words = args.seeds.split(",")
     if not all(re.fullmatch(r"\s*\d+\s*", w) for w in words) or args.seeds.strip() == "0":
         raise ValueError(f"--seeds {args.seeds}: no run would be made. Give how many, or a list such as 0,1,2.")
+    if len(words) == 1 and int(words[0]) > MOST_SEEDS:
+        raise ValueError(
+            f"--seeds {args.seeds} is how many seeds, and each is a run of every entrant: more than {MOST_SEEDS:,} are "
+            f"not made at once. Use fewer, such as --seeds 5; one seed of that number is seed={args.seeds} --seeds 1."
+        )
     if len(words) == 1:
         return list(range(first, first + int(words[0])))
     if len(set(map(int, words))) < len(words):
