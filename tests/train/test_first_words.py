@@ -262,7 +262,7 @@ def test_a_run_says_what_it_is_doing_where_that_takes_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a run whose work all takes long, in order; of a quick one, none of it."""
-    begin = ("loading the model", "checking step zero", "run folder", "evaluating after", "saving step", "saving the p")
+    begin = ("run folder", "loading the model", "checking step zero", "evaluating after", "saving step", "saving the p")
     shown: list[list[str]] = []
     for patience in (3.0, 0.0):
         monkeypatch.setattr(slow, "PATIENCE", patience)

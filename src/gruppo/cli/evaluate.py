@@ -35,6 +35,7 @@ from gruppo.train.ended import run_table
 from gruppo.train.estimates import Interval
 from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import REMEDY, RunFolder, flat, read_json
+from gruppo.train.heartbeat import Heartbeat
 from gruppo.train.opening import newest
 from gruppo.train.parts import RESULTS
 from gruppo.train.place import place_of
@@ -232,7 +233,8 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
             how, e = replace(sampling, max_tokens=longest), config.eval
             play = play_of(tasks, config.task, tokenizer, _to_stderr, writers)
             try:
-                out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k, play))
+                with Heartbeat(_to_stderr):
+                    out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k, play))
             finally:
                 engine.close()
                 close_play(play)

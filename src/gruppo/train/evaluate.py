@@ -15,6 +15,7 @@ from gruppo.data import Episode, Source, Status, key_hash
 from gruppo.stages import Ask, Context, Sampling
 from gruppo.stages.play import Play, Start, one_answer, shown
 from gruppo.stages.prompting import plain
+from gruppo.stages.under_way import under_way
 from gruppo.stages.walk import NO_TASK
 from gruppo.train.estimates import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
 from gruppo.train.kuhn import exploited
@@ -151,7 +152,10 @@ async def answers(
     asked = _repeated([plain(ctx, Ask(shown(play, task), samples))[0] for task in tasks], samples)
     keys = [int(key_hash("eval", t.uid, *([s] if s else []))) for t in tasks for s in range(samples)]
     starts = [Start(p, key, sampling) for p, key in zip(asked, keys, strict=True)]
-    found = {i: e async for i, e in play(ctx, starts)}
+    found: dict[int, Episode] = {}
+    with under_way(found, len(starts)):
+        async for i, e in play(ctx, starts):
+            found[i] = e
     return [found[i] for i in range(len(starts))]
 
 

@@ -26,6 +26,7 @@ from gruppo.tasks.fit import most_tokens, refuse_unfit
 from gruppo.tasks.judge import judge_of
 from gruppo.tasks.load import load
 from gruppo.train.allocator import keep_freed_memory
+from gruppo.train.beforehand import refuse_too_many
 from gruppo.train.cast import build_cast
 from gruppo.train.checkpoint import State
 from gruppo.train.config import RunConfig
@@ -83,6 +84,7 @@ class Run:
         self.share = WORTH if config.optim.share_prefixes else math.inf
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         self.tasks = tasks_of(config)
+        refuse_too_many(config, self.tasks)
         refuse_strangers(config.method, self.tasks, config.task)
         refuse_without_steps(config.method, self.tasks, config.task.name)
         for sentence in self.tasks.notes:
@@ -169,6 +171,10 @@ class Run:
         c, copies = self.config, rough_copies(self, models) if rough else None
         engine = replace(c.engine, lockstep="yes") if c.deterministic else c.engine
         return engine_at(self, engine, engine_of(engine, models, self.tokenizer, self.warn, copies))
+
+    def decoded(self) -> int:
+        """Tokens that were sampled in this process, also of answers that are still being written."""
+        return sum(getattr(e, "decoded", 0) for e in {id(e): e for e in (self.engine, self.plain)}.values())
 
     def bare_context(self, step: int) -> Context:
         return Context(

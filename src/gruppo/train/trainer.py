@@ -1,9 +1,9 @@
 """From a configuration to a trained policy: set up, check, train, evaluate, save, resume."""
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,7 @@ import torch
 
 from gruppo.methods import refurnished
 from gruppo.scale.cluster import opened
-from gruppo.scale.launch import agreed, end_with_launcher, note
+from gruppo.scale.launch import agreed, note, on_ranks
 from gruppo.stages import StepRecord
 from gruppo.tasks.channel import refuse_inside
 from gruppo.train.beforehand import said_beforehand
@@ -30,6 +30,7 @@ from gruppo.train.doctor import refuse, step_zero
 from gruppo.train.episodes import beside
 from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import RunFolder, read_json
+from gruppo.train.heartbeat import Heartbeat
 from gruppo.train.lock import Lock, goes_on_with
 from gruppo.train.loop import train_step
 from gruppo.train.measured import comparable, measured_otherwise
@@ -47,25 +48,6 @@ from gruppo.train.winrate import Wins
 Steps = Generator[Step, None, dict[str, Any]]
 
 
-def _on_ranks(steps: Steps) -> Steps:
-    """A run in one process, or on the first of several ranks; on the others what that one says, without steps.
-
-    All of them have its summary; where it failed, those that only followed have none.
-    """
-    size, rank = (int(os.environ.get(name, "0")) for name in ("WORLD_SIZE", "RANK"))
-    if size < 2:
-        return (yield from steps)
-    end_with_launcher()
-    from gruppo.scale.ranks import follow, leading
-
-    if rank > 0:
-        return follow()
-    with leading() as channel:
-        summary = yield from steps
-        channel.end(summary)
-        return summary
-
-
 def train(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Train from the start. Returns the summary, which is also in the run folder."""
     return _summary(train_steps(config, quiet=quiet, callbacks=callbacks))
@@ -74,13 +56,14 @@ def train(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callbac
 def train_steps(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Steps:
     """The same, step by step; the summary is the value of the generator."""
     refuse_inside()
-    return _on_ranks(_train_steps(agreed(config), quiet, callbacks))
+    return on_ranks(_train_steps(agreed(config), quiet, callbacks))
 
 
 def _train_steps(config: RunConfig, quiet: bool, callbacks: Sequence[Callback]) -> Steps:
     say = Display("", 0, quiet=quiet).say
     with Stop(lambda: NOTHING) as stop, new_folder(config) as folder, told(folder, stop), opened(config, say):
         note(folder.path)
+        say(f"run folder  {folder.path}")  # if the run is refused before it has begun, it is removed again
         trainer = Trainer(config, folder, quiet, callbacks=callbacks, stop=stop)
         yield from trainer.steps()
         return trainer.summary
@@ -116,7 +99,7 @@ def resume_steps(
     """
     refuse_inside()
     how = {"trust_code": trust_code, "allow": allow, "skip_damaged": skip_damaged, "quiet": quiet}
-    return _on_ranks(_resume_steps(path, change, callbacks=callbacks, **how))
+    return on_ranks(_resume_steps(path, change, callbacks=callbacks, **how))
 
 
 def _resume_steps(
@@ -219,7 +202,7 @@ class Trainer:
         """Trains, and hands over each step when it is done. If you leave the loop early, the last step is saved."""
         loop = Loop()
         try:
-            with self.display:
+            with self.display, self._heartbeat():
                 self.done = loop(self._begin() if state is None else self._restore(state))
                 self.display.start()
                 self.stop.begin()
@@ -237,6 +220,12 @@ class Trainer:
             self.run.close()
             self._end_callbacks()
             loop.close()
+
+    def _heartbeat(self) -> AbstractContextManager[Any]:
+        if self.display.quiet or not self.config.show:
+            return nullcontext()
+        what = "episodes" if self.run.tasks.env else "answers"
+        return Heartbeat(self.display.say, lambda: self.display.spoken, self.run.decoded, what)
 
     def _begin_callbacks(self, rows: Sequence[dict[str, Any]]) -> None:
         for c in self.callbacks:
@@ -262,7 +251,6 @@ class Trainer:
         put_aside(self.skipped, self.display.say)
         self.folder.write_config(self.config)
         self.folder.set_metrics(b"")  # left by a run that was stopped before its first checkpoint
-        self.display.say(f"run folder  {self.folder.path}")
         if changed := refurnished(self.config.method):
             self.display.say("\n".join(changed))
         self.run.warn(*said_beforehand(self.run))
