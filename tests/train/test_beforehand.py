@@ -5,13 +5,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from train_runs import SMALL, refused
 
 from gruppo.cli import main
+from gruppo.cli.overrides import apply
 from gruppo.lab.exact.figures import lab
 from gruppo.tasks.base import parse_levels
 from gruppo.train import beforehand
-from gruppo.train.beforehand import machine_memory, refuse_too_many, too_long
+from gruppo.train.beforehand import machine_memory, refuse_too_many, too_long, usual_rate
 from gruppo.train.config import EvalConfig, RunConfig
 
 GIB = 1 << 30
@@ -84,3 +86,18 @@ def test_the_laboratory_has_an_end(name: str) -> None:
 def test_a_billion_seeds_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "grpo", "rloo", "--seeds", "1000000000"]) == 2
     assert "--seeds 1000000000 is how many seeds" in capsys.readouterr().err
+
+
+def test_the_default_rate_is_a_warning_where_a_pretrained_model_is_trained_in_full() -> None:
+    def said(numbers: int, **settings: object) -> str:
+        config = apply(RunConfig(), ["model=smollm2", *(f"{k.replace('_', '.')}={v}" for k, v in settings.items())])
+        policy = torch.nn.Module()
+        policy.weight = torch.nn.Parameter(torch.empty(numbers, device="meta"))
+        run: Any = SimpleNamespace(config=config, models={"policy": policy})
+        return usual_rate(run)
+
+    words = said(134_515_008)
+    assert words.startswith("optim.lr=0.0001 is the default, for the built-in policies of less than a million weights")
+    assert "all 135 million weights of smollm2 are trained with it" in words and "Use optim.lr=1e-5" in words
+    assert said(134_515_008, optim_lr="1e-5") == said(134_515_008, optim_lr="linear(1e-4, 0, steps=9)") == ""
+    assert said(870_000) == said(134_515_008, model_lora_rank=16) == ""

@@ -9,6 +9,7 @@ import torch
 
 from gruppo.stages import kind
 from gruppo.stages.requires import RecurringTasks
+from gruppo.train.learner import OptimConfig
 
 if TYPE_CHECKING:
     from gruppo.tasks import TaskSet
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 # Bytes that a step keeps of an answer, and of each of its tokens, at least: 8,192 more answers of 3.5 tokens (16,384
 # instead of 8,192, the built-in policy, one thread of a CPU) took 24 KiB each.
 ANSWER, TOKEN = 12 << 10, 64
+LARGE = 20_000_000  # trained weights
 GIB = 1 << 30
 
 
@@ -71,7 +73,7 @@ def _gib(size: float) -> str:
 
 def said_beforehand(run: "Run") -> list[str]:
     """Warnings."""
-    return list(filter(None, (few_recur(run), too_long(run), slow(run))))
+    return list(filter(None, (few_recur(run), usual_rate(run), too_long(run), slow(run))))
 
 
 def few_recur(run: "Run") -> str:
@@ -84,6 +86,20 @@ def few_recur(run: "Run") -> str:
     return (
         f"{', '.join(who)} learns from what was remembered of a task, and {drawn:,} prompts are drawn from "
         f"{tasks:,} tasks: few come twice. Use task.train_size={max(drawn // 4, 1)} or less, or more steps."
+    )
+
+
+def usual_rate(run: "Run") -> str:
+    """The default learning rate is that of the built-in policies, and ten times what a pretrained model stands."""
+    config = run.config
+    numbers = sum(p.numel() for p in run.models["policy"].parameters() if p.requires_grad)
+    if config.model.lora.rank or numbers < LARGE or config.optim.lr != OptimConfig().lr:
+        return ""
+    return (
+        f"optim.lr={config.optim.lr:g} is the default, for the built-in policies of less than a million weights, and "
+        f"all {numbers / 1e6:,.0f} million weights of {config.model.name} are trained with it: such a model may forget "
+        "in a few steps what it could do. Use optim.lr=1e-5, or less for a larger model (docs/models.md); an adapter "
+        "(model.lora.rank=16) stands 1e-4."
     )
 
 
