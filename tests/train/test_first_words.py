@@ -206,7 +206,7 @@ def test_a_score_between_0_and_1_is_not_called_an_accuracy(capsys: pytest.Captur
         ),
         (("train", "method=spiral", "task=guess"), "guess has one seat"),
         (("tarin",), "there is no command 'tarin'. Did you mean train?"),
-        (("train", "--method", "dapo"), "Write method=VALUE."),
+        (("train", "--method", "dapo"), "Write method=dapo."),
         (("train", "run.toml"), "For a run file: --config run.toml."),
         (("train", "num_generations=4"), "that is samples here"),
         (("train", "learning_rate=1e-5"), "that is optim.lr here"),
