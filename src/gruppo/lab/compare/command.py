@@ -54,6 +54,12 @@ def compare(args: argparse.Namespace) -> int:
     older = [uncorrected(c.method, c.ahead, c.turns_a_step) for c in configs]
     for said in filter(None, dict.fromkeys(older)):
         print(f"warning: {said}", file=sys.stderr)
+    if len(entrants) == 1:
+        print(
+            f"warning: {entrants[0].name} is the only entrant, so its seeds are summed up and nothing is compared. "
+            f"Name another: gruppo compare {entrants[0].name} OTHER",
+            file=sys.stderr,
+        )
     again = "gruppo " + shlex.join(args.typed)
     try:
         failed = run_all(planned, folder, args.jobs, quiet=args.json)
