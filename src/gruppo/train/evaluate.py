@@ -88,9 +88,12 @@ def wanted_k(samples: int, k: Sequence[int], temperature: float = 1.0) -> tuple[
         )
     for one in k:
         if not 1 <= one <= samples:
+            few = f"eval.k from 1 to {samples}" if samples > 1 else "eval.k=1"
             raise ValueError(
                 f"eval.k={one} with eval.samples={samples}: a try of {one} answers cannot be judged from {samples} "
-                f"of a prompt. Use k from 1 to {samples}, or eval.samples={max(one, 1)} or more."
+                f"of a prompt: eval.samples must be at least k. Use eval.samples={one} or more, or {few}."
+                if one > 0
+                else f"eval.k={one} with eval.samples={samples}: a try has at least one answer. Use {few}."
             )
     return tuple(sorted(set(k or (1, samples))))
 
