@@ -3,14 +3,14 @@
 Watching changes nothing: what is counted is the table that is filled anyway.
 """
 
-from collections.abc import Iterator, Sized
+from collections.abc import Generator, Sized
 from contextlib import contextmanager
 
 _UNDER_WAY: dict[int, tuple[Sized, int]] = {}
 
 
 @contextmanager
-def under_way(found: Sized, wanted: int) -> Iterator[None]:
+def under_way(found: Sized, wanted: int) -> Generator[None, None, None]:
     """While `found` is filled, up to so many."""
     _UNDER_WAY[id(found)] = found, wanted
     try:

@@ -12,6 +12,11 @@ RARELY = 60.0  # seconds between two signs, once there have been some
 TICK = 1.0  # seconds
 
 
+def decoded(run: Any) -> int:
+    """Tokens that the engines of a run have sampled, also of answers that are still being written."""
+    return sum(getattr(engine, "decoded", 0) for engine in {id(e): e for e in (run.engine, run.plain)}.values())
+
+
 class Heartbeat:
     """Within it, a thread looks every second. It reads counters and changes nothing.
 

@@ -63,11 +63,16 @@ def _shape(error: str) -> str:
 
 
 class Run:
-    where = "RUN"  # its folder, as it is written in a command
+    """`where` is its folder, as it is written in a command; `opening` is said first of all, but not by a run that is
+    refused at once."""
+
     to_look_at = False  # a warning was given that sends the user to the episodes of this step: they are to be stored
 
-    def __init__(self, config: RunConfig, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, config: RunConfig, say: Callable[[str], None] = print, where: str = "RUN", opening: str = ""
+    ) -> None:
         self.config, self.method, self.say = config, with_companions(config.method), say
+        self.where, self.opening = where, opening
         keep_freed_memory()
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -105,11 +110,11 @@ class Run:
         refuse_pauses(self.method, self.tasks, config)
         m = config.model
         loading = f"loading the model {m.name}"
-        with told_if_slow(self.say, loading):
+        with told_if_slow(self.say_late, loading):
             self.tokenizer = load_tokenizer(m.name)
         worlds = "" if config.task.agent or config.task.tools else self.tasks.env
         self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, worlds)]))
-        with told_if_slow(self.say, loading):
+        with told_if_slow(self.say_late, loading):
             policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing, m.sharpen)
         if policy.fallback:
             self.say(policy.fallback)
@@ -158,7 +163,8 @@ class Run:
             return Learner(self.method, self.models, self.config.optim, self.warn, together)
         from gruppo.scale.ranks import lead
 
-        self.say(f"scale.ranks={together.size}: the weights are spread over so many processes, and this one draws")
+        size = together.size
+        self.say(f"scale.ranks={size}: the weights are spread over {size} processes; this one samples")
         learner, self.models = lead(self, self.bare_context(0), together)
         return cast(Learner, learner)
 
@@ -171,10 +177,6 @@ class Run:
         c, copies = self.config, rough_copies(self, models) if rough else None
         engine = replace(c.engine, lockstep="yes") if c.deterministic else c.engine
         return engine_at(self, engine, engine_of(engine, models, self.tokenizer, self.warn, copies))
-
-    def decoded(self) -> int:
-        """Tokens that were sampled in this process, also of answers that are still being written."""
-        return sum(getattr(e, "decoded", 0) for e in {id(e): e for e in (self.engine, self.plain)}.values())
 
     def bare_context(self, step: int) -> Context:
         return Context(
@@ -218,6 +220,17 @@ class Run:
         self, episodes: Sequence[Episode], drawn: Mapping[str, int] | None = None, views: Sequence[str] = ()
     ) -> Batch:
         return pack(episodes, drawn=drawn, views=views, dtype=self.batch_dtype, share=self.share).to(self.device)
+
+    def open_words(self) -> None:
+        """Says its opening, once."""
+        opening, self.opening = self.opening, ""
+        if opening:
+            self.say(opening)
+
+    def say_late(self, sentence: str) -> None:
+        """What it is doing, where that takes long before its first step."""
+        self.open_words()
+        self.say(sentence)
 
     def warn(self, *sentences: str) -> None:
         for sentence in sentences:

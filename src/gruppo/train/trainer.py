@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +31,7 @@ from gruppo.train.doctor import refuse, step_zero
 from gruppo.train.episodes import beside
 from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import RunFolder, read_json
-from gruppo.train.heartbeat import Heartbeat
+from gruppo.train.heartbeat import Heartbeat, decoded
 from gruppo.train.lock import Lock, goes_on_with
 from gruppo.train.loop import train_step
 from gruppo.train.measured import comparable, measured_otherwise
@@ -63,10 +64,14 @@ def _train_steps(config: RunConfig, quiet: bool, callbacks: Sequence[Callback]) 
     say = Display("", 0, quiet=quiet).say
     with Stop(lambda: NOTHING) as stop, new_folder(config) as folder, told(folder, stop), opened(config, say):
         note(folder.path)
-        say(f"run folder  {folder.path}")  # if the run is refused before it has begun, it is removed again
-        trainer = Trainer(config, folder, quiet, callbacks=callbacks, stop=stop)
+        trainer = Trainer(config, folder, quiet, callbacks=callbacks, stop=stop, opening=_opening(folder))
         yield from trainer.steps()
         return trainer.summary
+
+
+def _opening(folder: RunFolder) -> str:
+    """The first words of a run. It is made before anything is loaded, and gone again if the run is refused."""
+    return f"run folder  {folder.path}"
 
 
 def _summary(steps: Steps) -> dict[str, Any]:
@@ -131,9 +136,8 @@ def _resume_steps(
                 say(done)
                 return {**read_json(folder["summary.json"]), "folder": str(folder.path)}
         with told(folder, stop), opened(config, say):
-            trainer = Trainer(
-                config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow, skipped=skipped
-            )
+            how = {"stop": stop, "allow": allow, "skipped": skipped, "opening": "" if state else _opening(folder)}
+            trainer = Trainer(config, folder, quiet, changes, callbacks=callbacks, **how)
             yield from trainer.steps(state)
             return trainer.summary
 
@@ -167,6 +171,7 @@ class Trainer:
         stop: Stop | None = None,
         allow: bool = False,
         skipped: Mapping[Path, str] = MappingProxyType({}),
+        opening: str = "",
     ) -> None:
         self.config, self.folder, self.changes, self.allow = config, folder, changes, allow
         self.skipped = skipped  # damaged checkpoints, and what is wrong with them
@@ -177,8 +182,7 @@ class Trainer:
         self.stop = stop or Stop()
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
-        self.run = Run(config, self.display.say)
-        self.run.where = shlex.quote(str(folder.path))
+        self.run = Run(config, self.display.say, shlex.quote(str(folder.path)), opening)
         self.wins = Wins(self.run, config.eval.prompts)
         self.before: float | None = None
         self.after: float | None = None
@@ -225,7 +229,7 @@ class Trainer:
         if self.display.quiet or not self.config.show:
             return nullcontext()
         what = "episodes" if self.run.tasks.env else "answers"
-        return Heartbeat(self.display.say, lambda: self.display.spoken, self.run.decoded, what)
+        return Heartbeat(self.display.say, lambda: self.display.spoken, partial(decoded, self.run), what)
 
     def _begin_callbacks(self, rows: Sequence[dict[str, Any]]) -> None:
         for c in self.callbacks:
@@ -251,6 +255,7 @@ class Trainer:
         put_aside(self.skipped, self.display.say)
         self.folder.write_config(self.config)
         self.folder.set_metrics(b"")  # left by a run that was stopped before its first checkpoint
+        self.run.open_words()
         if changed := refurnished(self.config.method):
             self.display.say("\n".join(changed))
         self.run.warn(*said_beforehand(self.run))
