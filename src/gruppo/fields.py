@@ -146,4 +146,4 @@ def allowed(bounds: Mapping[str, Any], hint: Any) -> str:
 
 
 def _short(x: float) -> str:
-    return f"{x:g}"
+    return f"{x:g}" if x % 1 or abs(x) >= 1e9 else f"{x:.0f}"

@@ -333,7 +333,7 @@ def test_tables_and_curves() -> None:
     assert run.config.steps == 2
     with pytest.raises(ValueError, match=r"has no best/policy: it is kept with save\.best=true"):
         _ = run.best
-    with pytest.raises(ValueError, match="nothing is not a run folder"):
+    with pytest.raises(ValueError, match="nothing: there is no such run or folder"):
         gruppo.load("nothing")
 
 

@@ -13,6 +13,7 @@ import torch
 from cli_runs import kept, refused, rows, trained
 from warm import command
 
+from gruppo.api import load
 from gruppo.cli import main
 from gruppo.train import trainer
 
@@ -52,9 +53,15 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_no_run(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("empty").mkdir()
-    for folder in ("empty", "nowhere"):
-        assert f"{folder} is not a run folder: it has no config.toml" in refused(capsys, "train", "--resume", folder)
+    Path("runs/empty").mkdir(parents=True)
+    words = refused(capsys, "train", "--resume", "runs/empty")
+    assert "runs/empty is not a run folder: it has no config.toml" in words
+    for named in (("train", "--resume"), ("eval",), ("episodes",)):
+        words = refused(capsys, *named, "runs/emty")
+        assert "runs/emty: there is no such run or folder (nearest: empty), so " in words
+        assert "`gruppo runs` lists the runs that are here." in words and not Path("runs/emty").exists()
+    with pytest.raises(ValueError, match=r"there is no such run or folder \(nearest: empty\)"):
+        load("runs/emty")
 
 
 def test_a_broken_config(stopped: Any, capsys: pytest.CaptureFixture[str]) -> None:

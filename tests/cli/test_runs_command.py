@@ -275,8 +275,8 @@ def test_episodes_are_printed_filtered_and_exported(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("runs/none",), "runs/none is not a run folder"),
-        (("runs/a", "--step", "7"), "has no episodes of step 7. It has those of 2"),
+        (("runs/none",), "runs/none: there is no such run or folder"),
+        (("runs/a", "--step", "7"), "has no episodes of step 7. It has those of 1, 2"),
         (("runs/a", "--out", "e.txt"), "Use .jsonl or .parquet"),
         (("runs/a", "--status", "ended"), "no episode ends like that"),
         (("runs/a", "--limit", "-1"), "--limit -1"),

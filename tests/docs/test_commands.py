@@ -36,6 +36,13 @@ def test_command_is_understood(line: str) -> None:
     overrides.apply(RunConfig(), known)
 
 
+def test_a_pretrained_model_is_never_trained_in_full_at_the_default_rate() -> None:
+    """That of the built-in policies is ten times too large for it."""
+    training = [line for line in commands() if line.startswith("gruppo train") and "model=smollm2" in line]
+    assert len(training) > 5
+    assert [line for line in training if "optim.lr=" not in line and "model.lora.rank=" not in line] == []
+
+
 def settable() -> set[str]:
     """Every path, and those of a chain also without the occupant's name: method.objective.clip_high."""
     known = set(overrides.paths(RunConfig()))

@@ -122,6 +122,7 @@ def test_from_methods_to_a_table(in_process: list[list[str]], capsys: pytest.Cap
     words = capsys.readouterr().out
     assert len(in_process) == 4 and "Holm" in words and str(folder / "compare.md") in words
     assert "steps 1/4  left " in words
+    assert f"4 runs: 2 entrants x 2 seeds, 4 steps in all, one at a time, in {folder}\n" in words
     table = json.loads((folder / "compare.json").read_text())
     assert [e["name"] for e in table["entrants"]] == ["grpo", "grpo optim.lr=1e-3"] and table["seeds"] == [4, 5]
     run = folder / "grpo-optim.lr=1e-3" / "seed-5"
@@ -143,6 +144,33 @@ def test_from_methods_to_a_table(in_process: list[list[str]], capsys: pytest.Cap
     said = refused(capsys, *argv, "optim.clip_norm=2", "samples=8")
     assert "samples: 4 → 8" in said and "optim.clip_norm: 1.0 → 2.0" in said and "another save.name" in said
     assert len(in_process) == 6
+
+
+def test_one_entrant_alone_is_told_that_nothing_is_compared(
+    in_process: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "grpo", *QUICK]) == 0
+    out, err = capsys.readouterr()
+    assert "2 runs: 1 entrant x 2 seeds, 2 steps in all" in out and len(in_process) == 2
+    assert "warning: grpo is the only entrant, so its seeds are summed up and nothing is compared. Name another" in err
+
+
+def test_a_comparison_is_said_to_be_one_with_its_runs(
+    in_process: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path("runs/compare-grpo-rloo-addition")
+    assert main(["compare", "grpo", "rloo", *QUICK]) == 0 and capsys.readouterr()
+    assert main(["runs", str(folder)]) == 0
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    assert head == f"a comparison of 4 runs: read {folder}/compare.md"
+    assert {line.split()[0] for line in lines} == {f"{m}/seed-{s}" for m in ("grpo", "rloo") for s in (0, 1)}
+    assert main(["runs", str(folder), "--json"]) == 0
+    assert len(strict_json(capsys.readouterr().out)) == 4
+    (folder / "compare.md").unlink()  # as of one that was stopped
+    assert main(["runs", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith(f"4 runs in the folders of {folder}\n")
+    assert main(["runs"]) == 0
+    assert "runs holds no runs itself.\n" in capsys.readouterr().out
 
 
 def test_a_method_of_a_file(in_process: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,6 +230,8 @@ def test_progress_on_a_terminal_and_elsewhere(monkeypatch: pytest.MonkeyPatch) -
 
     runs = [Planned("grpo", apply(RunConfig(), ["steps=4", "save.name=a"]), ())]
     runs[0].path.mkdir(parents=True)
+    with processes.Board(runs, quiet=True) as board:
+        assert board._line(runs).startswith("steps 0/4  time left not known yet  grpo, seed 0: step 0/4")
     for terminal, wanted in ((True, ("all steps", "grpo, seed 0", "2/4")), (False, ("steps 2/4  left ",))):
         shown = io.StringIO()
         console = Console(file=shown, force_terminal=terminal, width=100)

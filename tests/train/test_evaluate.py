@@ -212,8 +212,9 @@ def test_which_k() -> None:
 @pytest.mark.parametrize(
     ("samples", "k", "temperature", "words"),
     [
-        (4, (1, 8), 1.0, r"eval.k=8 with eval.samples=4.*Use k from 1 to 4, or eval.samples=8"),
-        (4, (0,), 1.0, "eval.k=0"),
+        (4, (1, 8), 1.0, r"eval.k=8 with eval.samples=4.*Use eval.samples=8 or more, or eval.k from 1 to 4"),
+        (1, (3,), 1.0, r"eval.samples must be at least k. Use eval.samples=3 or more, or eval.k=1\.$"),
+        (4, (0,), 1.0, r"eval.k=0 with eval.samples=4: a try has at least one answer. Use eval.k from 1 to 4"),
         (4, (), 0.0, "eval.samples=4 with eval.temperature=0: greedy"),
         (2000, (), 1.0, "eval.samples=2000.*1000 answers at most"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -21,7 +22,8 @@ from gruppo.stages.walk import Walk
 from gruppo.tasks import Task, TaskConfig
 from gruppo.tasks.judge import Judge
 from gruppo.train import slow
-from gruppo.train.equal import what_helps
+from gruppo.train.config import SaveConfig
+from gruppo.train.equal import examples, what_helps
 from gruppo.train.folder import RunFolder
 from gruppo.train.hidden import hidden, quoted
 from gruppo.train.opening import told, what_is_saved
@@ -72,7 +74,11 @@ def answered(prompt: str, reference: str, *texts: str, rewards: float = 0.0) -> 
     ask = Ask(Task("t", prompt, reference, 1, "own"), len(texts))
     drawn = [replace(drawn_with(rewards, i), text=text, ask=ask) for i, text in enumerate(texts)]
     run = SimpleNamespace(
-        tasks=SimpleNamespace(env=""), walk=Walk(GRPO, None), judge=Judge("gruppo.tasks.scorers:Exact")
+        tasks=SimpleNamespace(env=""),
+        walk=Walk(GRPO, None),
+        judge=Judge("gruppo.tasks.scorers:Exact"),
+        config=SimpleNamespace(save=SaveConfig()),
+        where="runs/x",
     )
     return hidden(run, drawn)  # type: ignore[arg-type]
 
@@ -99,13 +105,13 @@ def test_a_right_answer_in_a_sentence_is_named() -> None:
         ((1.0, 1.0), {"level": "3"}, "Use a harder task.level or more samples (samples=16)."),
         ((1.0, 0.0), {"level": "2"}, "Use an easier or harder task.level or more samples (samples=16)."),
         ((1.0, 1.0), {"name": "./mine.jsonl"}, "Use more samples (samples=16)."),
-        ((0.0, 0.0), {"name": "./mine.jsonl"}, "Look at gruppo episodes RUN: does the reward accept any of these"),
+        ((0.0, 0.0), {"name": "./mine.jsonl"}, "Look at gruppo episodes runs/x: does the reward accept any of"),
         ((1e9, 1e9), {"reward": "./mine.py:score"}, "Does the reward look at the answer, or is it a constant? If it"),
         ((1.0, 1.0), {"reward": "mine:score", "level": "3"}, "Does the reward look at the answer"),
         ((1.0, 1.0), {"name": "./mine.py:make"}, "Does the reward look at the answer"),
         ((1.0, 1.0), {"reward": "numeric", "level": "3"}, "Use a harder task.level or"),
         ((2.0, 1.0), {"reward": "./mine.py:score", "level": "3"}, "Use an easier or harder task.level or"),
-        ((0.0, 0.0), {"reward": "./mine.py:score"}, "Look at gruppo episodes RUN: does the reward accept any of these"),
+        ((0.0, 0.0), {"reward": "./mine.py:score"}, "Look at gruppo episodes runs/x: does the reward accept any of"),
     ],
 )
 def test_equal_rewards_have_remedies_that_can_apply(
@@ -115,7 +121,10 @@ def test_equal_rewards_have_remedies_that_can_apply(
     tasks = SimpleNamespace(env="", levels=(int(task.level or 1),))
     for temperature in (1.0, 0.5):
         run = SimpleNamespace(
-            config=SimpleNamespace(task=task, samples=8), tasks=tasks, sampling=Sampling(temperature=temperature)
+            config=SimpleNamespace(task=task, samples=8, save=SaveConfig()),
+            tasks=tasks,
+            sampling=Sampling(temperature=temperature),
+            where="runs/x",
         )
         words = what_helps(run, [drawn_with(r) for r in rewards])  # type: ignore[arg-type]
         assert ("sampling.temperature=1" in words) == (temperature != 1)
@@ -129,6 +138,36 @@ def test_own_data_without_levels_is_not_told_to_change_the_level(capsys: pytest.
     for begin in ("every reward of the first batch is 0: nothing can", "every group of the last three steps has equal"):
         [line] = [line for line in words.splitlines() if begin in line]
         assert "does the reward accept any of these answers? If it may, use more samples (samples=4)." in line
+
+
+def test_the_answers_of_a_first_batch_without_a_reward_are_shown_and_stored(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data.jsonl").write_text("\n".join(json.dumps({"prompt": f"{a}+{a}=", "answer": "x"}) for a in range(20)))
+    settings = ("task=./data.jsonl", "task.reward=exact", "steps=3", "prompts=1", "samples=2", "save.episodes_every=3")
+    assert train("it's mine", *QUICK, *settings) == 0
+    words = capsys.readouterr().out
+    [line] = [line for line in words.splitlines() if "every reward of the first batch is 0" in line]
+    assert "Look at gruppo episodes 'runs/it'\"'\"'s mine': does the reward" in line
+    assert re.search(r"(Two|One) of the answers: '[^']+', wanted 'x'", line)
+    run = RunFolder(Path("runs/it's mine"))
+    assert run.episode_steps() == [1, 3] and gruppo("episodes", str(run.path), "--step", "1") == 0
+    assert {e.text for e in run.read_episodes(1)} & set(re.findall(r"'([^']+)', wanted", line))
+    assert train("b", *QUICK, *settings[:-1]) == 0  # with save.episodes_every=0
+    words = capsys.readouterr().out
+    assert "gruppo episodes" not in words.split("every reward of the first batch")[1].splitlines()[0]
+    assert "Look at the answers, which save.episodes_every=1 stores: does" in words
+    assert not Path("runs/b/episodes").exists()
+
+
+def test_examples_are_wrong_answers_shortened_in_their_middle() -> None:
+    ask = Ask(Task("t", "6+6=", "12", 1, "own"), 2)
+    run: Any = SimpleNamespace(tasks=SimpleNamespace(env=""), walk=Walk(GRPO, None))
+    one, two = (replace(drawn_with(0.0, i), text=t, ask=ask) for i, t in enumerate(("a " * 80, " \n")))
+    said = examples(run, [one, two, one])
+    assert said.endswith("a', wanted '12'; an empty one, wanted '12'.") and " … " in said and len(said) < 140
+    assert said.startswith("Two of the answers: 'a a") and examples(run, [one]).startswith("One of the answers: ")
+    assert examples(run, [replace(one, reward={"task": 1.0})]) == ""
+    run.tasks.env = "household"
+    assert examples(run, [one]) == ""
 
 
 def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +211,7 @@ def test_a_score_between_0_and_1_is_not_called_an_accuracy(capsys: pytest.Captur
         ),
         (("train", "method=spiral", "task=guess"), "guess has one seat"),
         (("tarin",), "there is no command 'tarin'. Did you mean train?"),
-        (("train", "--method", "dapo"), "Write method=VALUE."),
+        (("train", "--method", "dapo"), "Write method=dapo."),
         (("train", "run.toml"), "For a run file: --config run.toml."),
         (("train", "num_generations=4"), "that is samples here"),
         (("train", "learning_rate=1e-5"), "that is optim.lr here"),
@@ -228,7 +267,7 @@ def test_a_run_says_what_it_is_doing_where_that_takes_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a run whose work all takes long, in order; of a quick one, none of it."""
-    begin = ("loading the model", "checking step zero", "run folder", "evaluating after", "saving step", "saving the p")
+    begin = ("run folder", "loading the model", "checking step zero", "evaluating after", "saving step", "saving the p")
     shown: list[list[str]] = []
     for patience in (3.0, 0.0):
         monkeypatch.setattr(slow, "PATIENCE", patience)

@@ -11,6 +11,7 @@ from gruppo.train.ended import ended
 from gruppo.train.episodes import episode_rows, flat
 from gruppo.train.folder import RunFolder, read_json
 from gruppo.train.measured import result_words
+from gruppo.train.missing import refuse_missing
 from gruppo.train.saved import others_in
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class SavedRun:
         self.folder = Path(folder)
         self._files = RunFolder(self.folder)
         if not self._files["config.toml"].is_file():
+            refuse_missing(self.folder)
             raise ValueError(
                 f"{folder} is not a run folder: it has no config.toml. Name a folder that gruppo train made."
             )

@@ -8,14 +8,13 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from difflib import get_close_matches
 from importlib import import_module
 
 from gruppo import __version__
+from gruppo.cli.slips import refuse_slips
 from gruppo.train import stop as stopping
 
 ALL_SETTINGS = "All settings with their defaults: gruppo train --dry-run, or docs/configuration.md."
-SETTINGS = ("method", "task", "model", "steps", "prompts", "samples", "seed", "threads", "lr", "optim", "eval", "save")
 SETTING = re.compile(r"[A-Za-z_][\w.]*(\+|-)?=")
 TEXTS = ("--contains", "--task", "--train")  # what follows may look like a setting, and is none
 ELSEWHERE = {  # commands that are not in gruppo.cli.commands
@@ -200,7 +199,10 @@ def _lab(command: argparse.ArgumentParser) -> None:
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     """Settings may be anywhere among the flags, which argparse does not support in a subcommand."""
-    _refuse_slips(argv)
+    if not argv:
+        parser().print_help()
+        raise SystemExit(2)
+    refuse_slips(argv, ELSEWHERE, parser)
     texts = {i + 1 for i, a in enumerate(argv) if a in TEXTS}
     settings = [a for i, a in enumerate(argv) if SETTING.match(a) and i not in texts]
     args = parser().parse_args([a for i, a in enumerate(argv) if a not in settings or i in texts])
@@ -210,21 +212,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         args.settings = [*args.settings, *settings]
     args.typed = argv
     return args
-
-
-def _refuse_slips(argv: list[str]) -> None:
-    """A mistyped command, and settings written as flags, in words that help more than those of argparse."""
-    commands = ("train", "methods", "doctor", *ELSEWHERE)
-    if argv and not argv[0].startswith("-") and argv[0] not in commands:
-        near = get_close_matches(argv[0], commands, 1)
-        said = f" Did you mean {near[0]}?" if near else ""
-        raise ValueError(f"there is no command {argv[0]!r}.{said} Commands: {', '.join(commands)}.")
-    for flag in argv[1:] if argv and argv[0] in ("train", "eval", "doctor") else ():
-        name = flag.partition("=")[0].removeprefix("--")
-        if flag.startswith("--") and name in SETTINGS:
-            raise ValueError(
-                f"{flag}: settings are written without dashes, so nothing was started. Write {name}=VALUE."
-            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -156,6 +156,7 @@ def _step_zero(config: RunConfig, as_json: bool) -> "tuple[Run, list[Check]]":
     from gruppo.train.callbacks import standing
     from gruppo.train.doctor import step_zero
     from gruppo.train.evaluate import wanted_k
+    from gruppo.train.heartbeat import Heartbeat, decoded
     from gruppo.train.run import Run
 
     wanted_k(config.eval.samples, config.eval.k, config.eval.temperature)
@@ -163,7 +164,8 @@ def _step_zero(config: RunConfig, as_json: bool) -> "tuple[Run, list[Check]]":
     cluster.refuse(config)
     run = Run(config, partial(print, file=sys.stderr) if as_json else print)
     try:
-        return run, waited(step_zero(run))
+        with Heartbeat(run.say, tokens=partial(decoded, run)):
+            return run, waited(step_zero(run))
     finally:
         run.close()
 

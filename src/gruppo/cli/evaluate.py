@@ -22,7 +22,6 @@ from gruppo.lab.compare.statistics import Pair, in_json, in_words, pairwise
 from gruppo.policies import load_config, load_policy, load_tokenizer
 from gruppo.stages import Sampling
 from gruppo.stages.converse import play_of
-from gruppo.stages.names import nearest
 from gruppo.stages.play import close_play
 from gruppo.stages.record import from_table, to_table
 from gruppo.tasks.fit import most_tokens
@@ -35,6 +34,8 @@ from gruppo.train.ended import run_table
 from gruppo.train.estimates import Interval
 from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import REMEDY, RunFolder, flat, read_json
+from gruppo.train.heartbeat import Heartbeat
+from gruppo.train.missing import refuse_missing
 from gruppo.train.opening import newest
 from gruppo.train.parts import RESULTS, SHARES
 from gruppo.train.place import place_of
@@ -106,11 +107,7 @@ def policy_folder(policy: str) -> str:
     if not path.exists() and path.name == "policy" and _is_run(path.parent):
         return policy_folder(str(path.parent))  # which says that there is none yet
     if not path.exists() and path.parent.is_dir() and path.parent not in (Path(), Path("/")):
-        near = nearest(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()])
-        raise ValueError(
-            f"{policy}: there is no such run or folder{near}, so there is nothing to evaluate. `gruppo runs` lists the "
-            "runs that are here."
-        )
+        refuse_missing(path, "so there is nothing to evaluate")
     if run_of(policy) != Path(policy):
         return policy
     folder = RunFolder(Path(policy))
@@ -232,7 +229,8 @@ def evaluations(config: RunConfig, tasks: Any, sampling: Sampling, policies: Seq
             how, e = replace(sampling, max_tokens=longest), config.eval
             play = play_of(tasks, config.task, tokenizer, _to_stderr, writers)
             try:
-                out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k, play))
+                with Heartbeat(_to_stderr):
+                    out[name] = waited(evaluate(engine, tokenizer, judge, tasks, how, e.prompts, e.samples, e.k, play))
             finally:
                 engine.close()
                 close_play(play)

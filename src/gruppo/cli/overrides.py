@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from functools import reduce
 from typing import Any, NamedTuple
 
+from gruppo.cli.elsewhere import called_otherwise
 from gruppo.cli.values import coerce, plain_value
 from gruppo.fields import hints_of, outside
 from gruppo.methods import all_methods, method
@@ -41,34 +42,6 @@ def apply(config: RunConfig, tokens: Sequence[str], said: Collection[str] = ()) 
     `said` are the settings that a run file has made already.
     """
     return apply_settings(config, [parsed(t) for t in tokens], said)
-
-
-# What users of TRL and verl look for first.
-ELSEWHERE = {
-    "num_generations": "samples",
-    "group": "samples",
-    "group_size": "samples",
-    "n": "samples",
-    "G": "samples",
-    "learning_rate": "optim.lr",
-    "max_steps": "steps",
-    "total_training_steps": "steps",
-    "train_batch_size": "prompts",
-    "per_device_train_batch_size": "prompts",
-    "max_completion_length": "sampling.max_tokens",
-    "max_response_length": "sampling.max_tokens",
-    "beta": "method.penalties.reference_kl.kl_coef",
-    "epsilon": "method.objective.clip_low and clip_high",
-    "num_iterations": "method.update.epochs",
-    "max_grad_norm": "optim.clip_norm",
-    "model_name_or_path": "model",
-    "output_dir": "save.folder",
-    "reward_funcs": "task.reward",
-    "dataset": "task",
-    "dataset_name": "task",
-    "loss_type": "method",
-    "use_vllm": "engine (engine=vllm)",
-}
 
 
 def parsed(token: str) -> Setting:
@@ -236,7 +209,7 @@ def _put_in_chain(chain: tuple[Any, ...], key: str, rest: list[str], s: Setting)
 def _known(key: str, known: Mapping[str, Any], path: str, also: Sequence[str] | Mapping[str, Any] = ()) -> str:
     """The key, if it is one of `known` or `also`; the message lists `known`."""
     if key not in known and key not in also:
-        near = nearest(key, [*known, *also])
+        near = called_otherwise(key) or nearest(key, [*known, *also])
         raise ValueError(f"{path}: there is no {key!r} here{near}. There is: {', '.join(known) or 'nothing'}.")
     return key
 
@@ -250,7 +223,7 @@ def _unknown(key: str, names: list[str], at: str, node: Any) -> str:
     if mine := [name for name in names if key in name.split("_")] if not isinstance(node, RunConfig) else []:
         above = at.rpartition(".")[0]  # save.every is save.checkpoint_every
         hint = f" (nearest: {', '.join(f'{above}.{name}' for name in mine)})"
-    hint = f" (that is {ELSEWHERE[key]} here)" if isinstance(node, RunConfig) and key in ELSEWHERE else hint
+    hint = called_otherwise(key, isinstance(node, RunConfig)) or hint
     what = "a run" if isinstance(node, RunConfig) else type(node).__name__
     return f"{at}: {what} has no {key!r}{hint}, so nothing was started. It has: {', '.join(names) or 'no fields'}."
 

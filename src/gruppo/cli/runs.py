@@ -3,7 +3,7 @@
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,18 +46,34 @@ class Run:
 
 def runs(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
-    found = list_runs(folder, args.check)
+    found, inside = list_runs(folder, args.check), [p.parent for p in sorted(folder.glob("*/*/config.toml"))]
+    compared = not found and bool(inside) and is_comparison(folder)
+    if compared:
+        groups = dict.fromkeys(p.parent for p in inside)
+        found = [replace(r, name=f"{g.name}/{r.name}") for g in groups for r in list_runs(g, args.check)]
     if args.json:
         print_json([asdict(r) for r in found])
         return 0
-    inside = [p.parent for p in sorted(folder.glob("*/*/config.toml"))]
-    print(table(found) if found else f"{folder} holds no runs. `gruppo train` makes one; save.folder says where.")
+    if compared:
+        report, many = folder / "compare.md", f"{len(found)} run{'s' if len(found) > 1 else ''}"
+        print(f"a comparison of {many}: read {report}" if report.is_file() else f"{many} in the folders of {folder}")
+        print(table(found))
+        return 0
+    reports = sorted(folder.glob("*/compare.md"))
+    none = "no runs itself" if inside or reports else "no runs. `gruppo train` makes one; save.folder says where"
+    print(table(found) if found else f"{folder} holds {none}.")
     for group in dict.fromkeys(p.parent for p in inside):
         count = sum(p.parent == group for p in inside)
         print(f"{count} run{'s' if count > 1 else ''} in {group}: gruppo runs {group}")
-    for report in sorted(folder.glob("*/compare.md")):
+    for report in reports:
         print(f"a comparison in {report.parent}: read {report}")
     return 0
+
+
+def is_comparison(folder: Path) -> bool:
+    """Whether it is the folder of `gruppo compare`, which has a folder for each entrant with one for each seed."""
+    names = [p.parent.name for p in folder.glob("*/*/config.toml")]
+    return (folder / "compare.md").is_file() or all(name.startswith("seed-") for name in names)
 
 
 def list_runs(folder: Path, check: bool = False) -> list[Run]:

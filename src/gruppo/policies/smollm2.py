@@ -9,6 +9,9 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -78,6 +81,22 @@ def _make(folder: Path, gguf: Path) -> None:
         ) from None
 
 
+@contextmanager
+def _no_bar_of_gguf() -> Iterator[None]:
+    """transformers reads GGUF under a bar of tqdm's own, which its switch for progress bars does not reach."""
+    from transformers import modeling_gguf_pytorch_utils as reading
+
+    bar = getattr(reading, "tqdm", None)
+    if bar is None:  # of another version
+        yield
+        return
+    reading.tqdm = partial(bar, disable=True)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        reading.tqdm = bar  # type: ignore[attr-defined]
+
+
 def convert(gguf: Path, folder: Path) -> None:
     """GGUF to a Hugging Face folder in float32, with tokenizer, chat template and generation config."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -85,8 +104,9 @@ def convert(gguf: Path, folder: Path) -> None:
 
     logging.disable_progress_bar()
     where, name = str(gguf.parent), gguf.name
-    AutoTokenizer.from_pretrained(where, gguf_file=name).save_pretrained(str(folder))
-    packed: Any = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
+    with _no_bar_of_gguf():
+        AutoTokenizer.from_pretrained(where, gguf_file=name).save_pretrained(str(folder))
+        packed: Any = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
     config = copy.deepcopy(packed.config)
     del config.quantization_config  # transformers does not save a model marked as quantised
     model = type(packed)(config).float()

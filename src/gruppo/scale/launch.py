@@ -12,12 +12,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gruppo.train.config import RunConfig
+
+Steps = Generator[Any, None, dict[str, Any]]  # of a run; its value is the summary
 
 NOTE = "GRUPPO_RANKS_NOTE"  # the file in which the first rank writes the name of its run folder
 LAUNCHER = "GRUPPO_RANKS_LAUNCHER"  # the process that has started the ranks
@@ -148,3 +150,22 @@ def _last_words(ranks: Sequence[Any], dead: int, where: Path) -> int:
     saved = what_is_saved(folder) if folder else NOTHING
     print(f"gruppo: rank {dead} of {len(ranks)} was ended {how}, and the run with it. {saved}", file=sys.stderr)
     return 128 - code if code < 0 else code
+
+
+def on_ranks(steps: Steps) -> Steps:
+    """A run in one process, or on the first of several ranks; on the others what that one says, without steps.
+
+    All of them have its summary; where it failed, those that only followed have none.
+    """
+    size, rank = (int(os.environ.get(name, "0")) for name in ("WORLD_SIZE", "RANK"))
+    if size < 2:
+        return (yield from steps)
+    end_with_launcher()
+    from gruppo.scale.ranks import follow, leading
+
+    if rank > 0:
+        return follow()
+    with leading() as channel:
+        summary = yield from steps
+        channel.end(summary)
+        return summary

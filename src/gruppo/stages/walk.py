@@ -27,6 +27,7 @@ from gruppo.stages.readouts import Need, need
 from gruppo.stages.reward import add_components
 from gruppo.stages.scoring import Scoring
 from gruppo.stages.select import through_first_door
+from gruppo.stages.under_way import under_way
 from gruppo.stages.unfinished import NO_REDRAWS, going_on, in_free_slots, parted
 from gruppo.stages.writers import tokens_selected, writers_of
 
@@ -139,7 +140,7 @@ class Walk:
         found: dict[int, Episode] = {}
         scoring = Scoring(self.judge, partial(self.scored, ctx))
         try:
-            with self.clock("sampling"):
+            with self.clock("sampling"), under_way(found, len(each)):
                 limit = {"turns": turns} if turns else {}
                 async for i, episode in self.play(ctx, each, window, **limit):
                     found[i] = episode
@@ -169,7 +170,7 @@ class Walk:
         self.current()
         each = [_within(s, ctx.engine.context()) for s in starts_of(ctx, starts)]
         found: dict[int, Episode] = {}
-        with self.clock("sampling"):
+        with self.clock("sampling"), under_way(found, len(each)):
             async for i, episode in one_answer(ctx, each):
                 found[i] = replace(episode, use=Use.APART)
         return [found[i] for i in range(len(each))]

@@ -337,7 +337,8 @@ def parse_levels(name: str, level: int | str, known: tuple[int, ...]) -> tuple[i
     first, dash, last = str(level).replace(" ", "").partition("-")
     if not first.isdecimal() or (dash and not last.isdecimal()):
         raise ValueError(f"level={level!r} of {name} is not a level. Write level=2 or level='1-3'.")
-    levels = tuple(range(int(first), int(last or first) + 1))
+    low, high = (min(int(n), max(known) + 1) for n in (first, last or first))  # no further: nobody needs to count there
+    levels = tuple(range(low, high + 1))
     if not levels or not set(levels) <= set(known):
         raise ValueError(
             f"level={level!r}: {name} has the levels {known[0]} to {known[-1]}, so there is no such problem. "

@@ -45,7 +45,7 @@ class EvalConfig(Checked):
 
     every: int = setting(10, low=0)  # steps; 0: only before and after
     prompts: int = setting(500, low=1)  # held-out problems
-    samples: int = setting(1, low=1)  # answers per problem
+    samples: int = setting(1, low=1)  # answers per problem; 1000 at most
     k: tuple[int, ...] = ()  # of pass@k and maj@k, for example 1,4,16; empty: 1 and samples
     temperature: float = setting(1.0, low=1e-6, also=0)  # 0: greedy
     patience: int = setting(0, low=0)  # end the run after so many evaluations without a better accuracy; 0: never
@@ -76,8 +76,8 @@ class RunConfig(Checked):
     scale: ScaleConfig = ScaleConfig()
     regime: RegimeConfig = RegimeConfig()
     steps: int = setting(60, low=1)  # training steps, each with one batch of episodes
-    prompts: int = setting(64, low=1)  # tasks per step
-    samples: int = setting(8, low=1)  # answers per task
+    prompts: int = setting(64, low=1, high=1e6)  # tasks per step
+    samples: int = setting(8, low=1, high=1e6)  # answers per task
     seed: int = setting(0, low=0)  # of everything that is drawn
     ahead: int = setting(0, low=0)  # versions that sampling is ahead of learning (docs/scale.md); 0: none
     budget_tokens: int = setting(0, low=0)  # sampled tokens per step, redraws included; 0: no limit
@@ -86,7 +86,7 @@ class RunConfig(Checked):
     accept: tuple[str, ...] = ()  # names of the checks of step zero that may fail; saved with the run
     threads: int = setting(0, low=0, high=4096)  # 0: torch's default
     deterministic: bool = False  # the same bits again on a GPU, also after a resume; a CPU gives them anyhow
-    show: int = setting(30, low=0)  # seconds between two samples on the screen; 0: no samples
+    show: int = setting(30, low=0)  # seconds between two samples on the screen; 0: none, and no line "sampling: …"
 
     def wrong(self) -> str:
         """What cannot go together, whatever the method and the task."""

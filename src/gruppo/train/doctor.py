@@ -35,7 +35,7 @@ class Check:
 async def step_zero(run: Run, prompts: int = 8) -> list[Check]:
     """Draw a few groups, and check them as the trainer would see them. Changes nothing."""
     drawn = min(prompts, run.config.prompts) * run.config.samples
-    with told_if_slow(run.say, f"checking step zero, before anything is learned: {drawn} {_whole(run)}"):
+    with told_if_slow(run.say_late, f"checking step zero, before anything is learned: {drawn} {_whole(run)}"):
         return await _checked(run, prompts)
 
 

@@ -17,6 +17,7 @@ from gruppo.stages.names import nearest
 from gruppo.tools.calls import NO_JSON
 from gruppo.train.folder import RunFolder, finite
 from gruppo.train.manifest import write_text
+from gruppo.train.missing import refuse_missing
 
 Row = dict[str, Any]
 NAN = float("nan")
@@ -124,6 +125,7 @@ def episode_rows(folder: str | Path, steps: Sequence[int] | None = None) -> list
 def stored_steps(run: RunFolder) -> list[int]:
     """The steps whose episodes are there; a ValueError if there are none."""
     if not run["config.toml"].is_file() and not run["episodes"].is_dir():
+        refuse_missing(run.path)
         raise ValueError(
             f"{run.path} is not a run folder: it has no config.toml. `gruppo runs` lists those that are here."
         )

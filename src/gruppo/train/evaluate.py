@@ -15,6 +15,7 @@ from gruppo.data import Episode, Source, Status, key_hash
 from gruppo.stages import Ask, Context, Sampling
 from gruppo.stages.play import Play, Start, one_answer, shown
 from gruppo.stages.prompting import plain
+from gruppo.stages.under_way import under_way
 from gruppo.stages.walk import NO_TASK
 from gruppo.train.estimates import Interval, Reals, maj_at_k, pass_at_k, score_interval, standard_error
 from gruppo.train.kuhn import exploited
@@ -87,9 +88,12 @@ def wanted_k(samples: int, k: Sequence[int], temperature: float = 1.0) -> tuple[
         )
     for one in k:
         if not 1 <= one <= samples:
+            few = f"eval.k from 1 to {samples}" if samples > 1 else "eval.k=1"
             raise ValueError(
                 f"eval.k={one} with eval.samples={samples}: a try of {one} answers cannot be judged from {samples} "
-                f"of a prompt. Use k from 1 to {samples}, or eval.samples={max(one, 1)} or more."
+                f"of a prompt: eval.samples must be at least k. Use eval.samples={one} or more, or {few}."
+                if one > 0
+                else f"eval.k={one} with eval.samples={samples}: a try has at least one answer. Use {few}."
             )
     return tuple(sorted(set(k or (1, samples))))
 
@@ -151,7 +155,10 @@ async def answers(
     asked = _repeated([plain(ctx, Ask(shown(play, task), samples))[0] for task in tasks], samples)
     keys = [int(key_hash("eval", t.uid, *([s] if s else []))) for t in tasks for s in range(samples)]
     starts = [Start(p, key, sampling) for p, key in zip(asked, keys, strict=True)]
-    found = {i: e async for i, e in play(ctx, starts)}
+    found: dict[int, Episode] = {}
+    with under_way(found, len(starts)):
+        async for i, e in play(ctx, starts):
+            found[i] = e
     return [found[i] for i in range(len(starts))]
 
 

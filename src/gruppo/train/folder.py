@@ -29,6 +29,7 @@ from gruppo.train.config import RunConfig
 from gruppo.train.depends import depends, differences
 from gruppo.train.lock import NAME as LOCK
 from gruppo.train.manifest import add_to_manifest, damage, matches_manifest, sha256, write_manifest, write_text
+from gruppo.train.missing import refuse_missing
 
 HERE = "@run/"  # in config.toml: code that is stored with the run
 REMEDY = "Fix it, or remove it: the newest checkpoint has a copy, which is put back."
@@ -112,6 +113,7 @@ class RunFolder:
     def _config_text(self, name: str = "config.toml") -> str:
         path = self[name]
         if not path.is_file():
+            refuse_missing(self.path)
             raise ValueError(
                 f"{self.path} is not a run folder: it has no config.toml. Name a folder that gruppo train made."
             )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gruppo.data import Episode
 from gruppo.tasks.scorers import SCORERS
+from gruppo.train.equal import look
 
 if TYPE_CHECKING:
     from gruppo.train.run import Run
@@ -35,7 +36,7 @@ def hidden(run: "Run", drawn: Sequence[Episode]) -> str:
     return (
         f"no answer is right, but {len(near)} of {len(judged)} contain the reference, such as {answer!r} in {quote!r}. "
         f"The scorer ({name}{where}) may want it in another form: ask for that form in task.system or task.template, "
-        f"or choose another task.reward, such as {' or '.join(others)}. gruppo episodes RUN shows the answers."
+        f"or choose another task.reward, such as {' or '.join(others)}. {look(run)}."
     )
 
 

@@ -72,6 +72,7 @@ class Display:
         self.task = self.bar.add_task(title, total=steps, completed=start)
         self._live: Live | None = None
         self._next, self._begun = 0.0, time.perf_counter()
+        self.spoken = time.monotonic()  # when anything was shown last
 
     def __enter__(self) -> "Display":
         if self.live:
@@ -90,6 +91,7 @@ class Display:
 
     def say(self, text: str) -> None:
         if not self.quiet:
+            self.spoken = time.monotonic()
             self.console.print(text, markup=False, soft_wrap=True)
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -113,9 +115,10 @@ class Display:
         self.word = word([row]) if self.word == "accuracy" else self.word
         self.bar.update(self.task, completed=step)
         if self._live is not None:
+            self.spoken = time.monotonic()
             self._live.update(self._table(step))
         elif not self.quiet and (time.perf_counter() >= self._next or step == self.steps):
-            self._next = time.perf_counter() + 5.0
+            self._next, self.spoken = time.perf_counter() + 5.0, time.monotonic()
             self.console.print(self._line(step), markup=False, soft_wrap=True)
             sys.stdout.flush()
 

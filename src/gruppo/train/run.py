@@ -1,7 +1,6 @@
 """Everything that a run holds: models, engine, judge, learner, memory, clock."""
 
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,6 @@ from gruppo.stages.check import check, check_first_batch, refuse_engine
 from gruppo.stages.converse import HEARD, play_of
 from gruppo.stages.dialogue import OVERFLOW
 from gruppo.stages.play import close_play, one_answer
-from gruppo.stages.requires import RecurringTasks
 from gruppo.stages.walk import Walk
 from gruppo.stages.writers import with_companions
 from gruppo.tasks import TaskSet
@@ -28,10 +26,11 @@ from gruppo.tasks.fit import most_tokens, refuse_unfit
 from gruppo.tasks.judge import judge_of
 from gruppo.tasks.load import load
 from gruppo.train.allocator import keep_freed_memory
+from gruppo.train.beforehand import refuse_too_many
 from gruppo.train.cast import build_cast
 from gruppo.train.checkpoint import State
 from gruppo.train.config import RunConfig
-from gruppo.train.equal import why_equal
+from gruppo.train.equal import examples, why_equal
 from gruppo.train.exact import be_deterministic, needed
 from gruppo.train.hidden import hidden
 from gruppo.train.learner import Learner
@@ -61,8 +60,16 @@ def _shape(error: str) -> str:
 
 
 class Run:
-    def __init__(self, config: RunConfig, say: Callable[[str], None] = print) -> None:
+    """`where` is its folder, as it is written in a command; `opening` is said first of all, but not by a run that is
+    refused at once."""
+
+    to_look_at = False  # a warning was given that sends the user to the episodes of this step: they are to be stored
+
+    def __init__(
+        self, config: RunConfig, say: Callable[[str], None] = print, where: str = "RUN", opening: str = ""
+    ) -> None:
         self.config, self.method, self.say = config, with_companions(config.method), say
+        self.where, self.opening = where, opening
         keep_freed_memory()
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -79,6 +86,7 @@ class Run:
         self.share = WORTH if config.optim.share_prefixes else math.inf
         self.batch_dtype = torch.promote_types(self.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         self.tasks = tasks_of(config)
+        refuse_too_many(config, self.tasks)
         for sentence in self.tasks.notes:
             self.say(sentence)
         longest = config.sampling.max_tokens or self.tasks.max_tokens
@@ -96,11 +104,11 @@ class Run:
         refuse_unfit_tasks(self.method, self.tasks, config)
         m = config.model
         loading = f"loading the model {m.name}"
-        with told_if_slow(self.say, loading):
+        with told_if_slow(self.say_late, loading):
             self.tokenizer = load_tokenizer(m.name)
         worlds = "" if config.task.agent or config.task.tools else self.tasks.env
         self.warn(*filter(None, [unread_words(self.tokenizer, m.name, config.task.name, worlds)]))
-        with told_if_slow(self.say, loading):
+        with told_if_slow(self.say_late, loading):
             policy = load_policy(m.name, self.dtype, self.device, config.seed, m.lora, m.checkpointing, m.sharpen)
         if policy.fallback:
             self.say(policy.fallback)
@@ -149,7 +157,8 @@ class Run:
             return Learner(self.method, self.models, self.config.optim, self.warn, together)
         from gruppo.scale.ranks import lead
 
-        self.say(f"scale.ranks={together.size}: the weights are spread over so many processes, and this one draws")
+        size = together.size
+        self.say(f"scale.ranks={size}: the weights are spread over {size} processes; this one samples")
         learner, self.models = lead(self, self.bare_context(0), together)
         return cast(Learner, learner)
 
@@ -206,42 +215,34 @@ class Run:
     ) -> Batch:
         return pack(episodes, drawn=drawn, views=views, dtype=self.batch_dtype, share=self.share).to(self.device)
 
+    def open_words(self) -> None:
+        """Says its opening, once."""
+        opening, self.opening = self.opening, ""
+        if opening:
+            self.say(opening)
+
+    def say_late(self, sentence: str) -> None:
+        """What it is doing, where that takes long before its first step."""
+        self.open_words()
+        self.say(sentence)
+
     def warn(self, *sentences: str) -> None:
         for sentence in sentences:
             self.say(f"warning: {sentence}")
 
-    def warn_if_few_recur(self) -> None:
-        """What is remembered about a task helps only if the task recurs."""
-        drawn, tasks = self.config.steps * self.config.prompts, len(self.tasks.train)
-        remembering = [(room, o) for room, o in self.method.occupants() if RecurringTasks() in o.requires]
-        who = [f"{kind(o)} in {room}" for room, o in remembering]
-        if who and drawn < 2 * tasks:
-            self.warn(
-                f"{', '.join(who)} learns from what was remembered of a task, and {drawn:,} prompts are drawn from "
-                f"{tasks:,} tasks: few come twice. Use task.train_size={max(drawn // 4, 1)} or less, or more steps."
-            )
-
-    def warn_if_slow(self) -> None:
-        """Threads that wait for each other are slow where others use the cores: eight times, as was seen."""
-        threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-        busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-        if self.device.type == "cpu" and threads > 1 and busy > cores + 0.5:
-            self.warn(
-                f"other processes use the cores (load {busy:.1f} on {cores}), and {threads} threads that wait for each "
-                "other are then many times slower than one. Stop now (Ctrl-C), and start again with threads=1 "
-                "(make train ARGS=threads=1)."
-            )
-
     def look_at_first(self, drawn: Sequence[Episode], batch: Batch) -> None:
         """What is said once, about the first batch. Raises if the method cannot learn from it."""
         equal = check_first_batch(self.method, batch, why_equal(self, drawn))
+        quoted = hidden(self, drawn)
         unlike = [
             seats_alike(self.method, batch),
             "" if equal else unread(self, drawn),
             unstable(self, drawn),
-            hidden(self, drawn),
+            quoted,
         ]
-        self.warn(*equal, *filter(None, unlike))
+        shown = examples(self, drawn) if equal else ""
+        self.warn(*(f"{said} {shown}".rstrip() for said in equal), *filter(None, unlike))
+        self.to_look_at = bool(equal or quoted)
         self.warn_if_unheard(drawn)
         self.checked = True
 
@@ -282,7 +283,7 @@ class Run:
         """All groups have had equal rewards for three steps in a row, and the method learns nothing from such ones."""
         self.dead_steps = self.dead_steps + 1 if share == 1.0 else 0
         if self.dead_steps == 3 and not self.told_dead:  # once: `dead_groups` is in the line of every step
-            self.told_dead = True
+            self.told_dead = self.to_look_at = True
             self.warn(
                 "every group of the last three steps has equal rewards, so there is nothing to compare. "
                 + why_equal(self, drawn)

@@ -1,9 +1,11 @@
 """From a configuration to a trained policy: set up, check, train, evaluate, save, resume."""
 
-import os
+import shlex
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,9 +14,10 @@ import torch
 
 from gruppo.methods import refurnished
 from gruppo.scale.cluster import opened
-from gruppo.scale.launch import agreed, end_with_launcher, note
+from gruppo.scale.launch import agreed, note, on_ranks
 from gruppo.stages import StepRecord
 from gruppo.tasks.channel import refuse_inside
+from gruppo.train.beforehand import said_beforehand
 from gruppo.train.callbacks import Callback, Step, standing
 from gruppo.train.checkpoint import (
     State,
@@ -28,6 +31,7 @@ from gruppo.train.doctor import refuse, step_zero
 from gruppo.train.episodes import beside
 from gruppo.train.evaluate import Evaluation, evaluate, first_error, wanted_k
 from gruppo.train.folder import RunFolder, read_json
+from gruppo.train.heartbeat import Heartbeat, decoded
 from gruppo.train.lock import Lock, goes_on_with
 from gruppo.train.loop import train_step
 from gruppo.train.measured import changed_words, comparable, measured_otherwise
@@ -46,25 +50,6 @@ from gruppo.train.winrate import Wins
 Steps = Generator[Step, None, dict[str, Any]]
 
 
-def _on_ranks(steps: Steps) -> Steps:
-    """A run in one process, or on the first of several ranks; on the others what that one says, without steps.
-
-    All of them have its summary; where it failed, those that only followed have none.
-    """
-    size, rank = (int(os.environ.get(name, "0")) for name in ("WORLD_SIZE", "RANK"))
-    if size < 2:
-        return (yield from steps)
-    end_with_launcher()
-    from gruppo.scale.ranks import follow, leading
-
-    if rank > 0:
-        return follow()
-    with leading() as channel:
-        summary = yield from steps
-        channel.end(summary)
-        return summary
-
-
 def train(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Train from the start. Returns the summary, which is also in the run folder."""
     return _summary(train_steps(config, quiet=quiet, callbacks=callbacks))
@@ -73,16 +58,21 @@ def train(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callbac
 def train_steps(config: RunConfig, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Steps:
     """The same, step by step; the summary is the value of the generator."""
     refuse_inside()
-    return _on_ranks(_train_steps(agreed(config), quiet, callbacks))
+    return on_ranks(_train_steps(agreed(config), quiet, callbacks))
 
 
 def _train_steps(config: RunConfig, quiet: bool, callbacks: Sequence[Callback]) -> Steps:
     say = Display("", 0, quiet=quiet).say
     with Stop(lambda: NOTHING) as stop, new_folder(config) as folder, told(folder, stop), opened(config, say):
         note(folder.path)
-        trainer = Trainer(config, folder, quiet, callbacks=callbacks, stop=stop)
+        trainer = Trainer(config, folder, quiet, callbacks=callbacks, stop=stop, opening=_opening(folder))
         yield from trainer.steps()
         return trainer.summary
+
+
+def _opening(folder: RunFolder) -> str:
+    """The first words of a run. It is made before anything is loaded, and gone again if the run is refused."""
+    return f"run folder  {folder.path}"
 
 
 def _summary(steps: Steps) -> dict[str, Any]:
@@ -115,7 +105,7 @@ def resume_steps(
     """
     refuse_inside()
     how = {"trust_code": trust_code, "allow": allow, "skip_damaged": skip_damaged, "quiet": quiet}
-    return _on_ranks(_resume_steps(path, change, callbacks=callbacks, **how))
+    return on_ranks(_resume_steps(path, change, callbacks=callbacks, **how))
 
 
 def _resume_steps(
@@ -147,9 +137,8 @@ def _resume_steps(
                 say(done)
                 return {**read_json(folder["summary.json"]), "folder": str(folder.path)}
         with told(folder, stop), opened(config, say):
-            trainer = Trainer(
-                config, folder, quiet, changes, callbacks=callbacks, stop=stop, allow=allow, skipped=skipped
-            )
+            how = {"stop": stop, "allow": allow, "skipped": skipped, "opening": "" if state else _opening(folder)}
+            trainer = Trainer(config, folder, quiet, changes, callbacks=callbacks, **how)
             yield from trainer.steps(state)
             return trainer.summary
 
@@ -183,6 +172,7 @@ class Trainer:
         stop: Stop | None = None,
         allow: bool = False,
         skipped: Mapping[Path, str] = MappingProxyType({}),
+        opening: str = "",
     ) -> None:
         self.config, self.folder, self.changes, self.allow = config, folder, changes, allow
         self.skipped = skipped  # damaged checkpoints, and what is wrong with them
@@ -193,7 +183,7 @@ class Trainer:
         self.stop = stop or Stop()
         title = f"{config.method.name} on {config.task.name}"
         self.display = Display(title, config.steps, quiet=quiet)
-        self.run = Run(config, self.display.say)
+        self.run = Run(config, self.display.say, shlex.quote(str(folder.path)), opening)
         self.wins = Wins(self.run, config.eval.prompts)
         self.before: float | None = None
         self.after: float | None = None
@@ -217,7 +207,7 @@ class Trainer:
         """Trains, and hands over each step when it is done. If you leave the loop early, the last step is saved."""
         loop = Loop()
         try:
-            with self.display:
+            with self.display, self._heartbeat():
                 self.done = loop(self._begin() if state is None else self._restore(state))
                 self.display.start()
                 self.stop.begin()
@@ -235,6 +225,12 @@ class Trainer:
             self.run.close()
             self._end_callbacks()
             loop.close()
+
+    def _heartbeat(self) -> AbstractContextManager[Any]:
+        if self.display.quiet or not self.config.show:
+            return nullcontext()
+        what = "episodes" if self.run.tasks.env else "answers"
+        return Heartbeat(self.display.say, lambda: self.display.spoken, partial(decoded, self.run), what)
 
     def _begin_callbacks(self, rows: Sequence[dict[str, Any]]) -> None:
         for c in self.callbacks:
@@ -260,11 +256,10 @@ class Trainer:
         put_aside(self.skipped, self.display.say)
         self.folder.write_config(self.config)
         self.folder.set_metrics(b"")  # left by a run that was stopped before its first checkpoint
-        self.display.say(f"run folder  {self.folder.path}")
+        self.run.open_words()
         if changed := refurnished(self.config.method):
             self.display.say("\n".join(changed))
-        self.run.warn_if_few_recur()
-        self.run.warn_if_slow()
+        self.run.warn(*said_beforehand(self.run))
         self._begin_callbacks(())
         asked = min(self.config.eval.prompts, len(self.run.tasks.held_out))
         self.display.say(f"measuring held-out answers before training (eval.prompts: {asked})")
@@ -327,7 +322,8 @@ class Trainer:
         for c in self.callbacks:
             c.step(self, step)
         last, save = self.done == self.config.steps or bool(self.early), self.config.save
-        if save.episodes_every and (self.done % save.episodes_every == 0 or last):
+        if save.episodes_every and (self.done % save.episodes_every == 0 or last or self.run.to_look_at):
+            self.run.to_look_at = False
             kept = step.record.episodes
             self.folder.write_episodes(self.done, kept, beside(kept, step.record.batch, self.run.walk.task_of))
         # Not after a gradient that was not finite: if the next ones are not either, this would be no way back.

@@ -26,7 +26,7 @@ LEAN = ("save.tensorboard=no", "save.checkpoint_every=0", "save.episodes_every=0
 def claims(args: argparse.Namespace) -> int:
     folder = board_folder(args.folder)
     if args.folder is None and folder != Path("claims"):
-        print(f"the board that gruppo comes with, {folder} (here is no folder claims)", file=sys.stderr)
+        print(f"the board that gruppo comes with, {folder} (there is no folder claims here)", file=sys.stderr)
     args.folder = str(folder)
     found = chosen_claims(folder, args.names)
     if args.pilot:
@@ -197,6 +197,12 @@ def _slug(setting: str) -> str:
 
 # ---- words
 
+LEGEND = (
+    "A claim, its verdict, and its figures: a measure, its mean for the baseline (or for the placebo, where that is\n"
+    "said) → for the method, and whether its condition holds: yes, no or open. Where no regime was found, the figures\n"
+    "are the gates. gruppo claims NAME --show has the rule."
+)
+
 
 def row(folder: Path, claim: Claim) -> dict[str, Any]:
     found = board.load(folder, claim)
@@ -220,8 +226,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         for r in rows
     ]
     counts = {v: sum(r["verdict"] == v for r in rows) for v in dict.fromkeys(r["verdict"] for r in rows)}
-    how = "figures: measure, baseline → method (does the condition hold?); gruppo claims NAME --show has the rule"
-    return "\n".join([*lines, "", ", ".join(f"{n} {v}" for v, n in counts.items()), how])
+    return "\n".join([LEGEND, "", *lines, "", ", ".join(f"{n} {v}" for v, n in counts.items())])
 
 
 def _open(row: dict[str, Any]) -> str:
@@ -231,9 +236,18 @@ def _open(row: dict[str, Any]) -> str:
 
 
 def _figures(conditions: Sequence[dict[str, Any]]) -> str:
-    return "; ".join(
-        f"{c['measure']} {_mean(c['baseline'])} → {_mean(c['entrant'])} ({c['holds']})" for c in conditions
-    )
+    """Each figure once; where several conditions are about it, they are named."""
+    held: dict[str, list[dict[str, Any]]] = {}
+    for c in conditions:
+        other = "placebo " if c.get("against") == "placebo" else ""
+        held.setdefault(f"{c['measure']} {other}{_mean(c['baseline'])} → {_mean(c['entrant'])}", []).append(c)
+    return "; ".join(f"{figure} ({_holds(of)})" for figure, of in held.items())
+
+
+def _holds(conditions: Sequence[dict[str, Any]]) -> str:
+    if len(conditions) == 1:
+        return str(conditions[0]["holds"])
+    return ", ".join(f"{c['kind'].replace('_', ' ')} {c['size']:g}: {c['holds']}" for c in conditions)
 
 
 def _gate_figures(gates: Sequence[dict[str, Any]]) -> str:

@@ -23,6 +23,7 @@ from gruppo.train.opening import refuse_name
 from gruppo.train.run import tasks_of
 from gruppo.train.source import uncorrected
 
+MOST_SEEDS = 1000
 SHARED = ("task", "eval", "save", "seed")  # what is measured, and where: the same for all entrants
 
 
@@ -54,6 +55,12 @@ def compare(args: argparse.Namespace) -> int:
     older = [uncorrected(c.method, c.ahead, c.turns_a_step) for c in configs]
     for said in filter(None, dict.fromkeys(older)):
         print(f"warning: {said}", file=sys.stderr)
+    if len(entrants) == 1:
+        print(
+            f"warning: {entrants[0].name} is the only entrant, so its seeds are summed up and nothing is compared. "
+            f"Name another: gruppo compare {entrants[0].name} OTHER",
+            file=sys.stderr,
+        )
     again = "gruppo " + shlex.join(args.typed)
     try:
         failed = run_all(planned, folder, args.jobs, quiet=args.json)
@@ -132,6 +139,11 @@ def _seeds(args: argparse.Namespace) -> list[int]:
     words = args.seeds.split(",")
     if not all(re.fullmatch(r"\s*\d+\s*", w) for w in words) or args.seeds.strip() == "0":
         raise ValueError(f"--seeds {args.seeds}: no run would be made. Give how many, or a list such as 0,1,2.")
+    if len(words) == 1 and int(words[0]) > MOST_SEEDS:
+        raise ValueError(
+            f"--seeds {args.seeds} is how many seeds, and each is a run of every entrant: more than {MOST_SEEDS:,} are "
+            f"not made at once. Use fewer, such as --seeds 5; one seed of that number is seed={args.seeds} --seeds 1."
+        )
     if len(words) == 1:
         return list(range(first, first + int(words[0])))
     if len(set(map(int, words))) < len(words):

@@ -196,9 +196,11 @@ class Board:
     def _line(self, running: Sequence[Planned]) -> str:
         done = self.done
         spent = time.perf_counter() - self._begun
-        left = f"{spent / (done - self.first) * (self.total - done):.0f} s" if done > self.first else "not known yet"
+        left = "time left not known yet"
+        if done > self.first:
+            left = f"left {spent / (done - self.first) * (self.total - done):.0f} s"
         at = "; ".join(f"{r.name}: step {r.steps_done()}/{r.config.steps}" for r in running)
-        return f"steps {done}/{self.total}  left {left}  {at}"
+        return f"steps {done}/{self.total}  {left}  {at}"
 
 
 class Noted(Stop):
@@ -224,6 +226,7 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
     running: dict[Planned, Process] = {}
     interrupt = Noted()
     with alone(folder) as lock, Board(every, quiet) as board, interrupt:
+        board.say(announced(planned, folder, jobs))
         if len(todo) < len(every):
             board.say(f"{len(every) - len(todo)} of {len(every)} runs are finished already in {folder}")
         signalled = False
@@ -248,6 +251,22 @@ def run_all(planned: Sequence[Planned], folder: Path, jobs: int = 1, quiet: bool
         finally:
             _end(running)
     return failed
+
+
+def announced(planned: Sequence[Planned], folder: Path, jobs: int) -> str:
+    """How much is about to be made: `10 runs: 2 entrants x 5 seeds, 600 steps in all, one at a time, in FOLDER`."""
+    rate = "one" if jobs == 1 else str(jobs)
+    every, entrants = _all_stages(planned), {run.entrant for run in planned}
+    seeds = len(planned) // max(len(entrants), 1)
+    stages = f", {len(every)} with their stages" if len(every) > len(planned) else ""
+    return (
+        f"{_many(len(planned), 'run')}: {_many(len(entrants), 'entrant')} x {_many(seeds, 'seed')}{stages}, "
+        f"{sum(run.config.steps for run in every):,} steps in all, {rate} at a time, in {folder}"
+    )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _next(todo: Sequence[Planned], running: Collection[Planned]) -> Planned | None:

@@ -28,6 +28,8 @@ from gruppo.stages.check import least_samples
 
 Tick = Callable[[str], None]
 
+MANY = 100_000  # steps
+
 
 @dataclass(frozen=True)
 class PromptFigures:
@@ -121,6 +123,12 @@ def lab(
 def _checked(steps: int, size: float, off_policy: float, critic: str, warm: int) -> None:
     if steps < 0 or warm < 0:
         raise ValueError(f"steps={steps}, warm={warm}: a number of steps is 0 or more.")
+    for name, value in (("steps", steps), ("warm", warm)):
+        if value > MANY:
+            raise ValueError(
+                f"{name}={value}: each step is computed and kept, so these would not come to an end. Use {MANY:,} at "
+                "most."
+            )
     if not size > 0:
         raise ValueError(f"size={size}: the policy would stand still. Use a length above 0, such as 0.5.")
     if not 0 <= off_policy < float("inf"):
