@@ -170,7 +170,8 @@ def test_a_comparison_is_said_to_be_one_with_its_runs(
     assert main(["runs", str(folder)]) == 0
     assert capsys.readouterr().out.startswith(f"4 runs in the folders of {folder}\n")
     assert main(["runs"]) == 0
-    assert "runs holds no runs itself.\n" in capsys.readouterr().out
+    words = capsys.readouterr().out
+    assert words == f"runs holds no runs itself.\nruns of several entrants in {folder}: gruppo runs {folder}\n"
 
 
 def test_a_method_of_a_file(in_process: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,11 +60,18 @@ def runs(args: argparse.Namespace) -> int:
         print(table(found))
         return 0
     reports = sorted(folder.glob("*/compare.md"))
-    none = "no runs itself" if inside or reports else "no runs. `gruppo train` makes one; save.folder says where"
+    unfinished = {p.parents[2] for p in folder.glob("*/*/seed-*/config.toml")} - {r.parent for r in reports}
+    none = (
+        "no runs itself"
+        if inside or reports or unfinished
+        else "no runs. `gruppo train` makes one; save.folder says where"
+    )
     print(table(found) if found else f"{folder} holds {none}.")
     for group in dict.fromkeys(p.parent for p in inside):
         count = sum(p.parent == group for p in inside)
         print(f"{count} run{'s' if count > 1 else ''} in {group}: gruppo runs {group}")
+    for group in sorted(unfinished):
+        print(f"runs of several entrants in {group}: gruppo runs {group}")
     for report in reports:
         print(f"a comparison in {report.parent}: read {report}")
     return 0

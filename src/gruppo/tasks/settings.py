@@ -14,7 +14,7 @@ class TaskConfig(Checked):
     name: str = "addition"  # built in, mix:NAME+NAME, ./data.jsonl, hf:NAME or hf:./folder, gym:NAME, or ./file.py:make
     level: str = ""  # "2", or a mixture "1-3"; empty: the default of the task
     seed: int = setting(0, low=0)  # chooses the problems and their order, but never those that are held out
-    train_size: int = setting(0, low=0, high=1e7)  # problems to train on; 0: all rows of a file, or 20,000 generated
+    train_size: int = setting(0, low=0, high=10_000_000)  # to train on; 0: all rows of a file, or 20,000 generated
     held_out: float | str = ""  # a share of the rows, a file, or a split; empty: the test split of a dataset, else 0.1
     prompt: str = ""  # field of a row with the prompt; empty: prompt, question, problem, ..., whichever exists
     answer: str = ""  # field of a row with the right answer; empty: answer, output, completion, ...

@@ -76,8 +76,8 @@ class RunConfig(Checked):
     scale: ScaleConfig = ScaleConfig()
     regime: RegimeConfig = RegimeConfig()
     steps: int = setting(60, low=1)  # training steps, each with one batch of episodes
-    prompts: int = setting(64, low=1, high=1e6)  # tasks per step
-    samples: int = setting(8, low=1, high=1e6)  # answers per task
+    prompts: int = setting(64, low=1, high=1_000_000)  # tasks per step
+    samples: int = setting(8, low=1, high=1_000_000)  # answers per task
     seed: int = setting(0, low=0)  # of everything that is drawn
     ahead: int = setting(0, low=0)  # versions that sampling is ahead of learning (docs/scale.md); 0: none
     budget_tokens: int = setting(0, low=0)  # sampled tokens per step, redraws included; 0: no limit
