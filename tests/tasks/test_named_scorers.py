@@ -312,7 +312,7 @@ def test_names_lead_to_scorers_that_load() -> None:
         ("regex", {"pattern": "("}, "is no regular expression"),
         ("numeric", {"tolerence": 1}, r"tolerence.*Did you mean 'tolerance'\?.*task.args.NAME"),
         ("exact", {"extract": "hash"}, "Did you mean 'hashes'"),
-        ("listed", {"x": 1}, "Its arguments: none"),
+        ("listed", {"x": 1}, "It has no arguments: leave task.args out"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_judged(name: str, args: dict[str, object], said: str) -> None:

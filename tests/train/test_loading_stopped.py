@@ -223,7 +223,7 @@ def test_a_signal_before_the_runs_of_a_comparison(forked: Any) -> None:
     from gruppo.lab.compare import processes
 
     def patch() -> None:
-        processes._refuse_damaged = interrupting(TERM, processes._refuse_damaged)
+        processes.refuse_engine = interrupting(TERM, processes.refuse_engine)
 
     assert code_of(forked("compare", "grpo", "rloo", "--seeds", "1", *QUICK, "save.name=c", patch=patch)) == 143
     assert "stopped at once. What is saved remains; the same command goes on:  gruppo compare grpo rloo" in said()

@@ -1,6 +1,6 @@
-"""How many answers are being sampled in this process, and how many are there: for who watches, and for nobody else.
+"""How many answers this process is sampling, and how many it has, for the sign of life of a slow run.
 
-Watching changes nothing: what is counted is the table that is filled anyway.
+To count changes nothing: it reads the table of answers that is filled anyway.
 """
 
 from collections.abc import Generator, Sized
