@@ -190,6 +190,18 @@ def _shifted(runs: Any) -> Any:
     return runs
 
 
+def test_a_sweep_of_ones_own_changes_no_rule_and_judges_nothing(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Also after the verdict, of a file without a sweep."""
+    rule, points = read(here / "claims" / "b.toml").rule, ["optim.lr=1e-4", "optim.lr=2e-4"]
+    asked = pretend(monkeypatch, drop=0.3)
+    assert main(["claims", "b", "--pilot", *points]) == 0 and len(asked) == 2 * len(points)
+    [stored] = board.pilots_of(here / "claims", "b")
+    assert [r["setting"] for r in stored["runs"] if r["arm"] == "entrant"] == points
+    assert read(here / "claims" / "b.toml").rule == rule and not (here / "claims" / "results").exists()
+    capsys.readouterr()
+    assert main(["claims", "b", *points]) == 2 and "add --pilot" in capsys.readouterr().err
+
+
 # ---- the board of the package
 
 

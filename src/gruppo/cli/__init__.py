@@ -158,7 +158,13 @@ def _claims(command: argparse.ArgumentParser) -> None:
     command.add_argument("names", nargs="*", help="claims to judge; without names, show all results so far")
     command.add_argument("--show", action="store_true", help="show rule, figures and pilots of the claims; no runs")
     command.add_argument("--all", action="store_true", help="judge every claim without a result (make claims)")
-    command.add_argument("--pilot", action="store_true", help="try the sweep on seeds 100 to 104; no verdict")
+    command.add_argument(
+        "--pilot",
+        action="store_true",
+        help="try the sweep on seeds 100 to 104; no verdict. With settings, such as optim.lr=0.1 optim.lr=0.2, these "
+        "are its points, whatever the file says",
+    )
+    command.set_defaults(settings=())
     command.add_argument("--folder", metavar="DIR", help="folder of claims (default: claims, else the shipped board)")
     command.add_argument("--runs", default="runs/claims", metavar="DIR", help="folder of runs (default runs/claims)")
     command.add_argument("--jobs", type=int, default=2, metavar="N", help="parallel runs, one process each (default 2)")

@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,16 @@ def claims(args: argparse.Namespace) -> int:
         print(f"the board that gruppo comes with, {folder} (there is no folder claims here)", file=sys.stderr)
     args.folder = str(folder)
     found = chosen_claims(folder, args.names)
+    if args.settings and not args.pilot:
+        raise ValueError(
+            f"{' '.join(args.settings)}: a verdict has the settings of its file. Leave them out, or add --pilot: then "
+            "they are the points of a sweep."
+        )
     if args.pilot:
         if not args.names:
             raise ValueError("--pilot without a name would run every sweep. Name the claims.")
         for claim in found.values():
-            pilot(claim, args)
+            pilot(replace(claim, sweep=tuple(args.settings), chosen={}) if args.settings else claim, args)
         return 0
     if args.runs_only and (args.runs_only < 0 or not (args.names or args.all)):
         raise ValueError(f"--runs-only {args.runs_only}: nothing would run. Name the claims, and give how many seeds.")
