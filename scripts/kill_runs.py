@@ -72,6 +72,8 @@ def begin(*argv: str) -> int:
         over = True  # before any call: Python looks for signals at calls, and who forked must not see one of these
         if isinstance(error, SystemExit):
             code = int(error.code or 0)
+        elif _early(error):
+            code = 130
         elif code not in (130, 143):
             traceback.print_exc()
     finally:
@@ -79,6 +81,16 @@ def begin(*argv: str) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _early(error: BaseException) -> bool:
+    """Whether a signal came at the first line of the program, before that hears any: as one while Python starts."""
+    from gruppo.cli import main
+
+    at = traceback.extract_tb(error.__traceback__)[-2:][0]  # the handler is behind it
+    first = main.__code__.co_firstlineno
+    there = at.name == "begin" or (at.name == "main" and at.lineno in (first, first + 1))
+    return isinstance(error, KeyboardInterrupt) and there
 
 
 def stopped(pid: int, seconds: float, how: str, draw: random.Random) -> int | None:
