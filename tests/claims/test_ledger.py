@@ -190,7 +190,7 @@ def test_the_board_is_read_where_nothing_can_be_written(here: Path) -> None:
     for path in (here, *before):
         path.chmod(stat.S_IRUSR | (stat.S_IXUSR if path.is_dir() else 0))
     try:
-        assert board.load(here, claim(here)) and len(board.pilots_of(here, "copo_exact")) == 1
+        assert board.load(here, claim(here)) and board.pilots_of(here, "copo_exact")
         assert sorted(here.rglob("*")) == before
     finally:
         for path in (here, *before):
