@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -147,6 +148,28 @@ def test_an_interrupt_that_is_lost_in_a_destructor_is_sent_once_more(capsys: pyt
         while time.monotonic() < end:
             pass
     assert stop.asked == 2 and "Traceback" not in capsys.readouterr().err
+
+
+def test_it_is_sent_again_also_if_it_comes_while_it_is_being_sent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the timer was faster than its own `start`."""
+    plain, early = threading.Timer.start, iter([True, True])
+
+    def start(self: threading.Timer) -> None:
+        plain(self)
+        if next(early, False):
+            self.join()
+
+    monkeypatch.setattr(threading.Timer, "start", start)
+    with pytest.raises(KeyboardInterrupt), Stop() as stop:
+        signal.raise_signal(signal.SIGINT)
+        noisy = Noisy()
+        del noisy
+        end = time.monotonic() + 100
+        while time.monotonic() < end:
+            pass
+    assert stop.asked == 2 and "ignored" not in capsys.readouterr().err
 
 
 def test_from_python_it_is_an_interrupt_with_words() -> None:

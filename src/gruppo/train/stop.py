@@ -65,9 +65,7 @@ class Stop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None = None, error: BaseException | None = None, *_: Any) -> None:
-        mine = (
-            isinstance(error, KeyboardInterrupt) and self.asked
-        )  # otherwise an inner Stop has already given it its words
+        mine = isinstance(error, KeyboardInterrupt) and self.asked  # otherwise an inner Stop has given it its words
         interrupted = mine or (isinstance(error, Exception) and self.told_to_end)
         if interrupted and self.words and last_words_end_the_process and self._before:
             on_signals(lambda *_: self._end())  # else a further one would replace the last words on their way
@@ -119,8 +117,15 @@ class Stop:
         if not issubclass(what.exc_type, KeyboardInterrupt):
             self._hook(what)
         elif not self._over:
-            self.asked = 0 if self.loading else 1
-            threading.Timer(0.01, self._again).start()
+            self._send_again(0.01)
+
+    def _send_again(self, seconds: float) -> None:
+        """Where the machine is busy it may come before the timer's `start` is over, and would be lost once more."""
+        self.asked = 0 if self.loading else 1
+        try:
+            threading.Timer(seconds, self._again).start()
+        except KeyboardInterrupt:
+            self._send_again(2 * seconds)
 
     def _again(self) -> None:
         if not self._over:  # else it would reach who comes after
