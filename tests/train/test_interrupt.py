@@ -139,7 +139,8 @@ class Noisy:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupt_that_is_lost_in_a_destructor_is_sent_once_more(capsys: pytest.CaptureFixture[str]) -> None:
+def lost_once() -> Stop:
+    """A run whose second signal is lost, after the interrupt that it must be given all the same."""
     with pytest.raises(KeyboardInterrupt), Stop() as stop:
         signal.raise_signal(signal.SIGINT)
         noisy = Noisy()
@@ -147,7 +148,11 @@ def test_an_interrupt_that_is_lost_in_a_destructor_is_sent_once_more(capsys: pyt
         end = time.monotonic() + 100
         while time.monotonic() < end:
             pass
-    assert stop.asked == 2 and "Traceback" not in capsys.readouterr().err
+    return stop
+
+
+def test_an_interrupt_that_is_lost_in_a_destructor_is_sent_once_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lost_once().asked == 2 and "Traceback" not in capsys.readouterr().err
 
 
 def test_it_is_sent_again_also_if_it_comes_while_it_is_being_sent(
@@ -162,14 +167,7 @@ def test_it_is_sent_again_also_if_it_comes_while_it_is_being_sent(
             self.join()
 
     monkeypatch.setattr(threading.Timer, "start", start)
-    with pytest.raises(KeyboardInterrupt), Stop() as stop:
-        signal.raise_signal(signal.SIGINT)
-        noisy = Noisy()
-        del noisy
-        end = time.monotonic() + 100
-        while time.monotonic() < end:
-            pass
-    assert stop.asked == 2 and "ignored" not in capsys.readouterr().err
+    assert lost_once().asked == 2 and "ignored" not in capsys.readouterr().err
 
 
 def test_from_python_it_is_an_interrupt_with_words() -> None:

@@ -82,7 +82,7 @@ class RemoteEngine(Apart):
         self.models = {}  # no weights are here
         if not url.startswith(("http://", "https://")):
             raise ValueError(
-                f"engine.url={url!r} is no address of a server, so there is nobody to ask. Use engine.url="
+                f"engine.url={url!r} is no address of a server, so no request could be sent. Use engine.url="
                 "http://HOST:PORT/v1 with gruppo eval; to train, use engine=native or engine=vllm."
             )
         self.url, self.model, self.processed, self.seconds = url.rstrip("/"), model, processed, seconds
