@@ -130,6 +130,27 @@ def test_tools_and_what_they_import(file: str, monkeypatch: pytest.MonkeyPatch) 
     assert line.startswith(f"task.tools, {where}") and Path(file).name in line
 
 
+@pytest.mark.parametrize("by", ["importlib.import_module('{}')", "import_module('{}', None)", "__import__('{}')"])
+def test_what_is_imported_by_a_call_is_hashed_if_its_name_is_written_there(by: str) -> None:
+    """A name that is computed while the code runs is not known before."""
+    lines = (
+        "import importlib",
+        "from importlib import import_module",
+        "def f(task, text):",
+        "    import_module('.x', 'y')",
+    )
+    Path("mine.py").write_text("\n".join([*lines, f"    return {by.format('helper')}.REWARD", ""]))
+    Path("helper.py").write_text(f"REWARD = {by.format('deep.er')}.REWARD\nimport_module(str(REWARD))\n")
+    Path("deep").mkdir()
+    for name in ("deep/__init__.py", "deep/er.py", "other.py"):
+        Path(name).write_text("REWARD = 1.0\n")
+    task = TaskConfig("addition", reward="./mine.py:f")
+    assert changed(task, "other.py") == []
+    for file in ("mine.py", "helper.py", "deep/__init__.py", "deep/er.py"):
+        (line,) = changed(task, file)
+        assert f"({file}): " in line
+
+
 def test_two_worlds_of_one_name_are_two() -> None:
     own_world("a")
     own_world("b")

@@ -99,6 +99,16 @@ def _imports(code: ast.Module, file: Path, root: Path) -> Iterator[Path]:
             yield from _below(folder, line.module or "", [a.name for a in line.names], near=True)
         elif isinstance(line, ast.ImportFrom) and line.module:
             yield from _below(root, line.module, [a.name for a in line.names])
+        elif isinstance(line, ast.Call) and (name := _by_call(line)):
+            yield from _below(root, name)
+
+
+def _by_call(line: ast.Call) -> str:
+    """The module of `import_module("helper")` or `__import__("helper")`; "" for other calls, and for computed names."""
+    called = ast.unparse(line.func).rpartition(".")[2]
+    name = line.args[0].value if line.args and isinstance(line.args[0], ast.Constant) else ""
+    plain = called in ("import_module", "__import__") and isinstance(name, str) and not name.startswith(".")
+    return str(name) if plain else ""
 
 
 def _below(folder: Path, name: str, members: Sequence[str] = (), near: bool = False) -> Iterator[Path]:
