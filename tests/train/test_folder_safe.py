@@ -86,6 +86,15 @@ def test_where_files_cannot_be_locked_the_time_decides(monkeypatch: pytest.Monke
     assert not list(Path("b").iterdir())
 
 
+@pytest.mark.parametrize("content", ["", "[1, 2, 3]", '"abc"', "7", "{}", "{", '{"pid": 1}'])
+def test_a_lock_that_says_nothing_is_held_all_the_same(content: str) -> None:
+    Path("b").mkdir()
+    with Lock(Path("b")):
+        Path("b/.lock").write_text(content)
+        with pytest.raises(ValueError, match="b is in use by another process: two runs"), Lock(Path("b")):
+            pass
+
+
 def test_a_holder_renews_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "fcntl", None)
     monkeypatch.setattr(lock, "RENEWED", 0.01)

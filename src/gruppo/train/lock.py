@@ -81,8 +81,9 @@ class Lock:
     def _held(self) -> str:
         who: dict[str, Any] = {}
         with suppress(OSError, ValueError):
-            who = json.loads(self.path.read_text(encoding="utf-8"))
-        by = f"process {who['pid']} on {who['host']}, since {who['since']}" if len(who) == 3 else "another process"
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            who = found if isinstance(found, dict) and {"pid", "host", "since"} <= set(found) else {}
+        by = f"process {who['pid']} on {who['host']}, since {who['since']}" if who else "another process"
         if who.get("pid") == os.getpid() and who.get("host") == socket.gethostname():
             return (
                 f"{self.path.parent} is in use by this process itself: an iterator of gruppo.steps or resume_steps is "
