@@ -154,6 +154,8 @@ def test_settings_in_every_form() -> None:
     ({"steps": 0}, "steps=0"),
     ({"method": "grop"}, "grop"),
     ({"callbacks": [print]}, "which is no callback"),
+    ({"callbacks": gruppo.Callback}, "is no list, so nothing was started. Write callbacks=[…]"),
+    ({"callbacks": gruppo.Callback()}, "is no list, so nothing was started. Write callbacks=[…]"),
     ({"task": 3}, "task is int and no task"),
     ({"task": []}, "task is an empty list"),
     ({"task": [{"prompt": {1}}]}, "row 0: prompt holds what a file cannot"),
@@ -165,6 +167,21 @@ def test_mistakes_are_told_before_anything_starts(settings: dict[str, Any], said
             start(**settings)
         assert said in str(told.value)
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("entrants", ["grpo", Path("runs/a"), gruppo.method("grpo")])
+def test_one_entrant_is_no_list_of_letters(entrants: Any) -> None:
+    with pytest.raises(ValueError, match="is one entrant and no list, so nothing was started"):
+        gruppo.compare(entrants, task="addition")
+
+
+@pytest.mark.parametrize(
+    "call", [gruppo.load, gruppo.resume, gruppo.evaluate, lambda run: list(gruppo.resume_steps(run))]
+)
+def test_what_is_no_run_is_told(call: Callable[[Any], Any]) -> None:
+    for wrong in (3, None, ["runs/a"]):
+        with pytest.raises(ValueError, match="is no run, so nothing was done"):
+            call(wrong)
 
 
 def test_a_long_value_does_not_hide_what_is_wrong_with_it() -> None:

@@ -50,6 +50,8 @@ REFUSED = {
     "clip_high=0.3": ("no 'clip_high'", "did you mean method.objective.clipped_surrogate.clip_high?"),
     "clip_hihg=0.3": ("did you mean method.objective.clipped_surrogate.clip_high?",),
     "lr=0.1": ("did you mean optim.lr?",),
+    "eval.prompt=4": ("EvalConfig has no 'prompt' (nearest: prompts)",),
+    "eval.lr=4": ("did you mean optim.lr?",),
     "level=2": ("did you mean task.level?",),
     "kl_coef=0.1": ("did you mean method.penalties.reference_kl.kl_coef?",),
     "method.objective.clip_hihg=1": ("no 'clip_hihg' here", "nearest: clip_high"),
@@ -106,6 +108,8 @@ REFUSED = {
     "task.reward=./own.py:scor": ("no 'scor'",),
     "task.seconds=0": ("task.seconds=0 is out of range: use a number > 0",),
     "save.folder=/proc/nowhere": ("/proc/nowhere", "cannot be made", "save.folder"),
+    f"save.name={'a' * 300}": ("cannot be made (File name too long)", "Choose a shorter save.name"),
+    "task.template=x": ("task.template='x' names no field", "every prompt would be the same text", "Fields: a, b"),
     "nonsense": ("'nonsense' is not a setting", "key=value"),
     "--allow-changes": ("--allow-changes without --resume",),
 }

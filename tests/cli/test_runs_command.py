@@ -305,8 +305,23 @@ def test_a_run_without_episodes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor_says_what_it_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, "doctor", "model=tiny-random", "prompts=2", "samples=4")
     assert "100% of the sampled tokens can be learned from" in out and "limit" not in out
-    assert "of the answers were cut off after sampling.max_tokens=6 tokens" in out and "all is well" in out
+    assert "of the answers were cut off after sampling.max_tokens=6 tokens" in out
     assert len(out.splitlines()) == 11
+
+
+@pytest.mark.parametrize(
+    ("settings", "last"),
+    [
+        (("model=tiny-random",), "can start, but it would learn nothing from these answers: in every group"),
+        (("model=tiny",), "all is well: a run with these settings can start"),
+        (("model=tiny-random", "method=sft", "samples=1"), "all is well: a run with these settings can start"),
+    ],
+)
+def test_doctor_is_not_content_with_equal_rewards(
+    settings: tuple[str, ...], last: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, _ = said(capsys, "doctor", *settings, "prompts=2", *(() if "samples=1" in settings else ("samples=4",)))
+    assert last in out.splitlines()[-1]
 
 
 def test_what_is_added_to_a_chain_does_not_look_like_a_replacement(capsys: pytest.CaptureFixture[str]) -> None:

@@ -357,6 +357,7 @@ def test_missing_fields_name_those_that_are_there(write: Write) -> None:
             {"template": "{questin}"},
             ("names the field 'questin'", "Did you mean 'question'?", "Fields: question, answer"),
         ),
+        ({"template": "Add."}, ("names no field, so every prompt would be the same", "Fields: question, answer")),
         ({"template": "{question"}, ("is no template", "{{ and }} for braces")),
         ({"template": "{answer:zz}"}, ("line 1", "cannot show 'answer' as 'zz'")),
         ({"held_out": 1.5}, ("task.held_out=1.5", "between 0 and 1")),

@@ -120,12 +120,16 @@ def resume_steps(
 
 
 def _folder(run: str | Path | SavedRun) -> Path:
-    return run.folder if isinstance(run, SavedRun) else Path(run)
+    if isinstance(run, str | Path):
+        return Path(run)
+    if isinstance(run, SavedRun):
+        return run.folder
+    raise ValueError(f"{run!r} ({type(run).__name__}) is no run, so nothing was done. Give its folder, or a run.")
 
 
 def load(run: str | Path) -> SavedRun:
     """A run that is there already, finished or not."""
-    return SavedRun(run)
+    return SavedRun(_folder(run))
 
 
 def evaluate(
@@ -147,7 +151,7 @@ def evaluate(
     from gruppo.cli.evaluate import evaluated_as, evaluations, run_of, warn_of_other_files
     from gruppo.train.run import tasks_of
 
-    name = str(policy.folder if isinstance(policy, SavedRun) else policy)
+    name = str(_folder(policy))
     run = run_of(name)
     given = {"prompts": prompts, "samples": samples, "k": k, "temperature": temperature}
     wanted = {f"eval.{key}": value for key, value in given.items() if value is not None}
@@ -180,6 +184,10 @@ def compare(
     from gruppo.lab.compare.processes import refuse_other_settings, run_all
     from gruppo.train.opening import refuse_name
 
+    if isinstance(entrants, str | Path | Method | SavedRun):
+        raise ValueError(
+            f"entrants={entrants!r} is one entrant and no list, so nothing was started. Write [{entrants!r}]."
+        )
     if all(isinstance(e, SavedRun | Path) or Path(str(e), "config.toml").is_file() for e in entrants):
         results, missing = found_runs([e.folder if isinstance(e, SavedRun) else Path(str(e)) for e in entrants])
         title = ", ".join(dict.fromkeys(r.entrant for r in results))
@@ -224,6 +232,10 @@ def _planned(entrant: "Entrant", config: RunConfig, seed: int, folder: Path) -> 
 
 
 def _checked(callbacks: Sequence[Callback]) -> Sequence[Callback]:
+    if isinstance(callbacks, type | Callback):
+        raise ValueError(
+            f"callbacks={callbacks!r} is no list, so nothing was started. Write callbacks=[…], with objects."
+        )
     for c in callbacks:
         if not isinstance(c, Callback):
             raise ValueError(

@@ -16,6 +16,7 @@ import tomli_w
 from gruppo.cli import overrides
 from gruppo.methods import all_methods, method, refurnished, summary
 from gruppo.stages import ROOMS, Context, Method, Role, difference
+from gruppo.stages.check import least_samples
 from gruppo.stages.record import record_hash, to_table
 from gruppo.train.config import RunConfig
 from gruppo.train.folder import HERE, RunFolder, finite
@@ -24,6 +25,12 @@ from gruppo.train.waiting import waited
 if TYPE_CHECKING:
     from gruppo.train.doctor import Check
     from gruppo.train.run import Run
+
+CAN_START = "a run with these settings can start"
+EQUAL = (
+    "it would learn nothing from these answers: in every group all rewards are equal. Use an easier task.level, more "
+    "samples, or another task.reward."
+)
 
 
 def configured(args: argparse.Namespace, base: RunConfig | None = None) -> RunConfig:
@@ -173,7 +180,7 @@ def _step_zero(config: RunConfig, as_json: bool) -> "tuple[Run, list[Check]]":
 def doctor(args: argparse.Namespace) -> int:
     if args.sandbox:
         return _sandbox(args)
-    _, checks = _step_zero(configured(args), args.json)
+    run, checks = _step_zero(configured(args), args.json)
     if args.json:
         print_json([dataclasses.asdict(c) for c in checks])
     else:
@@ -181,7 +188,9 @@ def doctor(args: argparse.Namespace) -> int:
             mark = "ok      " if c.ok else "accepted" if c.accepted else "FAIL    "
             print(f"{mark} {c.name:<13} {c.found}{'' if c.ok or not c.remedy else '. ' + c.remedy}")
         bad = sum(not (c.ok or c.accepted) for c in checks)
-        print(f"{bad} of {len(checks)} checks failed" if bad else "all is well: a run with these settings can start")
+        dead = least_samples(run.method) > 1 and any(c.name == "dead_groups" and c.value == 1 for c in checks)
+        well = f"{CAN_START}, but {EQUAL}" if dead else f"all is well: {CAN_START}"
+        print(f"{bad} of {len(checks)} checks failed" if bad else well)
     return 0 if all(c.ok or c.accepted for c in checks) else 1
 
 

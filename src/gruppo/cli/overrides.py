@@ -218,8 +218,10 @@ def _unknown(key: str, names: list[str], at: str, node: Any) -> str:
     deep: dict[str, str] = {}  # the last part of a path -> the shortest such path
     for path in sorted(paths(RunConfig()), key=lambda p: p.count(".")):
         deep.setdefault(path.rpartition(".")[2], path)
-    close = [key] if key in deep else [] if nearest(key, names) else get_close_matches(key, deep, n=1, cutoff=0.7)
-    hint = f" (did you mean {deep[close[0]]}?)" if close else nearest(key, names)
+    slip = not isinstance(node, RunConfig) and get_close_matches(key, names, n=1, cutoff=0.8)  # eval.prompt
+    beside = nearest(key, names) if slip or key not in deep else ""
+    close = [] if beside else [key] if key in deep else get_close_matches(key, deep, n=1, cutoff=0.7)
+    hint = f" (did you mean {deep[close[0]]}?)" if close else beside
     if mine := [name for name in names if key in name.split("_")] if not isinstance(node, RunConfig) else []:
         above = at.rpartition(".")[0]  # save.every is save.checkpoint_every
         hint = f" (nearest: {', '.join(f'{above}.{name}' for name in mine)})"

@@ -10,7 +10,7 @@ from gruppo.tasks.build import is_graded, scorer_of
 from gruppo.tasks.files import is_data
 from gruppo.tasks.imports import is_path, load_object, misfit, nearest, written
 from gruppo.tasks.settings import TaskConfig, plain, refuse_unused
-from gruppo.tasks.template import compiled
+from gruppo.tasks.template import prompts
 
 GENERATED = ("level", "seed", "train_size")
 KINDS = ("hf", "gym", "mix", "env")
@@ -160,7 +160,7 @@ def worded(tasks: Sequence[Task], template: str, system: str) -> Tasks:
     def make(index: int) -> Task:
         task = tasks[index]
         known = {**task.meta, "level": task.level, "prompt": task.prompt}
-        prompt = compiled(template, tuple(known), task.source)(known) if template else task.prompt
+        prompt = prompts(template, tuple(known), task.source)(known) if template else task.prompt
         return replace(task, prompt=prompt, system=system or task.system)
 
     return Tasks("worded", len(tasks), make, lambda: domains_of(tasks))

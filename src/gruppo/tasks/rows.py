@@ -13,7 +13,7 @@ from gruppo.tasks.extract import boxed
 from gruppo.tasks.imports import nearest
 from gruppo.tasks.messages import Said
 from gruppo.tasks.settings import TaskConfig
-from gruppo.tasks.template import MISSING, compiled, lookup
+from gruppo.tasks.template import MISSING, lookup, prompts
 
 Row = Mapping[str, Any]
 
@@ -85,7 +85,7 @@ class Reader:
         self.names = names_of(table, settings)
         self.prompt, self.answer, self.solution, self.chosen, self.rejected = self.names.values()
         known = tuple(dict.fromkeys((*table.fields, "prompt")))
-        self.fill = compiled(settings.template, known, table.name) if settings.template else None
+        self.fill = prompts(settings.template, known, table.name) if settings.template else None
 
     @property
     def may_answer(self) -> bool:

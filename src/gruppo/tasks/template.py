@@ -24,6 +24,17 @@ def lookup(row: Mapping[str, Any], path: str) -> Any:
     return found
 
 
+def prompts(template: str, known: Sequence[str], whose: str) -> Callable[[Mapping[str, Any]], str]:
+    """As `compiled`, for the prompts of tasks: without any field all of them would be one."""
+    fill = compiled(template, known, whose)
+    if all(name is None for _, name, _, _ in Formatter().parse(template)):
+        raise ValueError(
+            f"task.template={template!r} names no field, so every prompt would be the same text. Write {{FIELD}} where "
+            f"the words of a row belong. Fields: {', '.join(known)}."
+        )
+    return fill
+
+
 def compiled(template: str, known: Sequence[str], whose: str) -> Callable[[Mapping[str, Any]], str]:
     """A function from a row to text; a ValueError names a field that no row has."""
     try:

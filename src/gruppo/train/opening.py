@@ -1,5 +1,6 @@
 """Before and after a run: a new folder, the checkpoint to go on from, what is finished, and the last words."""
 
+import errno
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -35,8 +36,9 @@ def new_folder(config: RunConfig) -> Iterator[RunFolder]:
                 ) from None
             continue
         except OSError as error:
+            another = "a shorter save.name" if error.errno == errno.ENAMETOOLONG else "another save.folder"
             raise ValueError(
-                f"{folder.path} cannot be made ({error.strerror}), so nothing was started. Choose another save.folder."
+                f"{folder.path} cannot be made ({error.strerror}), so nothing was started. Choose {another}."
             ) from None
         with _no_empty(folder.path), Lock(folder.path):
             if not folder["config.toml"].exists() and not checkpoints(folder["checkpoints"]):
