@@ -11,7 +11,7 @@ from gruppo.policies import CharTokenizer, load_tokenizer
 from gruppo.stages.check import cut_off
 from gruppo.tasks import BUILT_IN, TaskConfig
 from gruppo.tasks.build import TEXT_LEAST, TEXT_MOST, TEXT_UNKNOWN, text_tokens
-from gruppo.tasks.fit import most_tokens
+from gruppo.tasks.fit import most_tokens, refuse_unfit
 from gruppo.tasks.load import load
 
 
@@ -26,6 +26,14 @@ def rows(folder: Path, *answers: str, prompt: str = "say") -> TaskConfig:
     lines = [json.dumps({"prompt": f"{prompt} {i}", "answer": a}) for i, a in enumerate(answers)]
     path.write_text("\n".join(lines))
     return TaskConfig(name=str(path))
+
+
+def test_a_prompt_longer_than_the_context_is_not_helped_by_shorter_answers(tmp_path: Path) -> None:
+    tasks = load(rows(tmp_path, *"abcdefghij", prompt="1" * 20))
+    for context, helps in ((30, True), (20, False)):
+        with pytest.raises(ValueError, match=f"more than the {context} of this model's context") as told:
+            refuse_unfit(tasks, CharTokenizer(), context, 16)
+        assert ("lower sampling.max_tokens" in str(told.value)) == helps
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

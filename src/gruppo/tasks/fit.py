@@ -31,9 +31,10 @@ def refuse_unfit(tasks: TaskSet, tokenizer: Any, context: int, max_tokens: int) 
         except ValueError as error:
             raise ValueError(f"{_named(task)} cannot be written in this model's tokens: {error}") from None
         if length + max_tokens > context:
+            fewer = "lower sampling.max_tokens, " if length < context else ""  # an answer has at least one token
             raise ValueError(
                 f"{_named(task)} has {length} tokens, and with sampling.max_tokens={max_tokens} that is more than "
-                f"the {context} of this model's context. Take such rows out, lower sampling.max_tokens, or use a "
+                f"the {context} of this model's context. Take such rows out, {fewer}or use a "
                 "model with a longer context."
             )
 
