@@ -33,6 +33,7 @@ class Found:
     asked_DX: Tensor
     chance_D: Tensor
     sampled: bool
+    knows_asked: bool = True  # else asked_DX are all prompts, with a gradient of 0 where one was not asked
 
     def mean(self, prompts: int) -> Tensor:
         """E g, [Q, J]."""
