@@ -1,11 +1,13 @@
 """Noise of methods that are trained by the loop: draws of steps that are not taken."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import pytest
 import torch
 
+from gruppo.lab.exact.figures import lab
+from gruppo.lab.exact.world import ExactWorld
 from gruppo.lab.tabular import Setup, World, train_exact
 from gruppo.lab.tabular.measure import measured
 from gruppo.lab.tabular.probe import EveryGroup, Probe
@@ -22,15 +24,16 @@ class Mine(Uniform):
 
 def test_draws_of_the_loop_estimate_what_all_groups_give() -> None:
     m = method("grpo").but(curriculum=Mine(), penalties=())
-    setup = Setup(World(prompts=1, answers=3, right=1, low=0.3, high=0.3), steps=1, prompts=1, samples=3, noise=600)
+    setup = Setup(World(prompts=1, answers=3, right=1, low=0.3, high=0.3), steps=1, prompts=1, samples=3, noise=400)
     done = train_exact(m, setup, seeds=[4], lr=0.0)
     assert done.how == "loop" and "falls" not in done.columns
     world = setup.world.of(4)
     tables = Tables(world)
     start = tables.start([world])[0]
     every = EveryGroup(Probe(method("grpo").but(penalties=()), setup, tables, together=True), 1)
-    exact = every.found(start, start, 0).noise(1)
-    assert done.of("noise")[:, 0] == pytest.approx([exact] * 2, rel=0.2)
+    exact = every.found(start, start, 0)
+    assert done.of("noise")[:, 0] == pytest.approx([exact.noise(1)] * 2, rel=0.2)
+    assert done.of("cosine")[:, 0] == pytest.approx([exact.cosine(tables, start)] * 2, abs=0.06)
     assert done.of("noise")[0, 0] != done.of("noise")[1, 0]  # one policy, and other draws
 
 
@@ -45,12 +48,19 @@ def test_measuring_moves_nothing(name: str) -> None:
     assert "noise" not in plain.columns and (watched.of("noise")[1:] > 0).all()
 
 
-def test_more_answers_are_less_noise() -> None:
-    """Four times the answers, a quarter of the variance: of RLOO, whose gradient is a mean over answers, nearly so."""
-    m = method("rloo").but(curriculum=Mine())
-    setup = Setup(World(prompts=2, answers=4, right=1, low=0.4, high=0.4), steps=1, prompts=2, noise=300)
-    few, many = (train_exact(m, setup, seeds=[1], lr=0.0, samples=n).of("noise").mean() for n in (4, 16))
-    assert few / many == pytest.approx(4.0, rel=0.35)
+def test_the_cosine_is_that_of_the_laboratory() -> None:
+    """Also along −g, where its sign turns, and along 0, where it is 0."""
+    world = ExactWorld(rates=(0.2, 0.7), answers=("", "a", "ab", "b"), right=("a", "b"))
+    tables, setup = Tables(world), Setup(world=World(prompts=2), prompts=1, samples=3)
+    start = tables.start([world])[0]
+    for name in ("reinforce", "grpo"):
+        found = EveryGroup(Probe(method(name), setup, tables, together=True), 1).found(start, start, 0)
+        [row] = lab([name], world, prompts=1, samples=3, warm=0, steps=0).rows
+        assert row.figures is not None and row.figures.cosine == pytest.approx(found.cosine(tables, start), abs=1e-9)
+        back = replace(found, grad_DXJ=-found.grad_DXJ)
+        assert back.cosine(tables, start) == pytest.approx(-found.cosine(tables, start))
+        none = replace(found, grad_DXJ=0 * found.grad_DXJ)
+        assert none.cosine(tables, start) == 0
 
 
 def test_a_collapsed_start() -> None:

@@ -196,6 +196,9 @@ class _Training:
             return out
         found = [self.found(theta[i], i, step) for i in range(len(self.seeds))]
         out["noise"] = torch.tensor([f.noise(self.tables.prompts) for f in found], dtype=torch.float64)
+        out["cosine"] = torch.tensor(
+            [f.cosine(self.tables, theta[i]) for i, f in enumerate(found)], dtype=torch.float64
+        )
         if all(f.knows_asked for f in found):
             falls = [f.falls(self.tables, theta[i]) for i, f in enumerate(found)]
             out["falls"] = torch.tensor(falls, dtype=torch.float64)
