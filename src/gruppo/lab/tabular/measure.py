@@ -14,6 +14,7 @@ MEASURES = {
     **{f"pass@{k}": f"chance that one of {k} answers is right, mean over prompts" for k in PASSES},
     "length": "expected tokens of an answer, its end included, mean over prompts",
     "noise": "Var g / |E g|² of a step's gradient",
+    "cosine": "of the expected gradient of a step and that of the expected reward",
     "falls": "chance that a right answer to a prompt that is asked loses probability in a step",
 }
 

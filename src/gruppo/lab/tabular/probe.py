@@ -2,6 +2,7 @@
 
     expected  E g = Σ_draws P(draw) g(draw)
     noise     Var g / |E g|²                 over answers, and over the choice of prompts if a step asks only some
+    cosine    of E g and the gradient of the expected reward
     falls     P(d log π(o) < 0 along g)      for a right answer o to a prompt that was asked, to first order
 
 Over all groups these are exact. Over draws the variance is estimated without bias, and so is |E g|² = |ḡ|² − Var / n.
@@ -33,6 +34,7 @@ class Found:
     asked_DX: Tensor
     chance_D: Tensor
     sampled: bool
+    knows_asked: bool = True  # else asked_DX are all prompts, with a gradient of 0 where one was not asked
 
     def mean(self, prompts: int) -> Tensor:
         """E g, [Q, J]."""
@@ -40,14 +42,25 @@ class Found:
         zero = torch.zeros(prompts, weighted.shape[-1], dtype=weighted.dtype)
         return zero.index_add(0, self.asked_DX.flatten(), weighted.flatten(0, 1))
 
-    def noise(self, prompts: int) -> float:
-        """Var g / |E g|²; infinite if E g is 0."""
+    def _moments(self, prompts: int) -> tuple[float, float]:
+        """(Var g, |E g|²); of draws without bias, so that the second may be below 0."""
         mean2 = float(self.mean(prompts).square().sum())
         total = float(self.chance_D @ self.grad_DXJ.square().sum((1, 2)))
         n = len(self.chance_D)
         variance = (total - mean2) * (n / (n - 1) if self.sampled else 1.0)
-        signal = mean2 - variance / n if self.sampled else mean2
+        return variance, mean2 - variance / n if self.sampled else mean2
+
+    def noise(self, prompts: int) -> float:
+        """Var g / |E g|²; infinite if E g is 0."""
+        variance, signal = self._moments(prompts)
         return variance / signal if signal > 0 else float("inf")
+
+    def cosine(self, tables: Tables, theta_QJ: Tensor) -> float:
+        """Of E g and the gradient of the expected reward; 0 if E g is 0."""
+        true_QJ = tables.ascent(theta_QJ[None])[0]
+        signal = self._moments(tables.prompts)[1]
+        along = float((self.mean(tables.prompts) * true_QJ).sum())
+        return along / (signal**0.5 * float(true_QJ.norm())) if signal > 0 else 0.0
 
     def falls(self, tables: Tables, theta_QJ: Tensor) -> float:
         """The chance that a right answer to a prompt that was asked becomes less likely."""

@@ -86,3 +86,10 @@ class Tables:
         p = torch.softmax(self._rows(theta_PQJ), -1)
         mean_PQF = (p * self._rows(move_PQJ, 0.0)).sum(-1)
         return self.along(torch.nn.functional.pad(move_PQJ - mean_PQF[..., self.state_J], (0, 1)))
+
+    def ascent(self, theta_PQJ: Tensor) -> Tensor:
+        """The gradient of the expected reward, the mean over prompts of Σ π(answer) R(answer)."""
+        theta = theta_PQJ.detach().clone().requires_grad_()
+        rate_PQ = (self.log_mass(theta).exp() * self.reward_QA).sum(-1)
+        [found] = torch.autograd.grad(rate_PQ.mean(-1).sum(), theta)
+        return found

@@ -175,6 +175,7 @@ class _Training:
         if self.setup.lag:
             raise Unlike(f"it is trained by the loop, which has no lag here ({why}). Use lag=0")
         whole = Whole(self.method, self.setup, self.tables, self.worlds, seeds)
+        self.found = whole.found
         try:
             return "loop", why, self._steps(whole)
         finally:
@@ -194,9 +195,14 @@ class _Training:
         if not self.setup.noise or self.found is None:
             return out
         found = [self.found(theta[i], i, step) for i in range(len(self.seeds))]
-        noise = [f.noise(self.tables.prompts) for f in found]
-        falls = [f.falls(self.tables, theta[i]) for i, f in enumerate(found)]
-        return out | {k: torch.tensor(x, dtype=torch.float64) for k, x in (("noise", noise), ("falls", falls))}
+        out["noise"] = torch.tensor([f.noise(self.tables.prompts) for f in found], dtype=torch.float64)
+        out["cosine"] = torch.tensor(
+            [f.cosine(self.tables, theta[i]) for i, f in enumerate(found)], dtype=torch.float64
+        )
+        if all(f.knows_asked for f in found):
+            falls = [f.falls(self.tables, theta[i]) for i, f in enumerate(found)]
+            out["falls"] = torch.tensor(falls, dtype=torch.float64)
+        return out
 
     def _draws(self, together: bool) -> Callable[[Tensor, int, int], Found]:
         probe = Probe(self.method, self.setup, self.tables, together)

@@ -18,6 +18,7 @@ from gruppo.engines.base import Completion, Request
 from gruppo.lab.exact.groups import Masses, Script, Unlike
 from gruppo.lab.exact.trial import ExactJudge
 from gruppo.lab.exact.world import NEVER, ExactWorld, TableCritic, TablePolicy
+from gruppo.lab.tabular.probe import PROBES, Found
 from gruppo.lab.tabular.setup import Setup
 from gruppo.lab.tabular.tables import Tables
 from gruppo.stages import Context, Memory, Method
@@ -137,9 +138,8 @@ class TableRun:
             for role in self.learner.trained:
                 self.learner.optimisers[role] = Sgd(self.models[role].parameters(), setup.prompts)
         self.learner.version, self.clock = self.version, self.learner.clock
-        self.walk = Walk(
-            self.method, self.learner.read, self._tasks(), Turning(world, self), self.packed, current=self.current
-        )
+        self.judge = Turning(world, self)
+        self.walk = Walk(self.method, self.learner.read, self._tasks(), self.judge, self.packed, current=self.current)
         self.source = Now(self)  # type: ignore[arg-type]
         self.ctx = self.context(0)
         if found := problems(self.method, self.ctx, samples=setup.samples):
@@ -163,9 +163,9 @@ class TableRun:
         picks = [q * many + rng.choice(many, RECORDED, p=m / m.sum()) for q, m in enumerate(mass_QA)]
         return [self.world.with_recorded(q, p.tolist()) for q, p in enumerate(picks)]
 
-    def context(self, step: int) -> Context:
+    def context(self, step: int, seed: int | None = None) -> Context:
         ctx = self.setup.context(step, self.memory, self.tables.max_tokens)
-        ctx.seed, ctx.version, ctx.cast = self.seed, self.version, self.models
+        ctx.seed, ctx.version, ctx.cast = self.seed if seed is None else seed, self.version, self.models
         ctx.engine, ctx.tokenizer = self.engine, self.world.tokenizer
         self.ctx = self.walk.opened(ctx, self.replay)
         return self.ctx
@@ -207,6 +207,21 @@ class TableRun:
     def theta(self) -> Tensor:
         return self.models["policy"].theta.detach()
 
+    async def gradients(self, step: int, draws: int) -> Tensor:
+        """The gradients of steps that are not taken, each with random numbers of its own, [D, Q · J]."""
+        judged, out = self.judge.judged, list[Tensor]()
+        for seed in range(PROBES + self.seed * draws, PROBES + (self.seed + 1) * draws):
+            ctx = self.context(step, seed)
+            self.learner.begin(ctx)
+            drawn, kept = await self.walk.collected(ctx)
+            batch = self.walk.batch_of(ctx, drawn, kept)
+            if batch is None:  # selection has left nothing to learn from
+                out.append(torch.zeros_like(self.theta()))
+            else:  # the learner descends
+                out.append(-self.learner.gradient("policy", self.walk.credited(ctx, batch)))
+        self.judge.judged = judged  # the next step turns what it would have turned
+        return torch.stack(out)
+
 
 class Whole:
     """All seeds of one method, each with a loop of its own."""
@@ -226,6 +241,14 @@ class Whole:
     async def _facts(self, step: int) -> list[Mapping[str, float]]:
         """Only numbers leave the event loop, which writes out what a task returned at every change of a signal."""
         return [(await train_step(run, step)).facts for run in self.runs]  # type: ignore[arg-type]
+
+    def found(self, theta_QJ: Tensor, seed: int, step: int) -> Found:
+        """Draws of a step at the policy of a run, which is that of the table that is given."""
+        run, draws = self.runs[seed], self.runs[seed].setup.noise
+        grad_DT = self.loop(run.gradients(step, draws))
+        asked_DX = torch.arange(self.tables.prompts).expand(draws, -1)
+        chance_D = torch.full((draws,), 1 / draws, dtype=torch.float64)
+        return Found(grad_DT.view(draws, self.tables.prompts, -1), asked_DX, chance_D, True, knows_asked=False)
 
     @property
     def theta(self) -> Tensor:
