@@ -179,7 +179,7 @@ class Decoder:
 
     def _capture(self, n: int, draw: bool) -> torch.cuda.CUDAGraph:
         kept = [x.clone() for x in (self.state, self.count, self.out)]
-        graph = recorded([lambda: self._once(n, draw)], self.memory)[0]
+        graph = recorded([lambda: self._once(n, draw)], self.memory, first=True)[0]
         for x, before in zip((self.state, self.count, self.out), kept, strict=True):
             x.copy_(before)
         return graph

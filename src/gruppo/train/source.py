@@ -20,6 +20,8 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from gruppo.data import Batch, Episode
 from gruppo.policies import Unadapted, clone, learned_state, load_learned
 from gruppo.stages import Context, Memory, Method, Need
@@ -141,6 +143,7 @@ class Ahead(Now):
         self.versions = versions
         self.samplers = [Sampler(run) for _ in range(min(versions + 1, run.config.steps))]  # no step has two
         self.thread, self.work = ThreadPoolExecutor(1, "learner"), Future[Any]()
+        self.stream = torch.cuda.Stream(run.device) if run.device.type == "cuda" else None  # of learning
         run.say(f"ahead={versions}: {self._copies()}")
 
     def _copies(self) -> str:
@@ -167,8 +170,22 @@ class Ahead(Now):
 
     async def aside(self, work: Callable[..., T], *given: Any) -> T:
         """In a thread, while draws go on."""
-        self.work = self.thread.submit(work, *given)
+        self.work = self.thread.submit(self._beside, work, *given)
         return await asyncio.wrap_future(self.work)
+
+    def _beside(self, work: Callable[..., T], *given: Any) -> T:
+        """On a GPU in a stream of its own: in that of the draws, each would wait for all that the other has begun.
+
+        It begins after what was begun there, and ends before anybody uses what it has made.
+        """
+        if self.stream is None:
+            return work(*given)
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        try:
+            with torch.cuda.stream(self.stream):
+                return work(*given)
+        finally:
+            self.stream.synchronize()
 
     def close(self) -> None:
         for d in self.queue:
