@@ -19,10 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gpu
 import numpy as np
 import plain_loop
 import torch
-from report import machine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -123,16 +123,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     prompt, work = (8, (2, 2, 6)) if args.small else (128, (64, 8, 128))
-    found: list[dict[str, Any]] = []
+    b, plain = gpu.Bench(args.small), dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:
         made(Path(folder), args.shape, args.small, prompt, args.wait)
         for ahead in map(int, args.ahead.split(",")):
-            found.append(one(Path(folder), args, ahead, work))
-            print(json.dumps(found[-1]), flush=True)
+            found = one(Path(folder), args, ahead, work)
+            plain = plain or found
+            parts = ", ".join(f"{k.removeprefix('seconds/')} {v:.3g}" for k, v in found["parts"].items())
+            (prompts, samples, answer), (low, high) = work, found["range"]
+            b.compare(
+                f"a run with ahead={ahead}, {args.shape}: {prompts} x {samples} answers of {prompt}+{answer} tokens",
+                "tokens/s",
+                found["tokens_per_second"],
+                plain["tokens_per_second"],
+                f"beside it: ahead={plain['ahead']}; {low:.3g} to {high:.3g} s a step; {parts}",
+            )
             if args.json is not None:
-                args.json.write_text(
-                    json.dumps({"machine": machine(), "shape": args.shape, "rows": found}, indent=1) + "\n"
-                )
+                b.write(args.json)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ the draws of the next step under way while this one is learned from (then they a
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -30,12 +29,11 @@ import numpy as np
 import plain_loop
 import torch
 import torch.multiprocessing as mp
-from report import machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gruppo.engines import Completion, NativeEngine, Request, complete
 from gruppo.policies import learned_state, load_learned, load_policy
-from gruppo.scale.samplers import _bytes, _tensor  # type: ignore[attr-defined]
+from gruppo.scale.samplers import Packed, tensor_of
 
 SMOLLM2 = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
 SMOLLM2 |= {"num_key_value_heads": 3, "vocab_size": 49_152, "tie_word_embeddings": True}
@@ -88,7 +86,7 @@ def sampler(pipe: Any, folder: str, dtype: torch.dtype, device: torch.device) ->
 def _read(policy: Any, own: dict[str, torch.Tensor], path: str, sizes: dict[str, int]) -> None:
     whole, start, table = np.memmap(path, np.uint8, "r"), 0, dict[str, torch.Tensor]()
     for name, size in sizes.items():
-        table[name] = _tensor(whole[start : start + size], own[name])
+        table[name] = tensor_of(whole[start : start + size], own[name])
         start += size
     load_learned(policy, table)
 
@@ -106,6 +104,7 @@ class Elsewhere:
         self.process = context.Process(target=sampler, args=(other, folder, dtype, device), daemon=True)
         self.process.start()
         self.device, self.through_gpu, self.seen = device, through_gpu, False
+        self.packed, self.stored = Packed(), torch.zeros(0, dtype=torch.uint8)
         memory = "/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir()
         self.store = Path(memory) / f"apart-{self.process.pid}"
         self.pipe.recv()
@@ -113,10 +112,12 @@ class Elsewhere:
     def sync(self, version: int, weights: dict[str, Any]) -> None:
         state, sizes, path = learned_state(weights["policy"]), dict[str, int](), ""
         if not self.through_gpu:
-            path, table = str(self.store), {name: _bytes(p) for name, p in state.items()}
+            path, table = str(self.store), self.packed({"policy": state})["policy"]
             sizes = {name: len(x) for name, x in table.items()}
-            with self.store.open("wb") as file:
-                file.writelines(x.data for x in table.values())
+            if not self.store.exists():
+                self.stored = torch.from_numpy(np.memmap(self.store, np.uint8, "w+", shape=(sum(sizes.values()),)))
+            for part, x in zip(self.stored.split_with_sizes(list(sizes.values())), table.values(), strict=True):
+                part.copy_(torch.from_numpy(x))
         elif not self.seen:
             self.told("see", {name: p.detach() for name, p in state.items()})
             self.seen = True
@@ -223,7 +224,7 @@ def main() -> None:
     for work in (lambda: exchange(b, "smollm2"), lambda: exchange(b, "1.5b"), lambda: steps(b)):
         work()
         if args.json is not None:
-            args.json.write_text(json.dumps({"machine": machine(), "rows": b.rows}, indent=1) + "\n")
+            b.write(args.json)
 
 
 if __name__ == "__main__":
