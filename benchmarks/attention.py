@@ -6,7 +6,7 @@
 2,048, or rows of different lengths. A graph has a call for each of some layers with keys and values of their own, as in
 a model, so that nothing is read from a cache. Each variant is compared with the plain twin first.
 
-    used     `gruppo.kernels.attention.attend`
+    used     `gruppo.kernels.attention.attend`, also with other numbers of warps and stages
     rows     the same loop; pages are looked up one span ahead (`ahead`), long rows are split into parts of some spans
              (`chunk`), full spans have no masks (`bare`)
     tma      spans come by the copy engine (tensor descriptors)
@@ -16,16 +16,19 @@ a model, so that nothing is read from a cache. Each variant is compared with the
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gruppo.kernels.attention import PAGE, Heads, Rope, _turned, attend, attend_plain
+from gruppo.kernels import attention as used
+from gruppo.kernels.attention import PAGE, Heads, Rope, _turned, attend, attend_plain, shares
 from gruppo.kernels.language import INTERPRETED, arrivals
 from gruppo.kernels.record import recorded
 
@@ -229,6 +232,7 @@ class Case:
         self.out = self.qkv.new_empty(rows, h.heads * dim)
         self.part = torch.empty(rows * h.kv_heads * MOST * 16 * (dim + 2), device=device)
         self.tiles: list[Any] = []
+        self.shares: Tensor | None = None
 
     def positions(self, at: int) -> None:
         if at:
@@ -239,8 +243,15 @@ class Case:
             more = -256 * torch.rand(len(self.pos), device=self.pos.device, generator=draw).log()
             self.pos.copy_((128 + length + more).clamp(max=LONGEST - 1).long())
 
-    def used(self, layer: int) -> Tensor:
-        return attend(self.qkv, self.h, self.rope, None, self.pos, self.table, *self.kv[layer])
+    def used(self, layer: int, warps: int | None = None, stages: int | None = None) -> Tensor:
+        """As in a step: who reads what is known since the first layer."""
+        if layer == 0 or self.shares is None:
+            self.shares = shares(self.pos, self.h.kv_heads)
+        given = (self.qkv, self.h, self.rope, None, self.pos, self.table, *self.kv[layer], self.shares)
+        if warps is None:
+            return attend(*given)
+        with patch.object(used, "_stages", lambda _: stages), patch.object(used, "_warps", lambda _: warps):
+            return attend(*given)
 
     def twin(self) -> Tensor:
         return attend_plain(self.qkv, self.h, self.rope, None, self.pos, self.table, *self.kv[0])
@@ -264,6 +275,9 @@ class Case:
 def variants(case: Case) -> dict[str, Callable[[int], Tensor]]:
     rows, kv, dim = len(case.pos), case.h.kv_heads, case.h.dim
     out: dict[str, Callable[[int], Tensor]] = {"used": case.used}
+    for warps in (1, 2) if dim == 64 else (2, 4):
+        for stages in (2, 3, 4):
+            out[f"used, {warps} warps, {stages} stages"] = partial(case.used, warps=warps, stages=stages)
 
     def add(name: str, kernel: Any, splits: int = 1, tiles: bool = False, **how: Any) -> None:
         out[name] = lambda layer: case.call(kernel, layer, (rows, kv, splits), tiles, **how)

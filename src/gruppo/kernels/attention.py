@@ -30,7 +30,6 @@ from gruppo.kernels.language import (
 PAGE = 64  # positions that a program reads at once, by one lookup of their address; 32 take 5 to 9 % longer
 PROGRAMS = 512  # they fill a GPU; rows are shared by about so many more than there are rows
 MOST_PARTS = 8  # of a row
-STAGES = 3
 
 
 @dataclass(frozen=True)
@@ -122,25 +121,31 @@ def attend(
     q_size, d_size = max(power_of_two(group), 16), max(power_of_two(h.dim), 16)  # the least that tensor cores take
     weights, chain = norms or (out_BX, out_BX), shares_E is not None and can_chain(qkv_BX)
     shares_E = shares(pos_B, h.kv_heads) if shares_E is None else shares_E
-    programs = len(shares_E)
+    width = d_size * keys.element_size()
+    programs, small = len(shares_E), qkv_BX.dtype != torch.float32  # two loops of float32 have too few registers
     part = torch.empty(programs * h.kv_heads * q_size * (d_size + 2), dtype=torch.float32, device=out_BX.device)
     _attend[(programs, h.kv_heads)](
         qkv_BX, rope.cos, rope.sin, *weights, pos_B, table_BP, keys, values, out_BX, shares_E, part,
         arrivals(out_BX.device, rows * h.kv_heads), h.eps, h.dim**-0.5, table_BP.stride(0),
         h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, MOST_PARTS,
-        norms is not None, "ieee" if qkv_BX.dtype == torch.float32 else "tf32", chain,
-        num_warps=_warps(d_size), num_stages=STAGES, **launched(chain),
+        norms is not None, "tf32" if small else "ieee", chain, small,
+        num_warps=_warps(width), num_stages=_stages(width), **launched(chain),
     )  # fmt: skip
     return out_BX
 
 
-def _warps(d_size: int) -> int:
-    """Few, so that all programs of 256 rows are resident at once.
+def _warps(width: int) -> int:
+    """Of a row of keys of so many bytes. Few, so that all programs of 256 rows are resident at once.
 
     Over 256 positions the layers of 0.5 B (heads of 64) took 316 us with one warp, 346 with two, 344 with four; those
-    of 1.5 B (heads of 128) took 597 with two, 723 with four.
+    of 1.5 B (heads of 128) took 597 with two, 723 with four. Numbers of float32 need twice the registers.
     """
-    return 1 if d_size <= 64 else 2
+    return min(max(width // 128, 1), 4)
+
+
+def _stages(width: int) -> int:
+    """One page is read and, where the programs of 256 rows are resident all the same, two are on their way."""
+    return 3 if width <= 128 else 2
 
 
 @jit
@@ -179,7 +184,7 @@ def _attend(
     qkv, cos, sin, q_norm, k_norm, pos, table, keys, values, out, shares, part, came, eps, scale, stride,
     HEADS: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     PAGE: tl.constexpr, MOST: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr,
-    CHAIN: tl.constexpr,
+    CHAIN: tl.constexpr, BARE: tl.constexpr,
 ):  # fmt: skip
     share = tl.load(shares + tl.program_id(0))
     if share < 0:
@@ -215,42 +220,49 @@ def _attend(
     pages = (at + PAGE - 1) // PAGE
     each = (pages + splits - 1) // splits
     end = tl.minimum((split + 1) * each, pages)
-    whole, mine = tl.minimum(end, at // PAGE), table + row * stride + split * each
-    page = tl.load(mine)
+    whole = tl.minimum(end, at // PAGE) if BARE else end
+    mine = table + row * stride
+    page = tl.load(mine + split * each)
     tile = t[:, None] * D + d[None, :]
-    for _ in range(split * each, whole):
-        cells = (page.to(tl.int64) * KV + h) * PAGE * D + tile
-        mine += 1
-        page = tl.load(mine)  # of the next one, while this one is read
-        if D == DP:
+    for j in range(split * each, whole):
+        cells, seen = (page.to(tl.int64) * KV + h) * PAGE * D + tile, j * PAGE + t < at
+        page = tl.load(mine + j + 1, mask=(j + 1) * PAGE <= at, other=0)  # of the next one, while this one is read
+        if BARE and D == DP:
             k_, v_ = tl.load(keys + cells), tl.load(values + cells)
         else:
-            k_ = tl.load(keys + cells, mask=inside[None, :], other=0.0)
-            v_ = tl.load(values + cells, mask=inside[None, :], other=0.0)
-        m, total, acc = _read(q, k_, v_, t >= 0, m, total, acc, scale, PRECISION)
-    if whole < end:  # what is not written yet may be anything
-        cells, seen = (page.to(tl.int64) * KV + h) * PAGE * D + tile, whole * PAGE + t < at
-        k_ = tl.load(keys + cells, mask=seen[:, None] & inside[None, :], other=0.0)
-        v_ = tl.load(values + cells, mask=seen[:, None] & inside[None, :], other=0.0)
+            k_ = tl.load(keys + cells, mask=seen[:, None] & inside[None, :], other=0.0)
+            v_ = tl.load(values + cells, mask=seen[:, None] & inside[None, :], other=0.0)
         m, total, acc = _read(q, k_, v_, seen, m, total, acc, scale, PRECISION)
+    if BARE:  # noqa: SIM102
+        if whole < end:  # the page that is not full: what is not written yet may be anything
+            cells, seen = (page.to(tl.int64) * KV + h) * PAGE * D + tile, whole * PAGE + t < at
+            k_ = tl.load(keys + cells, mask=seen[:, None] & inside[None, :], other=0.0)
+            v_ = tl.load(values + cells, mask=seen[:, None] & inside[None, :], other=0.0)
+            m, total, acc = _read(q, k_, v_, seen, m, total, acc, scale, PRECISION)
+    where = out + row * HEADS * D + (h * GROUP + g)[:, None] * D + d[None, :]
     if splits == 1:
-        y = acc / total[:, None]
-        tl.store(
-            out + row * HEADS * D + (h * GROUP + g)[:, None] * D + d[None, :], y.to(out.dtype.element_ty), mask=live
-        )
+        tl.store(where, (acc / total[:, None]).to(out.dtype.element_ty), mask=live)
     else:
-        size = Q * (DP + 2)
-        first = part + ((tl.program_id(0) - split) * KV + h * splits) * size
-        here = first + split * size
-        tl.store(here + g, m)
-        tl.store(here + Q + g, total)
-        tl.store(here + 2 * Q + g[:, None] * DP + d[None, :], acc)
-        tl.debug_barrier()  # all of this program has written before it counts
-        if tl.atomic_add(came + row * KV + h, 1, sem="acq_rel") == splits - 1:
-            tl.store(came + row * KV + h, 0)
-            y = _joined(first, splits, size, g, d, Q, DP, MOST)
-            where = out + row * HEADS * D + (h * GROUP + g)[:, None] * D + d[None, :]
-            tl.store(where, y.to(out.dtype.element_ty), mask=live)
+        first = part + ((tl.program_id(0) - split) * KV + h * splits) * Q * (DP + 2)
+        _put(first, came + row * KV + h, split, splits, m, total, acc, g, d, where, live, Q, DP, MOST)
+
+
+@jit
+def _put(
+    first, came, split, splits, m, total, acc, g, d, where, live,
+    Q: tl.constexpr, DP: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """A part of a row; whoever is last joins them."""
+    size = Q * (DP + 2)
+    here = first + split * size
+    tl.store(here + g, m)
+    tl.store(here + Q + g, total)
+    tl.store(here + 2 * Q + g[:, None] * DP + d[None, :], acc)
+    tl.debug_barrier()  # all of this program has written before it counts
+    if tl.atomic_add(came, 1, sem="acq_rel") == splits - 1:
+        tl.store(came, 0)
+        y = _joined(first, splits, size, g, d, Q, DP, MOST)
+        tl.store(where, y.to(where.dtype.element_ty), mask=live)
 
 
 @jit
