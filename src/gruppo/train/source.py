@@ -13,6 +13,7 @@ thread meanwhile. What was drawn and not learned is part of a checkpoint; what i
 
 import asyncio
 import ctypes
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from gruppo.train.run import Run
 
 T = TypeVar("T")
+SWITCH = 2e-4  # seconds until Python lets another thread go on: a step of decoding takes 1e-3, and Python's own is 5e-3
 
 
 @dataclass
@@ -144,6 +146,9 @@ class Ahead(Now):
         self.samplers = [Sampler(run) for _ in range(min(versions + 1, run.config.steps))]  # no step has two
         self.thread, self.work = ThreadPoolExecutor(1, "learner"), Future[Any]()
         self.stream = torch.cuda.Stream(run.device) if run.device.type == "cuda" else None  # of learning
+        self.usual = sys.getswitchinterval()
+        if self.stream is not None:
+            sys.setswitchinterval(SWITCH)
         run.say(f"ahead={versions}: {self._copies()}")
 
     def _copies(self) -> str:
@@ -197,6 +202,7 @@ class Ahead(Now):
                     ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
                 )
         self.thread.shutdown()
+        sys.setswitchinterval(self.usual)
 
 
 class Sampler:
