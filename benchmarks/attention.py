@@ -250,7 +250,7 @@ class Case:
         given = (self.qkv, self.h, self.rope, None, self.pos, self.table, *self.kv[layer], self.shares)
         if warps is None:
             return attend(*given)
-        with patch.object(used, "_stages", lambda _: stages), patch.object(used, "_warps", lambda _: warps):
+        with patch.object(used, "STAGES", stages), patch.object(used, "_warps", lambda _: warps):
             return attend(*given)
 
     def twin(self) -> Tensor:

@@ -30,6 +30,8 @@ from gruppo.kernels.language import (
 PAGE = 64  # positions that a program reads at once, by one lookup of their address; 32 take 5 to 9 % longer
 PROGRAMS = 512  # they fill a GPU; rows are shared by about so many more than there are rows
 MOST_PARTS = 8  # of a row
+MOST_ROWS = 1024  # for which one version of `_share` is compiled
+STAGES = 2  # one page is read while the next is on its way; with three, 256 rows of 0.5 B took 13 % longer
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ def shares(pos_B: Tensor, kv_heads: int) -> Tensor:
         return shares_plain(pos_B, kv_heads)
     rows, extra = len(pos_B), max(PROGRAMS // kv_heads, 1)
     out = torch.empty(rows + extra, dtype=torch.int32, device=pos_B.device)
-    sizes = (power_of_two(rows), rows + extra, power_of_two(rows + extra))
-    _share[(1,)](pos_B, out, rows, *sizes, extra, PAGE, MOST_PARTS, num_warps=8)
+    size = max(power_of_two(rows), MOST_ROWS)
+    _share[(1,)](pos_B, out, rows, rows + extra, size, power_of_two(size + extra), extra, PAGE, MOST_PARTS, num_warps=8)
     return out
 
 
@@ -129,7 +131,7 @@ def attend(
         arrivals(out_BX.device, rows * h.kv_heads), h.eps, h.dim**-0.5, table_BP.stride(0),
         h.heads, h.kv_heads, group, q_size, h.dim, d_size, PAGE, MOST_PARTS,
         norms is not None, "tf32" if small else "ieee", chain, small,
-        num_warps=_warps(width), num_stages=_stages(width), **launched(chain),
+        num_warps=_warps(width), num_stages=STAGES, **launched(chain),
     )  # fmt: skip
     return out_BX
 
@@ -141,11 +143,6 @@ def _warps(width: int) -> int:
     of 1.5 B (heads of 128) took 597 with two, 723 with four. Numbers of float32 need twice the registers.
     """
     return min(max(width // 128, 1), 4)
-
-
-def _stages(width: int) -> int:
-    """One page is read and, where the programs of 256 rows are resident all the same, two are on their way."""
-    return 3 if width <= 128 else 2
 
 
 @jit
@@ -161,9 +158,9 @@ def _turned(base, norm, cos, sin, eps, d, inside, live, D: tl.constexpr, NORM: t
     return x * cos[None, :] + y * sin[None, :]
 
 
-@jit_once("rows")
+@jit_once("rows", "count")
 def _share(
-    pos, out, rows, ROWS: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr, EXTRA: tl.constexpr,
+    pos, out, rows, count, ROWS: tl.constexpr, SIZE: tl.constexpr, EXTRA: tl.constexpr,
     PAGE: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     row, e = tl.arange(0, ROWS), tl.arange(0, SIZE)
@@ -176,7 +173,7 @@ def _share(
     first = tl.cumsum(parts, 0) - parts
     for i in tl.static_range(MOST):
         tl.store(out + first + i, row * 256 + i * 16 + parts, mask=i < parts)
-    tl.store(out + e, tl.full((SIZE,), -1, tl.int32), mask=(e >= tl.sum(parts, 0)) & (e < COUNT))
+    tl.store(out + e, tl.full((SIZE,), -1, tl.int32), mask=(e >= tl.sum(parts, 0)) & (e < count))
 
 
 @jit
