@@ -91,6 +91,10 @@ class Bench:
     def peak(self) -> float:
         return torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else float("nan")
 
+    def write(self, file: Path) -> None:
+        name = torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu"
+        file.write_text(json.dumps({"machine": machine(), "device": name, "rows": self.rows}, indent=1) + "\n")
+
     def fresh(self) -> None:
         gc.collect()
         if self.device.type == "cuda":
@@ -379,8 +383,7 @@ def main() -> None:
         globals()[part](b)
         print(f"{part}: {time.perf_counter() - begun:.0f} s", flush=True)
         if args.json is not None:
-            name = torch.cuda.get_device_name() if b.device.type == "cuda" else "cpu"
-            args.json.write_text(json.dumps({"machine": machine(), "device": name, "rows": b.rows}, indent=1) + "\n")
+            b.write(args.json)
 
 
 if __name__ == "__main__":

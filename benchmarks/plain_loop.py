@@ -32,7 +32,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gruppo.data import pack, single_turn
 from gruppo.engines import NativeEngine
-from gruppo.engines.base import Request, complete
+from gruppo.engines.base import Completion, Request, complete
 from gruppo.methods import method
 from gruppo.policies import load_policy
 from gruppo.policies.lora import Lora
@@ -131,14 +131,22 @@ class Gruppo:
         self.prompts = work.ids.cpu().numpy()
 
     def step(self) -> dict[str, float]:
-        parts, size, self.done = Parts(self.policy.device), self.work.samples, self.done + 1
-        ctx = Context(step=self.done)
-        self.learner.begin(ctx)
-        keys = range(self.done * 10**6, self.done * 10**6 + len(self.prompts) * size)
-        asked = [Request(self.prompts[i // size], self.work.answer, key) for i, key in enumerate(keys)]
+        parts, asked = Parts(self.policy.device), self.requests()
         drawn = asyncio.run(complete(self.engine, asked))
-        assert all(len(c.ids) == self.work.answer for c in drawn)
         parts.end("sampling")
+        self.learn(asked, drawn, parts)
+        return parts.seconds
+
+    def requests(self) -> list[Request]:
+        """Those of the next step."""
+        size, self.done = self.work.samples, self.done + 1
+        keys = range(self.done * 10**6, self.done * 10**6 + len(self.prompts) * size)
+        return [Request(self.prompts[i // size], self.work.answer, key) for i, key in enumerate(keys)]
+
+    def learn(self, asked: list[Request], drawn: list[Completion], parts: Parts) -> None:
+        assert all(len(c.ids) == self.work.answer for c in drawn)
+        size, ctx = self.work.samples, Context(step=self.done)
+        self.learner.begin(ctx)
         episodes = [
             single_turn(
                 i,
@@ -161,7 +169,6 @@ class Gruppo:
         self.learner.apply("policy")
         self.engine.version += 1
         parts.end("optimiser")
-        return parts.seconds
 
 
 def measured(

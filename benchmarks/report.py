@@ -62,6 +62,12 @@ loop with answers of 2,048 tokens was not warmed up.
 """
 
 
+MORE = """### Single parts
+
+Runs of one script or of some parts, each with its day and what else the machine did.
+"""
+
+
 def machine() -> dict[str, Any]:
     found: dict[str, str] = {}
     for name in PACKAGES:
@@ -91,6 +97,8 @@ def page(results: dict[str, Any]) -> str:
             parts += [text, *(describe(results[section][name]) for name in names)]
     if "gpu" in results:
         parts += [GPU, gpu_table(results["gpu"])]
+    if "gpu_more" in results:
+        parts += [MORE, *(gpu_table(found) for found in results["gpu_more"])]
     return "\n".join(parts)
 
 
@@ -101,7 +109,7 @@ def _short(x: float) -> str:
 def gpu_table(found: dict[str, Any]) -> str:
     m = found["machine"]
     packages = ", ".join(f"{p} {m[p]}" for p in PACKAGES if p in m)
-    lines = [f"{m['date']}; {found['device']}; {packages}."]
+    lines = [f"{m['date']}; {found['device']}; {packages}{'; ' if 'note' in found else ''}{found.get('note', '')}."]
     if "second" in found:
         lines += [f"The rows on sampling, gaps, kernels and ragged work are of a second run, {found['second']}."]
     lines += ["", "| what | gruppo | beside it | ratio | |", "|---|---|---|---|---|"]
@@ -181,6 +189,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--add", type=Path, help="a file that plain_loop.py --json wrote")
     parser.add_argument("--gpu", type=Path, help="a file that gpu.py --json wrote")
+    parser.add_argument("--more", type=Path, help="the same of some parts, or what apart.py or ahead.py --json wrote")
+    parser.add_argument("--note", help="of --more: what else the machine did")
     args = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     if args.add is not None:
@@ -189,6 +199,10 @@ def main() -> None:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     if args.gpu is not None:
         results["gpu"] = json.loads(args.gpu.read_text())
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    if args.more is not None:
+        found = json.loads(args.more.read_text()) | ({"note": args.note} if args.note else {})
+        results.setdefault("gpu_more", []).append(found)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     PAGE.write_text(page(results))
 

@@ -5,7 +5,7 @@ import torch
 from kernel_cases import SHAPES, attention_case, close, logits_case
 from torch import Tensor
 
-from gruppo.kernels.attention import attend, attend_plain
+from gruppo.kernels.attention import attend, attend_plain, shares, shares_plain
 from gruppo.kernels.draw import advance, draw_plain, draw_token
 from gruppo.kernels.logprob import logprob, logprob_plain
 from gruppo.kernels.norm import add_norm, add_norm_plain
@@ -41,6 +41,17 @@ def test_attention(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     for k in ("keys", "values"):
         assert torch.equal(case[k].isnan(), twin[k].isnan())
         close(case[k].nan_to_num(), twin[k].nan_to_num(), LIMIT[dtype])
+
+
+@pytest.mark.parametrize("shape", MANY)
+def test_attention_in_parts_that_are_known_before(shape: tuple[int, ...]) -> None:
+    """As in a step: the same parts for all layers, and each layer begins before the one in front of it has ended."""
+    case = attention_case(shape, torch.bfloat16, "cuda")
+    wanted = attend_plain(**case)
+    found = shares(case["pos_B"], case["h"].kv_heads)
+    assert torch.equal(found, shares_plain(case["pos_B"], case["h"].kv_heads))
+    for y in [attend(**case, shares_E=found) for _ in range(4)]:
+        close(y, wanted, LIMIT[torch.bfloat16])
 
 
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 99), (256, 151936), (64, 49152), (1024, 32000), (7, 2048)])

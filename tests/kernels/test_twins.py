@@ -7,7 +7,7 @@ from kernel_cases import SHAPES, attention_case, close, logits_case
 
 from gruppo.engines.base import Request
 from gruppo.engines.sampling import draw, noise, settings_of
-from gruppo.kernels.attention import PAGE, attend
+from gruppo.kernels.attention import MOST_PARTS, PAGE, PROGRAMS, attend, shares_plain
 from gruppo.kernels.draw import advance, draw_token
 from gruppo.kernels.logprob import logprob
 from gruppo.kernels.norm import add_norm
@@ -43,6 +43,27 @@ def test_nothing_but_the_new_cells_is_written() -> None:
     attend(**case)
     changed = (before.nan_to_num(7.0) != case["keys"].nan_to_num(7.0)).any(-1).any(1)
     assert int(changed.sum()) == len(case["pos_B"])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8, 32])
+@pytest.mark.parametrize(("rows", "longest"), [(1, 2000), (3, 300), (64, 2048), (256, 2048), (512, 100), (1024, 3000)])
+def test_every_page_of_a_row_is_read_by_one_program(rows: int, longest: int, kv_heads: int) -> None:
+    pos_B = torch.randint(0, longest, (rows,), generator=torch.Generator().manual_seed(rows))
+    found = shares_plain(pos_B, kv_heads)
+    assert len(found) == rows + PROGRAMS // kv_heads and (found[found < 0] == -1).all()
+    found = found[found >= 0]
+    row, part, parts = found // 256, found // 16 % 16, found % 16
+    pages_B = (-(-pos_B // PAGE)).clamp(min=1)
+    each = -(-pages_B[row] // parts)
+    read = (torch.minimum((part + 1) * each, pages_B[row]) - part * each).clamp(min=0)
+    assert (read > 0).all() and int(parts.max()) <= MOST_PARTS
+    assert torch.equal(torch.zeros(rows, dtype=read.dtype).index_add(0, row.long(), read), pages_B)
+    if int(parts.max()) < MOST_PARTS:  # no program has much more than the others
+        assert int(read.max()) <= -(-int(pages_B.sum()) // max(PROGRAMS // kv_heads, 1))
+
+
+def test_rows_of_one_length_are_not_shared_if_they_fill_the_gpu() -> None:
+    assert (shares_plain(torch.full((256,), 2000), 2)[:256] % 256 == 1).all()
 
 
 def test_the_draw_is_that_of_the_engine() -> None:

@@ -22,6 +22,7 @@ from gruppo.lab.laws.world import World
 from gruppo.methods import method
 from gruppo.policies import Lora, Unadapted, clone, learned_state
 from gruppo.policies.lora import add_lora
+from gruppo.scale import shard
 from gruppo.scale.ranks import Member
 from gruppo.scale.shard import at_rest, mesh_of, shard_cast, units_of
 from gruppo.stages import need
@@ -30,16 +31,22 @@ from gruppo.train.ranks import Ranks, ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # hf_models
 FEW = ("grpo", "disco", "ppo")
+SMALL = shard.SMALL
+
+
+def mock_small(dtype: torch.dtype) -> None:
+    shard.SMALL = SMALL if dtype == torch.float64 else 0
 
 
 def learners(world: World, dtype: torch.dtype) -> tuple[Learner, Learner]:
-    """One process alone, and all ranks with sharded copies of the same models."""
+    """One process alone, and all ranks with sharded copies of the same models; in float32 they are taken for large."""
+    mock_small(dtype)
     together, mesh = ranks(), mesh_of(torch.device("cpu"), ranks().size)
     plain = {role: clone(model, train=True).to(dtype) for role, model in world.models.items()}
     shards = shard_cast(plain, mesh, keep=frozenset(plain))
     out = (
         Learner(world.method, plain, OptimConfig(), ranks=Ranks()),
-        Learner(world.method, shards, OptimConfig(), ranks=together),
+        Member(world.method, shards, OptimConfig(), ranks=together),
     )
     for learner in out:
         learner.begin(world.ctx)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gruppo.engines.pages import Pool, pages_for
-from gruppo.kernels.attention import Heads, Rope, attend
+from gruppo.kernels.attention import Heads, Rope, attend, shares
 from gruppo.kernels.draw import advance, draw_token
 from gruppo.kernels.norm import add_norm
 from gruppo.kernels.record import recorded
@@ -118,6 +118,7 @@ class Decoder:
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self.memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
+        self.shares_E = shares(self.state[1], self.heads.kv_heads)  # of the programs of attention, in this step
         self._weights = self._where()
 
     def _where(self) -> tuple[int, ...]:
@@ -136,6 +137,7 @@ class Decoder:
 
     def forward(self, n: int) -> Tensor:
         """The last hidden states after the next token of the first n rows."""
+        self.shares_E = shares(self.state[1, :n], self.heads.kv_heads)
         x_BD, y_BD = F.embedding(self.state[0, :n], self.embed), None
         if fits(x_BD) and all(layer.gate_up.bias is None for layer in self.layers):
             return self._few(x_BD)
@@ -158,7 +160,7 @@ class Decoder:
     def _attend(self, i: int, qkv_BX: Tensor) -> Tensor:
         n, (keys, values) = len(qkv_BX), self.pool.kv[i]
         place = (self.state[1, :n], self.table[:n], keys, values)
-        return attend(qkv_BX, self.heads, self.rope, self.layers[i].qk_norms, *place)
+        return attend(qkv_BX, self.heads, self.rope, self.layers[i].qk_norms, *place, self.shares_E)
 
     def drawn(self, n: int) -> None:
         """A step with its draw; the token drawn goes in next."""
@@ -179,7 +181,7 @@ class Decoder:
 
     def _capture(self, n: int, draw: bool) -> torch.cuda.CUDAGraph:
         kept = [x.clone() for x in (self.state, self.count, self.out)]
-        graph = recorded([lambda: self._once(n, draw)], self.memory)[0]
+        graph = recorded([lambda: self._once(n, draw)], self.memory, first=True)[0]
         for x, before in zip((self.state, self.count, self.out), kept, strict=True):
             x.copy_(before)
         return graph

@@ -53,7 +53,7 @@ def launched(chain: bool) -> dict[str, Any]:
 
 
 _ARRIVALS: dict[torch.device, Tensor] = {}
-MOST_ARRIVALS = 4096
+MOST_ARRIVALS = 1 << 16
 
 
 def arrivals(device: torch.device, count: int) -> Tensor:

@@ -158,6 +158,10 @@ class Member(Learner):
         at_rest(self.models)
         return getattr(self, verb)(*given, **named)
 
+    def grad(self, role: str, batch: Batch, *how: Any, **options: Any) -> None:
+        super().grad(role, batch, *how, **options)
+        at_rest(self.models)  # parameters are those that the optimiser has, with the gradient of this rank's parts
+
     def begin_with(self, told: Mapping[str, Any], memory: Mapping[str, Any]) -> None:
         self.begin(Context(**told, memory=Memory(memory)))
 

@@ -1,8 +1,9 @@
 """Models whose weights are spread over the ranks (FSDP2): every decoder layer by itself, then the rest.
 
 A layer is gathered when it computes, forward and backward; the rest (embedding, last norm, head) from the forward pass
-to the end of the backward pass, because the head is called after it. Gradients are summed, not averaged: the learner
-counts denominators over the whole step on every rank.
+to the end of the backward pass, because the head is called after it. Of a small model everything stays gathered until
+all micro-batches of a step are computed. Gradients are summed, not averaged: the learner counts denominators over the
+whole step on every rank.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from gruppo.policies import Unadapted, clone
+
+# Bytes of weights that a rank keeps gathered for a step. At 0.5 B on an H200, five micro-batches and a busy host, a
+# gradient took 0.77 s instead of 0.85 s. The same number on all ranks: they gather together.
+SMALL = 4 << 30
 
 
 def mesh_of(device: torch.device, size: int) -> DeviceMesh:
@@ -39,13 +44,15 @@ def shard_cast(models: Mapping[str, Any], mesh: DeviceMesh, keep: frozenset[str]
 def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Shard a policy or a critic in place."""
     fixed = {name for name, p in model.named_parameters() if getattr(p, "under_adapter", False)}
+    small = sum(p.numel() * p.element_size() for p in model.parameters()) <= SMALL
     for block in blocks_of(model):
-        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+        fully_shard(block, mesh=mesh, reshard_after_forward=not small)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     for unit in units_of(model):
         # FSDP divides by the number of ranks; and in float32 it would scale while it adds, which gloo cannot.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
+        unit.set_reshard_after_backward(not small)
     for name, p in model.named_parameters():  # they are other objects now
         if name in fixed:
             cast(Any, p).under_adapter = True
@@ -71,8 +78,8 @@ def units_of(model: nn.Module) -> list[FSDPModule]:
 def at_rest(models: Mapping[str, Any]) -> None:
     """Every rank holds its own part alone.
 
-    After a forward pass without a backward pass the rest of a model is still gathered: a change of the weights would
-    not be seen by the next one.
+    After a forward pass without a backward pass the rest of a model is still gathered, and all of a small one after any
+    pass: a change of the weights would not be seen by the next one.
     """
     for model in models.values():
         if isinstance(model, nn.Module):

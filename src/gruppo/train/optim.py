@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from gruppo.train.ranks import local
+
 # These methods (and the step of torch's AdamW) import its compiler, torch._dynamo, 1 to 2 s of every start, only to ask
 # it to leave them alone. Each remembers the answer in an attribute; where it is, nobody is asked. A torch that has no
 # such attribute ignores it.
@@ -20,6 +22,7 @@ class AdamW(Optimizer):
     """torch's AdamW; of weights with less precision than float32 it updates float32 copies, and rounds.
 
     bfloat16 has 8 significant bits: an update of less than 1/512 of a weight would be lost, and most in RL are smaller.
+    Of a sharded weight a rank updates its own part, as a plain tensor: through DTensor every call costs the host more.
     """
 
     def __init__(
@@ -33,11 +36,12 @@ class AdamW(Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
                 _complete(self.state[p], p)
-            states = [self.state[p] for p in params]
-            weights = [state.get("master", p) for p, state in zip(params, states, strict=True)]
+            states = [{k: local(x) for k, x in self.state[p].items()} for p in params]
+            mine = [local(p) for p in params]
+            weights = [state.get("master", p) for p, state in zip(mine, states, strict=True)]
             adamw(
                 weights,
-                [p.grad.to(w.dtype) for p, w in zip(params, weights, strict=True)],
+                [local(p.grad).to(w.dtype) for p, w in zip(params, weights, strict=True)],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [],
@@ -51,7 +55,7 @@ class AdamW(Optimizer):
                 eps=1e-8,
                 maximize=False,
             )
-            for p, w in zip(params, weights, strict=True):
+            for p, w in zip(mine, weights, strict=True):
                 if w is not p:
                     p.copy_(w)
 

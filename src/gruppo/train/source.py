@@ -13,12 +13,15 @@ thread meanwhile. What was drawn and not learned is part of a checkpoint; what i
 
 import asyncio
 import ctypes
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
 
 from gruppo.data import Batch, Episode
 from gruppo.policies import Unadapted, clone, learned_state, load_learned
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from gruppo.train.run import Run
 
 T = TypeVar("T")
+SWITCH = 2e-4  # seconds until Python lets another thread go on: a step of decoding takes 1e-3, and Python's own is 5e-3
 
 
 @dataclass
@@ -141,6 +145,10 @@ class Ahead(Now):
         self.versions = versions
         self.samplers = [Sampler(run) for _ in range(min(versions + 1, run.config.steps))]  # no step has two
         self.thread, self.work = ThreadPoolExecutor(1, "learner"), Future[Any]()
+        self.stream = torch.cuda.Stream(run.device) if run.device.type == "cuda" else None  # of learning
+        self.usual = sys.getswitchinterval()
+        if self.stream is not None:
+            sys.setswitchinterval(SWITCH)
         run.say(f"ahead={versions}: {self._copies()}")
 
     def _copies(self) -> str:
@@ -167,8 +175,22 @@ class Ahead(Now):
 
     async def aside(self, work: Callable[..., T], *given: Any) -> T:
         """In a thread, while draws go on."""
-        self.work = self.thread.submit(work, *given)
+        self.work = self.thread.submit(self._beside, work, *given)
         return await asyncio.wrap_future(self.work)
+
+    def _beside(self, work: Callable[..., T], *given: Any) -> T:
+        """On a GPU in a stream of its own: in that of the draws, each would wait for all that the other has begun.
+
+        It begins after what was begun there, and ends before anybody uses what it has made.
+        """
+        if self.stream is None:
+            return work(*given)
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        try:
+            with torch.cuda.stream(self.stream):
+                return work(*given)
+        finally:
+            self.stream.synchronize()
 
     def close(self) -> None:
         for d in self.queue:
@@ -180,6 +202,7 @@ class Ahead(Now):
                     ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
                 )
         self.thread.shutdown()
+        sys.setswitchinterval(self.usual)
 
 
 class Sampler:
