@@ -56,6 +56,16 @@ def test_s_grpo_halves_by_exit_where_told() -> None:
         FirstRight(by="rigth")  # type: ignore[arg-type]
 
 
+def test_s_grpo_later_worth_says_what_being_early_is_worth() -> None:
+    """1 is a plain right or wrong; 0 pays the first right one alone."""
+    for worth, wanted in ((1.0, [0, 1, 1, 1]), (0.75, [0, 1, 0.75, 0.5625]), (0.0, [0, 1, 0, 0])):
+        assert serial(exits([0, 1, 1, 1]), S_GRPO.but(reward=(FirstRight(later_worth=worth),)))[0] == wanted
+    m = S_GRPO.but(reward=(FirstRight(by="exit", later_worth=0.75),))
+    assert serial(exits([0, 1, 1]), m)[0] == [0, 0.75, 0.5625]
+    with pytest.raises(ValueError, match=r"later_worth=1.5"):
+        FirstRight(later_worth=1.5)
+
+
 def test_s_grpo_edges() -> None:
     """All wrong: 0. Only the path is right: it has 1. All right: 1, ½, ¼. A failed exit is in no order and no mean.
     Groups have orders of their own."""

@@ -9,7 +9,8 @@ the policy answer at once. The earliest right answer has the highest reward, so 
 to stop. No standard deviation, no KL. Each member learns its own copy of the path up to its exit; the inducer is
 context. The default inducer is a line break, because the built-in policy has never seen the paper's. Exits are at
 distinct positions, so a short path has fewer. `by="exit"` halves the reward with every exit, not with every right one.
-One sample is refused. Not "Stable GRPO" (arXiv:2508.05928), also called S-GRPO.
+`later_worth` takes the place of the paper's 1/2; with 1 nothing is paid for being early. One sample is refused. Not
+"Stable GRPO" (arXiv:2508.05928), also called S-GRPO.
 """
 
 from collections.abc import Sequence
@@ -87,10 +88,12 @@ def cuts(ctx: Context, path: Episode, count: int, room: int) -> list[int]:
 class FirstRight(Occupant):
     """Component `serial`, which replaces `task`: 2^−(n − 1) for the n-th right answer of the group, in order of exit.
 
-    by  right: n counts right answers; exit: n counts all answers
+    by           right: n counts right answers; exit: n counts all answers
+    later_worth  w^(n − 1) instead: what a right answer is worth of the right one before it
     """
 
     by: By = "right"
+    later_worth: float = setting(0.5, low=0, high=1, added=True)
     of_groups = True
     replaces = ("task",)
     reads = (note("exit"),)
@@ -99,7 +102,7 @@ class FirstRight(Occupant):
         worth, seen = dict[int, float](), dict.fromkeys((e.group for e in episodes), 0)
         for e in sorted(episodes, key=lambda e: (float(e.notes["exit"].values[0]), e.uid)):
             right = task_reward(e) > 0
-            worth[e.uid] = 0.5 ** seen[e.group] if right else 0.0
+            worth[e.uid] = self.later_worth ** seen[e.group] if right else 0.0
             seen[e.group] += right or self.by == "exit"
         return {"serial": [worth[e.uid] for e in episodes]}
 
