@@ -112,7 +112,8 @@ def run(folder: Path, seeds: int, jobs: int, minutes: float, settings: tuple[str
 
 def at(curve: list[tuple[float, float]], budget: float) -> float:
     """Success at so many tokens, on the line between the evaluations before and after."""
-    return float(np.interp(budget, *zip(*curve, strict=True)))
+    tokens, success = zip(*curve, strict=True)
+    return float(np.interp(budget, tokens, success))
 
 
 def table(folder: Path, settings: tuple[str, ...]) -> str:
