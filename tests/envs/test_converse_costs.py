@@ -120,6 +120,26 @@ def test_a_world_that_sleeps_costs_its_own_time(policy: TinyTransformer, lockste
     assert seconds[-1] >= 0.2 and all(t.seconds > 0 for e in found for t in e.turns)
 
 
+def test_processes_of_worlds_start_beside_one_another(policy: TinyTransformer) -> None:
+    """The first one before anything is played; the others in threads that wait for them, when they are reset."""
+    started: list[bool] = []
+
+    class Notes(Waits):
+        def start(self) -> None:
+            started.append(threading.current_thread() is threading.main_thread())
+
+        def reset(self, task: Task) -> Seen:
+            self.start()
+            return super().reset(task)
+
+    play = Converse(make=lambda name, hosted: Notes())
+    ctx = context(engine_of(policy), tokens=2)
+    played(ctx, play, starts_of(ctx, play, tasks_of("guess", 8), turns=1))
+    play.close()
+    first, shown = started[0], started[1:9]  # `shown` resets one world for each task, to see what is asked
+    assert first and all(shown) and started[9:] == [False] * 8
+
+
 def test_in_free_order_the_others_end_while_one_waits(policy: TinyTransformer) -> None:
     """The slow one goes on when all others have taken their last step. If one waited for it, this would not end."""
     left, rest = threading.Semaphore(0), 7

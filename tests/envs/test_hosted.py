@@ -126,6 +126,19 @@ def test_a_guarded_world_is_a_world() -> None:
         assert not holds(law, lambda: Guarded(make_env("lake")), [tasks[i] for i in range(2)])
 
 
+def test_one_process_says_what_all_of_its_world_can() -> None:
+    """Wrappers ask for it one after the other, in the thread that samples; resets are waited for beside one another."""
+    first, there = Hosted("lake"), Hosted("lake")
+    first.start()
+    there.same_as(first)
+    env = Window(TurnLimit(Retry(Memory(Guarded(there)), 2), 3), 1)
+    assert env.can == {"actions", "gold"} and there.starts == 0
+    env.reset(load_task("lake").train[0])
+    assert there.starts == 1
+    first.close()
+    there.close()
+
+
 def test_a_world_that_cannot_start_is_refused() -> None:
     with pytest.raises(ValueError, match="Did you mean 'lake'"):
         Hosted("lak").reset(TASK)

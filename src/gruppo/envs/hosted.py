@@ -7,6 +7,7 @@ snapshots across processes: `Replayed(Hosted(…))` has them.
 
 import os
 import pickle
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from gruppo.tasks.base import Task
 from gruppo.tasks.channel import INSIDE, Channel, Died, Hung
 
 SECONDS, START = 10.0, 120.0
+STARTING = threading.BoundedSemaphore(max(os.cpu_count() or 1, 2))  # processes that start at the same time
 
 
 class Hosted:
@@ -38,6 +40,10 @@ class Hosted:
         """Starts the process, if there is none. A ValueError says why there can be none."""
         if self._channel is not None and self._channel.alive:
             return
+        with STARTING:  # of hundreds at once, each would take longer than it may
+            self._begin()
+
+    def _begin(self) -> None:
         # With random hashes of strings, a world that iterates over sets would be another one in every process.
         self._channel = Channel("gruppo.envs.host_worker", {**os.environ, INSIDE: "1", "PYTHONHASHSEED": "0"})
         self.starts += 1
@@ -70,6 +76,10 @@ class Hosted:
         if self._offers is None:
             self.start()
         return self._offers or (frozenset(), (POLICY,), "")
+
+    def same_as(self, other: "Hosted") -> None:
+        """What another process of the same world has said about itself, so that no process is started to ask."""
+        self._offers = other._offers
 
     def close(self) -> None:
         """Ends the process."""

@@ -26,11 +26,15 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class AgentPasses(Passes):
-    """`Passes` that first logs `grad_norm_AGENT`, without penalties, of every agent; it learns the same."""
+    """`Passes` that first logs, of every agent, `grad_norm_AGENT`, without penalties, and `adv_size_AGENT`, the mean of
+    |A| over its learned tokens; it learns the same.
+    """
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
         agent_N = batch.spread(batch.agent_K, "K", "N")
         for number, name in enumerate(batch.agents):
+            mine_N = batch.adv_N[(agent_N == number) & batch.learn_N].abs()
+            learner.tally.add(f"adv_size_{name}", float(mine_N.mean()) if len(mine_N) else 0.0)
             adv_N = torch.where(agent_N == number, batch.adv_N, 0.0)
             grad = learner.gradient("policy", batch.with_columns(adv_N=adv_N), penalties=False)
             learner.tally.add(f"grad_norm_{name}", float(grad.norm()))

@@ -65,6 +65,7 @@ class Converse:
     free: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     waiting: Threads = field(default_factory=lambda: Threads(WAITING, "world"))
     hung: set[str] = field(default_factory=set[str])
+    known: dict[str, Hosted] = field(default_factory=dict[str, Hosted])  # of each world the first one in a process
     lives: dict[str, Life] = field(default_factory=dict[str, Life])
     anew: bool = False  # a dialogue was rendered again
     make: Callable[[str, bool], Any] = make_env
@@ -179,11 +180,16 @@ class Borrowed:
     def __enter__(self) -> Any:
         self.name = str(self.ask.task.meta["env"])
         free = self.player.free.setdefault(self.name, [])
-        self.env = free.pop() if free else self.player.make(self.name, self.player.hosted)
+        new = not free
+        self.env = self.player.make(self.name, self.player.hosted) if new else free.pop()
         self.waits = bool(getattr(self.env, "waits", False))  # for tools and programs, which have limits of their own
         limit, own = self.player.seconds, self.name not in BUILT_IN and not self.waits
         if isinstance(self.env, Hosted):
             self.env.seconds, own = limit, False  # it looks at the time itself
+            if new and (first := self.player.known.setdefault(self.name, self.env)) is self.env:
+                self.env.start()  # one that cannot start ends the run, and not its episodes
+            elif new:
+                self.env.same_as(first)  # its process starts when it is reset, beside others
         life = self.player.lives.setdefault(self.name, Life())
         self.guard = Guarded(placed(self.env, self.ask.task), limit if own else 0.0, self._told, life)
         wrapped: Any = self.guard

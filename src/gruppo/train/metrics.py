@@ -136,6 +136,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "longest": ("tokens", "", "most tokens sampled for one answer in this step, which the step had to wait for"),
     "adv_std": ("", "", "standard deviation of the advantage over learned tokens"),
     "adv_live": ("share", "above 0.3", "learned tokens whose advantage is not 0"),
+    "adv_size_*": ("", "", "mean size of the advantages of one agent's tokens, with gruppo.lab.agents"),
     "kept": ("share", "", "policy tokens that selection kept"),
     "effective": ("share", "above 0.5", "(Σ w)² / (n Σ w²) of the weights from selection: 1 if all are equal"),
     "grad_norm": ("", "steady", "gradient norm of the policy before clipping, mean over optimiser steps"),
