@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from test_source import run_of, taken
 
 from gruppo.train import loop
@@ -53,7 +54,8 @@ def test_there_are_no_more_copies_of_the_weights_than_steps(monkeypatch: pytest.
     made: list[Sampler] = []
     monkeypatch.setattr(Sampler, "__init__", lambda self, run: made.append(self))
     monkeypatch.setattr(Ahead, "_copies", lambda self: "")
-    run: Any = SimpleNamespace(learner=SimpleNamespace(ranks=Ranks()), config=SimpleNamespace(steps=3), say=print)
+    ranks, config, device = Ranks(), SimpleNamespace(steps=3), torch.device("cpu")
+    run: Any = SimpleNamespace(learner=SimpleNamespace(ranks=ranks), config=config, device=device, say=print)
     for versions, count in ((1_000_000, 3), (2, 3), (1, 2)):
         made.clear()
         Ahead(run, versions).close()
