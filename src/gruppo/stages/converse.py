@@ -186,7 +186,8 @@ class Borrowed:
         limit, own = self.player.seconds, self.name not in BUILT_IN and not self.waits
         if isinstance(self.env, Hosted):
             self.env.seconds, own = limit, False  # it looks at the time itself
-            if new and (first := self.player.known.setdefault(self.name, self.env)) is self.env:
+            first = self.player.known.setdefault(self.name, self.env)
+            if new and first is self.env:
                 self.env.start()  # one that cannot start ends the run, and not its episodes
             elif new:
                 self.env.same_as(first)  # its process starts when it is reset, beside others
