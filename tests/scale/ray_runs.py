@@ -11,6 +11,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 from starting import ENV
+from torch import Tensor
 
 RAY = "scale.address=local scale.ranks=2 scale.samplers=1 scale.judges=1 scale.cpus=0.5"
 
@@ -116,12 +117,21 @@ def under(root: int) -> list[int]:
 
 def apart(a: Path, b: Path, step: int) -> float:
     """The largest difference of weights and moments of two runs after a step."""
+    return max(float(d.max()) for d in _differences(a, b, step))
+
+
+def further(a: Path, b: Path, step: int, size: float) -> int:
+    """How many weights and moments of two runs differ by more than `size` after a step."""
+    return sum(int((d > size).sum()) for d in _differences(a, b, step))
+
+
+def _differences(a: Path, b: Path, step: int) -> list[Tensor]:
     one, other = (run / f"checkpoints/step-{step:06d}" for run in (a, b))
     files = sorted(p.name for p in one.glob("*.safetensors"))
     assert files and files == sorted(p.name for p in other.glob("*.safetensors"))
     both = [(load_file(one / name), load_file(other / name)) for name in files]
     assert all(x.keys() == y.keys() for x, y in both)
-    return max(float((x[k].double() - y[k].double()).abs().max()) for x, y in both for k in x)
+    return [(x[k].double() - y[k].double()).abs() for x, y in both for k in x]
 
 
 def moved(run: Path, steps: int) -> float:
