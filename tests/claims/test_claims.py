@@ -22,6 +22,7 @@ from gruppo.lab.tabular.whole import provided
 from gruppo.stages import Context, kind
 from gruppo.stages.check import check
 from gruppo.train.config import RunConfig
+from gruppo.train.lock import Lock
 
 TOML = """
 claim = "B is better than A."
@@ -92,6 +93,21 @@ def test_a_claim_is_read_and_mistakes_are_named(tmp_path: Path) -> None:
         (TOML.replace("higher", "lower").replace("0.05", "1.0") + 'of = "ratio"', "less by all it has"),
         (TOML.replace('["steps=2"]', '"steps=2"'), r"letter by letter. Write a list: \['steps=2'\]"),
         (TOML + '[chosen]\nbaselin = "optim.lr=1"', "nearest: baseline"),
+        (TOML.replace("0.05", "inf"), "no run could show it. Give a finite size"),
+        (TOML.replace("size = 0.05", 'size = "0.05"'), "size = '0.05' is no number"),
+        (TOML.replace("size = 0.05", ""), "a condition has no size. Write size ="),
+        (TOML.replace("size = 0.1", "size = true"), "size = True is no number"),
+        (TOML.replace('"grpo"', "3"), "baseline = 3 is no text. Give a text"),
+        ("seeds = 2.5\n" + TOML, "seeds = 2.5 is no whole number"),
+        ("sweep = 5\n" + TOML, r"sweep = 5 is no list. Write a list"),
+        ("chosen = 3\n" + TOML, r"chosen = 3 is no table. Write \[chosen\]"),
+        ('name = "x"\n' + TOML, "name is not for a file to set"),
+        ("gates = []\n" + TOML, "gates is not for a file to set .nearest: gate"),
+        (TOML.replace("[[gate]]", "[gate]"), r"gate is no list of tables. Write \[\[gate\]\]"),
+        (TOML.replace("last(held_out)", "mean(held_out, 0.5)"), "0.5 is no number of values"),
+        (TOML.replace("last(held_out)", "mean(held_out, -3)"), "-3.0 is no number of values"),
+        (f"{SWEPT.replace(RATES[0], RATES[1])}", "optim.lr=1e-4 twice"),
+        ('sweep_by = "lastt(held_out)"\n' + SWEPT, "nothing of that name can be read from a run .nearest: last"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=said):
@@ -278,6 +294,36 @@ def test_two_arms_that_are_one(here: Path, capsys: Any) -> None:
     (here / "claims" / "b.toml").write_text(TOML.replace('"rloo"', '"grpo "'))
     commit(here)
     assert main(["claims", "b"]) == 2 and "compared with itself" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("entrant", "said"),
+    [
+        ("grpo method.credit.eps=1e-06", "claim b: baseline and entrant come to the same settings"),
+        ("grpoo", "nearest: grpo"),
+        ("grpo optim.lrr=1", "nearest: lr"),
+    ],
+)
+def test_an_arm_that_cannot_be_run_is_found_before_the_runs_of_gates(
+    here: Path, monkeypatch: Any, capsys: Any, entrant: str, said: str
+) -> None:
+    """So is one that says the same as another in other words."""
+    (here / "claims" / "b.toml").write_text(TOML.replace('"rloo"', f'"{entrant}"'))
+    commit(here)
+    asked = pretend(monkeypatch, 0.1)
+    assert main(["claims", "b"]) == 2 and asked == []
+    assert said in capsys.readouterr().err
+
+
+def test_two_commands_do_not_judge_one_claim_at_once(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    commit(here)
+    asked = pretend(monkeypatch, 0.1)
+    (here / "runs" / "claims" / "b").mkdir(parents=True)
+    with Lock(here / "runs" / "claims" / "b"):
+        for words in ((), ("--pilot",), ("--runs-only", "2")):
+            assert main(["claims", "b", *words]) == 2 and asked == []
+            assert "would be made twice. Wait for it" in capsys.readouterr().err
+    assert main(["claims", "b"]) == 0 and not (here / "runs" / "claims" / "b").exists()
 
 
 @pytest.mark.parametrize("words", [("b", "--runs-only", "-1"), ("--runs-only", "2")])

@@ -118,6 +118,30 @@ def test_without_the_disease_or_the_lever_nothing_is_judged(
     assert "1 no regime found." in text and "**No regime found**" in text and "**no**" in text
 
 
+def test_runs_only_stop_at_a_gate_as_the_verdict_would(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    asked = pretend(monkeypatch, drop=0.1)
+    assert main(["claims", "b", "--runs-only", "10"]) == 2
+    assert [place for _, _, place in asked] == ["gate-baseline", "gate-entrant"]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no regime found: baseline drop(held_out) 0.1 (at_least 0.2)." in said and "were not run" in said
+    assert [p.name for p in (here / "claims").iterdir()] == ["b.toml"]
+
+
+@pytest.mark.parametrize("kept", [[None, None], [0.0, 0.0]])
+def test_a_gate_without_a_value_is_no_gate_that_failed(here: Path, monkeypatch: Any, capsys: Any, kept: Any) -> None:
+    """A metric that is there and has no value, or a spike of nothing but zeros: nobody can say what holds."""
+    (here / "claims" / "b.toml").write_text(TOML.replace("mean(kept)", "spike(kept)"))
+    commit(here)
+
+    def runs_of(claim: Claim, arms: Any, seeds: Any, *_: Any) -> Any:
+        rows = [{"step": i, "held_out": 0.9 - 0.5 * i, "kept": k} for i, k in enumerate(kept)]
+        return {arm: [Result(arm, s, "", 1.0, rows) for s in seeds] for arm in arms}
+
+    monkeypatch.setattr(command, "runs_of", runs_of)
+    assert main(["claims", "b"]) == 2 and not (here / "claims" / "results").exists()
+    assert "spike(kept) of the entrant has no value with seed 100, 101" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_result_whose_gates_were_changed_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit(here)
     pretend(monkeypatch, drop=0.1)

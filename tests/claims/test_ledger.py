@@ -118,6 +118,9 @@ def test_what_nothing_follows_from_is_in_the_ledger(here: Path, edit: Edit) -> N
         board.load(here, claim(here))
 
 
+NO_VALUES = '{"pilots": [{"runs": [{"arm": "baseline", "text": "a", "setting": "", "values": {"last(reward)": 3}}]}]}'
+
+
 def test_an_edited_pilot_is_refused_before_anything_runs(here: Path, capsys: Any) -> None:
     path = here / "pilots" / "copo_exact.json"
     change(path, lambda b: b["pilots"][0]["runs"][0]["values"]["last(reward)"].__setitem__(0, 0.1))
@@ -126,10 +129,11 @@ def test_an_edited_pilot_is_refused_before_anything_runs(here: Path, capsys: Any
         said = " ".join(capsys.readouterr().err.split())
         assert "claims/pilots/copo_exact.json was changed after its runs" in said
         assert "run gruppo claims copo_exact --pilot" in said
-    path.write_text("{}")
-    ledger.append(here, "pilot", "copo_exact", b"{}")
-    with pytest.raises(ValueError, match="holds no pilots"):
-        board.pilots_of(here, "copo_exact")
+    for text in ("{}", "{", '{"pilots": [3]}', '{"pilots": [{"runs": [{"arm": "baseline"}]}]}', NO_VALUES):
+        path.write_text(text)
+        ledger.append(here, "pilot", "copo_exact", text.encode())
+        with pytest.raises(ValueError, match=r"holds no pilots.* Take it back from git"):
+            board.pilots_of(here, "copo_exact")
 
 
 def test_a_file_without_a_line_is_refused_until_it_is_adopted(here: Path, capsys: Any) -> None:

@@ -57,6 +57,7 @@ def test_runs_of_a_claim_with_stages(
     monkeypatch.setattr(command, "runs_of", kept)
     text = PLACEBO.replace('"reinforce"', f'"{TWO}"').replace('["steps=2"]', json.dumps(SMALL))
     folder_with(text, tmp_path, monkeypatch)
+    monkeypatch.setattr(command, "gated", lambda *_: [])  # test_gates.py has them
     argv = ["claims", "b", "--runs-only", "1", "--jobs", "1"]
     assert main(argv) == 0 and len(in_process) == 4
     [placebo] = read_runs[-1]["placebo"]

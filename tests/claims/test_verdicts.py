@@ -55,17 +55,34 @@ def test_every_measure_is_tried_above() -> None:
     assert set(MEASURES) == tried
 
 
+def test_what_a_step_logs_above_0_only_is_0_where_it_is_left_out() -> None:
+    """The mean over the steps that have any would be the larger the rarer it is."""
+    rows: list[dict[str, Any]] = [{"step": i, "turns": 3.0, "held_out": 0.5 if i == 4 else None} for i in range(1, 5)]
+    rows[1] |= {"turns/void": 0.4, "tool_calls": 2.0, "open": 0.5}
+    rows = [{"step": 0, "turns": None, "held_out": 0.5}, *rows]
+    assert measure("mean(turns/void)")(rows) == pytest.approx(0.1) and measure("last(turns/void)")(rows) == 0
+    assert measure("mean(tool_calls, 2)")(rows) == 0 and measure("best(turns/invalid)")(rows) == 0
+    assert measure("steps_to(turns/void, 0.4)")(rows) == 2 and measure("last(held_out/failed)")(rows) == 0
+    assert measure("spent_to(tool_calls, turns/void, 0.4)")(rows) == 2
+    for text in ("mean(turns/void)", "mean(graded)", "mean(held_out/turns/void)"):  # answers without turns have none
+        with pytest.raises(ValueError, match="has logged no"):
+            measure(text)([{"step": 1, "held_out": 0.5}])
+    assert measure("mean(open)")(rows) == 0.5  # not known of the others, which do not say how many were truncated
+
+
 def test_a_measure_that_cannot_be_read_is_refused() -> None:
     with pytest.raises(ValueError, match=r"nothing of that name can be read.*last\("):
         measure("lst(held_out)")
     with pytest.raises(ValueError, match="missing 1 required"):
         measure("steps_to(held_out)")
-    with pytest.raises(ValueError, match="no run has logged held_ot"):
+    with pytest.raises(ValueError, match=r"has logged no held_ot .nearest: held_out.* Measure one of held_out, "):
         measure("last(held_ot)")(ROWS)
     for text, said in (
         ("steps_to(0.8, held_out)", "0.8 is no name of a metric"),
         ("steps_to(held_out, .5)", "'.5' is no number"),
         ("last(3)", "3.0 is no name"),
+        ("mean(length, 0.5)", "0.5 is no number of values"),
+        ("off(length, 5, -2)", "-2.0 is no number of values"),
     ):
         with pytest.raises(ValueError, match=said):
             measure(text)  # before the runs, not after them

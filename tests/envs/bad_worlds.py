@@ -3,6 +3,7 @@
 import itertools
 import os
 import time
+from contextlib import suppress
 
 from gruppo.envs.base import Seen
 from gruppo.tasks import Task
@@ -202,3 +203,27 @@ class NoTasks(Good):
 class BadTasks(Good):
     def tasks(self) -> list[Task]:  # no static method
         return []
+
+
+class Forks(Good):
+    """A fork that comes back, too: it would answer a second time."""
+
+    def step(self, action: str) -> Seen:
+        if hasattr(os, "fork"):
+            os.fork()
+        return super().step(action)
+
+
+class Long(Good):
+    def step(self, action: str) -> Seen:
+        return Seen("x" * (65 << 20), rewards={"task": 1.0}, done=True)
+
+
+class Floods(Good):
+    """Writes into every pipe that it finds, without end."""
+
+    def step(self, action: str) -> Seen:
+        while True:
+            for fd in range(3, 20):
+                with suppress(OSError):
+                    os.write(fd, b"x" * 65536)

@@ -1,5 +1,6 @@
 """Environments in processes that can be killed, and guarded ones: a failure is the error of its episode."""
 
+import os
 import time
 from typing import Any
 
@@ -149,3 +150,38 @@ def test_a_world_that_cannot_start_is_refused() -> None:
     env.close()
     with pytest.raises(ValueError, match="positive"):
         Hosted("lake", seconds=0)
+
+
+def test_a_fork_of_a_world_does_not_answer_the_next_call() -> None:
+    there = Hosted(f"{FILE}:Forks")
+    for _ in range(2):
+        assert there.reset(TASK).text == "begin"
+        assert there.step("stop").rewards == {"task": 1.0}
+    assert there.reset(TASK).text == "begin" and there.starts == 1
+    there.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Long", "raised: ValueError: the answer has 65 MiB"), ("Floods", "an answer of more than 64 MiB")],
+)
+def test_an_answer_without_end_is_an_error(name: str, said: str) -> None:
+    """It was read to its end, in minutes, however few seconds a step may take."""
+    there = Hosted(f"{FILE}:{name}", seconds=60)
+    there.reset(TASK)
+    begun = time.process_time()
+    seen = there.step("on")
+    assert said in seen.error and seen.done and not seen.rewards and len(seen.error) < 200
+    assert time.process_time() - begun < 5
+    assert there.reset(TASK).text == "begin"
+    there.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/oom_score_adj"), reason="Linux only")
+def test_where_memory_runs_out_the_world_ends_and_not_the_run() -> None:
+    there = Hosted(f"{FILE}:Good")
+    there.reset(TASK)
+    assert there._channel is not None
+    with open(f"/proc/{there._channel._process.pid}/oom_score_adj") as file:
+        assert file.read().strip() == "1000"
+    there.close()

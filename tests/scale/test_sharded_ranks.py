@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -284,6 +285,22 @@ def test_more_ranks_than_a_machine_can_hold_are_not_started(monkeypatch: pytest.
         ValueError, match=r"scale\.ranks=1000 on a machine with 0 GPUs and 2 cores.*scale\.ranks=2 or less"
     ):
         launch(1000, ["train"])
+
+
+def test_the_port_of_the_ranks_is_held_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that was free a moment ago may be another program's when the first rank wants it."""
+    from torch.distributed.elastic import multiprocessing
+
+    class Told(Exception):
+        pass
+
+    def start(envs: dict[int, dict[str, str]], **_: Any) -> None:
+        with socket.create_connection(("127.0.0.1", int(envs[0]["MASTER_PORT"])), timeout=10):
+            raise Told(len({env["MASTER_PORT"] for env in envs.values()}))
+
+    monkeypatch.setattr(multiprocessing, "start_processes", start)
+    with pytest.raises(Told, match="1"):
+        launch(2, ["train"])
 
 
 def test_a_rank_ends_as_by_a_signal_if_its_launcher_is_gone(tmp_path: Path) -> None:

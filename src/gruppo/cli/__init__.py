@@ -173,7 +173,8 @@ def _claims(command: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="SEEDS",
-        help="make the runs of seeds 0 to SEEDS - 1 without a verdict, to copy their --runs to another machine",
+        help="make the runs of the gates and, where these hold, of seeds 0 to SEEDS - 1, without a verdict, to copy "
+        "their --runs to another machine",
     )
     _json(command)
 

@@ -7,7 +7,6 @@ alone, and its exit code is that of the command. If this process is gone (a clos
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -85,9 +84,11 @@ def _refuse_too_many(size: int) -> None:
 
 def launch(size: int, argv: Sequence[str]) -> int:
     """`gruppo ARGV` on so many ranks of this machine; the exit code."""
+    from torch.distributed import TCPStore
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
     _refuse_too_many(size)
+    meet = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here, so that nobody else gets its port
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say what happened
     with tempfile.TemporaryDirectory(prefix="gruppo-ranks-") as folder:
         where = Path(folder) / "run"
@@ -95,7 +96,7 @@ def launch(size: int, argv: Sequence[str]) -> int:
             name="gruppo",
             entrypoint=sys.executable,
             args={rank: ("-m", "gruppo", *argv) for rank in range(size)},
-            envs={rank: _env(rank, size, port, where) for port in [_free_port()] for rank in range(size)},
+            envs={rank: _env(rank, size, meet.port, where) for rank in range(size)},
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         ranks = [processes.subprocess_handlers[rank].proc for rank in range(size)]
@@ -111,14 +112,8 @@ def _env(rank: int, size: int, port: int, where: Path) -> dict[str, str]:
     cores = os.environ.get("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // size, 1)))
     counts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     named = {"MASTER_ADDR": "127.0.0.1", NOTE: str(where), "OMP_NUM_THREADS": cores}
-    counts |= {"MASTER_PORT": port, LAUNCHER: os.getpid()}
+    counts |= {"MASTER_PORT": port, LAUNCHER: os.getpid(), "TORCHELASTIC_USE_AGENT_STORE": True}  # that of `meet`
     return {**{k: str(v) for k, v in counts.items()}, **named}
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def _first_to_end(ranks: Sequence[Any]) -> int:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from gruppo.tasks.child import MOST
+
 _BOOT = (
     "import json, sys; from importlib import import_module; "
     "sys.path[:] = json.loads(sys.argv[2]); import_module(sys.argv[1]).main()"
@@ -61,7 +63,8 @@ class Channel:
         )
         self._chunks: SimpleQueue[bytes | None] = SimpleQueue()
         self._replies: list[Any] = []  # the next one is the last
-        self._rest = b""
+        self._rest: list[bytes] = []  # of a line without its end, which has so many bytes
+        self._size = 0
         self.close = weakref.finalize(self, _stop, self._process, os.getpid())
         threading.Thread(target=_collect, args=(self._process.stdout, self._chunks, gather), daemon=True).start()
 
@@ -97,7 +100,14 @@ class Channel:
                 continue
             if not chunk:
                 raise Died(self._ending())
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            *lines, rest = chunk.split(b"\n")
+            if lines:
+                lines[0] = b"".join([*self._rest, lines[0]])
+                self._rest, self._size = [], 0
+            self._rest.append(rest)
+            self._size += len(rest)
+            if self._size > MOST:  # a child that writes without end is never late
+                raise Died(f"an answer of more than {MOST >> 20} MiB; {self._ending()}")
             self._replies = _parsed(lines)[::-1]
         try:
             reply = self._replies.pop()

@@ -147,8 +147,11 @@ def pilots_of(folder: Path, name: str) -> list[dict[str, Any]]:
     if data is None:
         return []
     try:
-        return list(json.loads(data)["pilots"])
-    except (KeyError, TypeError, ValueError) as error:
+        found = list(json.loads(data)["pilots"])
+        for r in (r for p in found for r in p.get("runs", ())):
+            _ = r["arm"], r["text"], r["setting"], [list(values) for values in r["values"].values()]
+        return found
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         path = ledger.file_of(folder, "pilot", name)
         raise ValueError(f"{path} holds no pilots: {error!r}. Take it back from git, or delete it.") from None
 

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,8 +51,8 @@ class Condition:
         ):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} {value!r}{nearest(str(value), known)}: use one of {', '.join(known)}.")
-        if not self.size >= 0 or (self.kind == "not_worse" and self.size == 0):
-            raise ValueError(f"size = {self.size}: no run could show it. Give a size above 0.")
+        if not 0 <= self.size < math.inf or (self.kind == "not_worse" and self.size == 0):
+            raise ValueError(f"size = {self.size}: no run could show it. Give a finite size above 0.")
         if self.of == "ratio" and self.size >= 1 and "lower" in (self.kind, self.better):
             raise ValueError(f"size = {self.size} of a ratio: nothing is less by all it has. Give a share below 1.")
 
@@ -79,6 +80,10 @@ class Claim:
     placebo: str = ""  # a third arm, which does what the method does without its idea
     seeds: int = SEEDS
     kind: str = ""  # of claim, a name in kinds.py: for the summary of the board, no part of the rule
+
+    def __post_init__(self) -> None:
+        if self.sweep_by:
+            measure(self.sweep_by)
 
     @property
     def arms(self) -> dict[str, str]:
@@ -128,22 +133,39 @@ def read(path: Path) -> Claim:
     return claim
 
 
+TABLES = ("condition", "gate", "mechanism", "pilot")
+WORDS = {str: (str, "text"), int: (int, "whole number"), float: ((int, float), "number")}  # of a field's type
+
+
 def parsed(name: str, text: str) -> Claim:
     """A claim from the text of its file."""
     body = tomllib.loads(text)
-    body["conditions"] = tuple(_made(Condition, c) for c in body.pop("condition", []))
-    for many, table in (("gates", "gate"), ("mechanisms", "mechanism")):
-        body[many] = tuple(_made(Gate, g) for g in body.pop(table, []))
+    for own in ("name", "conditions", "gates", "mechanisms", "pilots"):
+        if own in body:
+            raise ValueError(f"{own} is not for a file to set{nearest(own, TABLES)}. Take it out.")
+    body["conditions"] = tuple(_made(Condition, c) for c in _tables(body, "condition"))
+    body["gates"] = tuple(_made(Gate, g) for g in _tables(body, "gate"))
+    body["mechanisms"] = tuple(_made(Gate, g) for g in _tables(body, "mechanism"))
+    body["pilots"] = tuple(_tables(body, "pilot"))
     for many in ("settings", "sweep"):
-        if isinstance(body.get(many), str):
-            raise ValueError(f"{many} is a text, and would be read letter by letter. Write a list: [{body[many]!r}].")
-        body[many] = tuple(body.get(many, ()))
-    for many, words in {**body, "chosen": body.get("chosen", {}).values()}.items():
-        for word in words if many in ("settings", "sweep", "chosen") else ():
+        if not isinstance(found := body.get(many, []), list):
+            letters = ", and would be read letter by letter" if isinstance(found, str) else ""
+            raise ValueError(f"{many} = {found!r} is no list{letters}. Write a list: [{found!r}].")
+        body[many] = tuple(found)
+    if not isinstance(chosen := body.get("chosen", {}), dict):
+        raise ValueError(f"chosen = {chosen!r} is no table. Write [chosen], and below it: baseline = 'optim.lr=0.1'.")
+    for many, words in (("settings", body["settings"]), ("sweep", body["sweep"]), ("chosen", chosen.values())):
+        for word in words:
             if not isinstance(word, str) or "=" not in word:
                 raise ValueError(f"{many} has {word!r}, which is no setting. Write it as a text: 'optim.lr=0.1'.")
-    body["pilots"] = tuple(body.pop("pilot", []))
     return _made(Claim, {"name": name, "method": name, **body})
+
+
+def _tables(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    rows = body.pop(name, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{name} is no list of tables. Write [[{name}]], with two brackets, above each.")
+    return rows
 
 
 def _refuse_wrong(claim: Claim) -> None:
@@ -157,7 +179,7 @@ def _refuse_wrong(claim: Claim) -> None:
     if not claim.conditions:
         raise ValueError("no [[condition]], so nothing could be judged. Give at least one.")
     for name in ("no_sweep", "not_best"):
-        if not isinstance(reason := getattr(claim, name), str) or reason != reason.strip():
+        if (reason := getattr(claim, name)) != reason.strip():
             raise ValueError(f"{name} = {reason!r} is no reason. Give it as a text.")
     if claim.sweep and claim.no_sweep:
         raise ValueError("no_sweep says why there is no sweep, and there is one. Take one of them out.")
@@ -169,14 +191,18 @@ def _refuse_wrong(claim: Claim) -> None:
 
 
 def _made(kind: Any, body: Mapping[str, Any]) -> Any:
-    known = list(kind.__dataclass_fields__)
-    for name in body:
+    known = kind.__dataclass_fields__
+    called = kind.__name__.lower()
+    for name, value in body.items():
         if name not in known:
-            raise ValueError(f"{name!r} is not a field of a {kind.__name__.lower()}{nearest(name, known)}.")
-    try:
-        return kind(**body)
-    except TypeError as error:
-        raise ValueError(str(error).partition(" ")[2]) from None
+            raise ValueError(f"{name!r} is not a field of a {called}{nearest(name, known)}.")
+        types, word = WORDS.get(known[name].type, (object, ""))
+        if not isinstance(value, types) or (isinstance(value, bool) and word):
+            raise ValueError(f"{name} = {value!r} is no {word}. Give a {word}.")
+    for name, f in known.items():
+        if name not in body and f.default is MISSING and f.default_factory is MISSING:
+            raise ValueError(f"a {called} has no {name}. Write {name} = …")
+    return kind(**body)
 
 
 SHIPPED = "shipped"  # in this package, where a wheel puts the board

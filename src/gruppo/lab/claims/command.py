@@ -3,12 +3,14 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gruppo.cli.commands import print_json
+from gruppo.cli.overrides import apply
 from gruppo.lab.claims import board, page
 from gruppo.lab.claims.claim import PILOT_SEEDS, SHIPPED, Claim, board_folder, chosen_claims
 from gruppo.lab.claims.gates import ARM, NO_REGIME, gates_of, passed
@@ -20,6 +22,8 @@ from gruppo.lab.claims.verdict import verdict
 from gruppo.lab.compare import command as compare
 from gruppo.lab.compare.compare import finished
 from gruppo.lab.compare.processes import refuse_other_settings, run_all
+from gruppo.train.config import RunConfig
+from gruppo.train.lock import Lock
 
 LEAN = ("save.tensorboard=no", "save.checkpoint_every=0", "save.episodes_every=0")
 
@@ -39,7 +43,8 @@ def claims(args: argparse.Namespace) -> int:
         if not args.names:
             raise ValueError("--pilot without a name would run every sweep. Name the claims.")
         for claim in found.values():
-            pilot(replace(claim, sweep=tuple(args.settings), chosen={}) if args.settings else claim, args)
+            with alone(claim, args):
+                pilot(replace(claim, sweep=tuple(args.settings), chosen={}) if args.settings else claim, args)
         return 0
     if args.runs_only and (args.runs_only < 0 or not (args.names or args.all)):
         raise ValueError(f"--runs-only {args.runs_only}: nothing would run. Name the claims, and give how many seeds.")
@@ -69,12 +74,31 @@ def settle_all(found: Iterable[Claim], args: argparse.Namespace) -> list[str]:
             if not claim.ready and not args.names:
                 print(f"claim {claim.name}: a draft, whose sweep has chosen nothing yet; left out", file=sys.stderr)
             elif board.load(Path(args.folder), claim) is None:
-                settle(claim, args)
+                with alone(claim, args):
+                    settle(claim, args)
         except Stopped:
             raise
         except ValueError as error:
             wrong.append(str(error))
     return wrong
+
+
+@contextmanager
+def alone(claim: Claim, args: argparse.Namespace) -> Iterator[None]:
+    """Two commands at once would make the same runs, and the record would say so twice."""
+    folder = Path(args.runs) / claim.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as open_until_the_end:
+        try:
+            open_until_the_end.enter_context(Lock(folder))
+        except ValueError as error:
+            raise ValueError(
+                f"claim {claim.name}: {str(error).partition(': ')[0]}: the same runs would be made twice. Wait for it, "
+                "or stop it."
+            ) from None
+        yield
+    with suppress(OSError):  # somebody waits already
+        folder.rmdir()
 
 
 def runs_of(claim: Claim, arms: dict[str, str], seeds: Sequence[int], args: argparse.Namespace, name: str) -> Any:
@@ -110,11 +134,13 @@ def settle(claim: Claim, args: argparse.Namespace) -> None:
     refuse_shipped(claim, folder)
     pilots = board.pilots_of(folder, claim.name)
     refuse_unready(folder / f"{claim.name}.toml", claim, pilots if pilots or not args.runs_only else None)
+    refuse_same_runs(claim)
+    commit = "" if args.runs_only else board.committed(folder / f"{claim.name}.toml")
+    gates = gated(claim, args)
     if args.runs_only:
+        refuse_closed(claim, gates)
         runs_of(claim, claim.arms, range(args.runs_only), args, "verdict")
         return
-    commit = board.committed(folder / f"{claim.name}.toml")
-    gates = gated(claim, args)
     if unstored(claim, gates, pilots):
         board.keep_pilot(folder, claim.name, of_gates(claim, gates))
     if not all(g["holds"] for g in gates):
@@ -126,6 +152,32 @@ def settle(claim: Claim, args: argparse.Namespace) -> None:
         if outcome != "inconclusive":
             break
     board.write(folder, board.result(claim, outcome, judged, runs, commit, gates))
+
+
+def refuse_same_runs(claim: Claim) -> None:
+    """Before anything is run: every arm can be, and no two of them are the same runs in other words."""
+    entrants = {arm: compare.parsed(text) for arm, text in claim.arms.items()}
+    compare.refuse_twins(list(entrants.values()))
+    seen: dict[str, Any] = {}
+    for arm, e in entrants.items():
+        config = (e.earlier, apply(RunConfig(), [*claim.settings, *e.settings]))
+        same = next((other for other, found in seen.items() if found == config), None)
+        if same:
+            raise ValueError(
+                f"claim {claim.name}: {same} and {arm} come to the same settings, {claim.arms[arm]!r}, and would be "
+                "compared with themselves. Change one of them."
+            )
+        seen[arm] = config
+
+
+def refuse_closed(claim: Claim, gates: Sequence[dict[str, Any]]) -> None:
+    """With --runs-only: the machine that judges would not look at the seeds of the verdict."""
+    if closed := [g for g in gates if not g["holds"]]:
+        raise ValueError(
+            f"claim {claim.name}: {NO_REGIME}: {_gate_figures(closed)}. The seeds of the verdict were not run, and no "
+            f"record is written with --runs-only. Bring the runs back: gruppo claims {claim.name} writes that "
+            "verdict there; or change the task, and try it with --pilot."
+        )
 
 
 def refuse_shipped(claim: Claim, folder: Path) -> None:
@@ -172,6 +224,12 @@ def pilot(claim: Claim, args: argparse.Namespace) -> None:
             )
             found = {m: [measure(m)(r.rows) for r in runs["one"]] for m in every if _has(runs["one"], m)}
             stored.append({"arm": arm, "text": text, "setting": setting, "values": found})
+            if decides not in found:
+                raise ValueError(
+                    f"claim {claim.name}: {decides}, which chooses a point of the sweep, has no value in a run of "
+                    f"{f'{text} {setting}'.strip()!r}. Measure something that every run has, by sweep_by = "
+                    "'last(held_out)' or in the first condition."
+                )
             values = found[decides]
             figures[setting] = sum(values) / len(values)
             print(f"{arm}{' ' + setting if setting else ''}: {figures[setting]:.4f}  {[round(v, 4) for v in values]}")

@@ -52,6 +52,12 @@ def passed(claim: Any, runs: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]
     for what, gate in gates_of(claim):
         read, results = measure(gate.measure), runs[ARM[what]]
         values = [read(r.rows) for r in results]
+        if any(v != v for v in values):
+            seeds = ", ".join(str(r.seed) for r, v in zip(results, values, strict=True) if v != v)
+            raise ValueError(
+                f"claim {claim.name}: {gate.measure} of the {ARM[what]} has no value with seed {seeds}, so nobody can "
+                f"say whether the {what} holds. Measure something that every run has, such as last(held_out)."
+            )
         held = {"what": what, "arm": ARM[what], **asdict(gate), "seeds": [r.seed for r in results]}
         out.append(held | {"values": values, "holds": gate.holds(values)})
     return out

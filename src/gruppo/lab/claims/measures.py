@@ -11,9 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from gruppo.data.episode import FLAGS
 from gruppo.stages.names import nearest
 
 Rows = Sequence[Mapping[str, Any]]
+_OF_TURNS = ("tool_calls", *(f"turns/{flag}" for flag in FLAGS))
+# Metrics that a step logs above 0 only: where the other one is logged, they are 0.
+LEFT_OUT_AT_0 = {f"{of}{name}": f"{of}turns" for of in ("", "held_out/") for name in _OF_TURNS}
+LEFT_OUT_AT_0 |= {
+    "graded": "accuracy",
+    "open": "truncated",
+    "bad_gradients": "grad_norm",
+    "held_out/failed": "held_out",
+}
 
 
 def last(rows: Rows, metric: str) -> float:
@@ -50,15 +60,15 @@ def off(rows: Rows, metric: str, target: float, count: float) -> float:
 
 def steps_to(rows: Rows, metric: str, value: float) -> float:
     """The first step at which the metric reaches the value."""
-    return next((float(r["step"]) for r in rows if _number(r.get(metric)) >= value), math.inf)
+    return next((float(r["step"]) for r in rows if _number(_value(r, metric)) >= value), math.inf)
 
 
 def spent_to(rows: Rows, spent: str, metric: str, value: float) -> float:
     """The sum of `spent` (say, `sampled`) up to the first step at which the metric reaches the value."""
     total = 0.0
     for r in rows:
-        total += max(_number(r.get(spent)), 0.0) if r.get(spent) is not None else 0.0
-        if _number(r.get(metric)) >= value:
+        total += max(_number(_value(r, spent)), 0.0)
+        if _number(_value(r, metric)) >= value:
             return total
     return math.inf
 
@@ -96,15 +106,20 @@ def measure(text: str) -> Callable[[Rows], float]:
         for wanted, given in zip(list(signature(function).parameters.values())[1:], arguments, strict=False):
             if not isinstance(given, wanted.annotation):
                 raise TypeError(f"{given!r} is no {'name of a metric' if wanted.annotation is str else 'number'}")
+            if wanted.name == "count" and not (given >= 0 and given == int(given)):
+                raise TypeError(f"{given} is no number of values to take the mean of")
         function([], *arguments)
     except (TypeError, ZeroDivisionError) as error:
         raise ValueError(f"measure {text!r}: {error}. {function.__doc__}") from None
 
     def read(rows: Rows) -> float:
         for name in (a for a in arguments if isinstance(a, str)):
-            if not any(name in r for r in rows):
+            if not any(name in r or LEFT_OUT_AT_0.get(name) in r for r in rows):
                 known = sorted({k for r in rows for k in r} - {"step"})
-                raise ValueError(f"measure {text!r}: no run has logged {name}{nearest(name, known)}.")
+                raise ValueError(
+                    f"measure {text!r}: a run has logged no {name}{nearest(name, known)}, so it has no value. Measure "
+                    f"one of {', '.join(known) or 'those of a run that has made a step'}."
+                )
         return function(rows, *arguments)
 
     return read
@@ -115,4 +130,10 @@ def _number(x: Any) -> float:
 
 
 def _curve(rows: Rows, metric: str) -> list[float]:
-    return [float(r[metric]) for r in rows if r.get(metric) is not None]
+    return [float(x) for r in rows if (x := _value(r, metric)) is not None]
+
+
+def _value(row: Mapping[str, Any], metric: str) -> Any:
+    """None where it was not logged."""
+    left_out = row.get(LEFT_OUT_AT_0.get(metric, "")) is not None
+    return 0.0 if left_out and row.get(metric) is None else row.get(metric)

@@ -101,6 +101,8 @@ def _sweep(claim: Any) -> Iterator[str]:
     """Of claims with gates, which are younger than the rule: a best point at the edge may not be the best there is."""
     if not claim.gates or not claim.sweep:
         return
+    if twice := sorted({point for point in claim.sweep if claim.sweep.count(point) > 1}):
+        yield f"sweep has {twice[0]} twice, so it has fewer points than it seems. Give each once."
     if len(claim.sweep) < LEAST_SWEEP:
         yield f"sweep has {len(claim.sweep)} points, so its best may be at its edge. Give at least {LEAST_SWEEP}."
     if len({frozenset(word.partition("=")[0] for word in point.split()) for point in claim.sweep}) > 1:
