@@ -55,8 +55,9 @@ def test_a_folder_of_ones_own_comes_first(installed: Path, capsys: Any) -> None:
 
 def test_it_is_for_reading(installed: Path, capsys: Any) -> None:
     (installed / "results" / "gdpo.json").unlink()
-    assert main(["claims", "gdpo"]) == 2
-    assert "is for reading" in capsys.readouterr().err and not list(Path().iterdir())
+    for words in (["gdpo"], ["gdpo", "--pilot", "optim.lr=0.1"]):
+        assert main(["claims", *words]) == 2
+        assert "is for reading" in capsys.readouterr().err and not list(Path().iterdir())
 
 
 def test_a_clone_shows_its_own_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

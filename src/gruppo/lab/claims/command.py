@@ -86,6 +86,7 @@ def settle_all(found: Iterable[Claim], args: argparse.Namespace) -> list[str]:
 @contextmanager
 def alone(claim: Claim, args: argparse.Namespace) -> Iterator[None]:
     """Two commands at once would make the same runs, and the record would say so twice."""
+    refuse_shipped(claim, Path(args.folder))  # before anything is written
     folder = Path(args.runs) / claim.name
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as open_until_the_end:
@@ -131,7 +132,6 @@ def settle(claim: Claim, args: argparse.Namespace) -> None:
             f"claim {claim.name}: its sweep {list(claim.sweep)} has chosen nothing yet. Run gruppo claims {claim.name} "
             "--pilot, write its [chosen] into the file, and commit."
         )
-    refuse_shipped(claim, folder)
     pilots = board.pilots_of(folder, claim.name)
     refuse_unready(folder / f"{claim.name}.toml", claim, pilots if pilots or not args.runs_only else None)
     refuse_same_runs(claim)
@@ -208,7 +208,6 @@ def of_gates(claim: Claim, gates: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def pilot(claim: Claim, args: argparse.Namespace) -> None:
     """The same small sweep for both arms, on pilot seeds; prints what to write to the file."""
     folder = Path(args.folder)
-    refuse_shipped(claim, folder)
     board.pilots_of(folder, claim.name)  # refused before the runs, not after them
     decides, lower = decided_by(claim)
     every = dict.fromkeys([decides, *(c.measure for c in claim.conditions), *(g.measure for _, g in gates_of(claim))])
