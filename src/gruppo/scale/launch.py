@@ -84,11 +84,12 @@ def _refuse_too_many(size: int) -> None:
 
 def launch(size: int, argv: Sequence[str]) -> int:
     """`gruppo ARGV` on so many ranks of this machine; the exit code."""
-    from torch.distributed import TCPStore
+    import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
     _refuse_too_many(size)
-    meet = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here, so that nobody else gets its port
+    # Here, so that nobody else gets its port.
+    meet = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say what happened
     with tempfile.TemporaryDirectory(prefix="gruppo-ranks-") as folder:
         where = Path(folder) / "run"

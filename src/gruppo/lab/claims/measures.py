@@ -106,7 +106,7 @@ def measure(text: str) -> Callable[[Rows], float]:
         for wanted, given in zip(list(signature(function).parameters.values())[1:], arguments, strict=False):
             if not isinstance(given, wanted.annotation):
                 raise TypeError(f"{given!r} is no {'name of a metric' if wanted.annotation is str else 'number'}")
-            if wanted.name == "count" and not (given >= 0 and given == int(given)):
+            if wanted.name == "count" and not (isinstance(given, float | int) and given >= 0 and given == int(given)):
                 raise TypeError(f"{given} is no number of values to take the mean of")
         function([], *arguments)
     except (TypeError, ZeroDivisionError) as error:
