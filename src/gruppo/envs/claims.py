@@ -12,6 +12,7 @@ from gruppo.envs.lake import ORDER, WAYS, Lake
 from gruppo.envs.search import Search, State
 from gruppo.envs.world import LOST, WON, Draws, Facts, Moved, World, nothing
 from gruppo.tasks.base import Task, Tasks, TaskSet, domains_of
+from gruppo.tasks.numbering import hash64
 
 
 class OpenLake(Lake):
@@ -91,8 +92,69 @@ def north(state: tuple[str, ...]) -> bool:
     return state[:1] in (("up",), ("left",))
 
 
+class Crossings(Crossing):
+    """`Crossing` with keys that leave out the goal, and as many tasks as are asked for, which all have the same states:
+    groups of few episodes, and exact values from all of them.
+    """
+
+    name = "gruppo.envs.claims:Crossings"
+
+    @classmethod
+    def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
+        return {**super().drawn(level, draw), "number": draw.below(10**6)}
+
+    def key(self, state: tuple[str, ...]) -> str:
+        return self.view(state).partition(" goal")[0]
+
+
+class Rooms(World[tuple[str, ...]]):
+    """Rooms in a row. Whatever one does leads into the next one, and what was done in one of them, the fork, decides in
+    the end: up or left wins. What is seen in a room says its number and what was done before; its key is the number.
+
+    So all steps but those at the fork are shared by episodes that win and episodes that lose.
+    """
+
+    name = "gruppo.envs.claims:Rooms"
+    levels = {1: 6, 2: 12}
+
+    @classmethod
+    def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
+        turns = cls.levels[level]
+        return {"fork": draw.below(turns), "goal": draw.between(1, 9), "turns": turns}
+
+    @classmethod
+    def asked(cls, facts: Facts) -> str:
+        return "walk to {} {}".format(facts["fork"] + 1, facts["goal"])
+
+    def begin(self, facts: Facts) -> tuple[str, ...]:
+        return ()
+
+    def move(self, state: tuple[str, ...], words: list[str]) -> Moved[tuple[str, ...]]:
+        way = words[0] if len(words) == 1 and words[0] in WAYS else ""
+        walked = (*state, way)
+        if len(walked) < self.limit:
+            return Moved(walked, valid=bool(way))
+        won = walked[self.facts["fork"]] in ("up", "left")
+        return Moved(walked, WON if won else LOST, bool(way), True, float(won))
+
+    def view(self, state: tuple[str, ...]) -> str:
+        seen = [hash64("rooms", *state, i) % 9 + 1 for i in range(2)]
+        return "at {} {} goal {} {}".format(len(state) + 1, seen[0], self.facts["fork"] + 1, seen[1])
+
+    def key(self, state: tuple[str, ...]) -> str:
+        return str(len(state))
+
+    def choices(self, state: tuple[str, ...]) -> Sequence[str]:
+        return ORDER
+
+    def best(self, state: tuple[str, ...]) -> str:
+        return "up"
+
+
 open_lake = of_world(OpenLake, "open_lake")
 crossing = of_world(Crossing, "crossing")
+crossings = of_world(Crossings, "crossings")
+rooms = of_world(Rooms, "rooms")
 
 
 def read_search(turns: int = 3, unpaid: bool = False, **asked: Any) -> TaskSet:
