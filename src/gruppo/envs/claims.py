@@ -18,7 +18,7 @@ from gruppo.tasks.numbering import hash64
 class OpenLake(Lake):
     """Lakes without holes and with many turns, played in the world `lake`: whoever walks about arrives."""
 
-    levels = {1: (2, 48, 0, False), 2: (3, 48, 0, False)}
+    levels = {1: (2, 48, 0, False), 2: (3, 48, 0, False), 3: (2, 24, 0, False), 4: (4, 32, 0, False)}
 
 
 class ReadSearch(Search):
@@ -127,19 +127,20 @@ class Rooms(World[tuple[str, ...]]):
         return "walk to {} {}".format(facts["fork"] + 1, facts["goal"])
 
     def begin(self, facts: Facts) -> tuple[str, ...]:
+        self.fork, self.rooms = facts["fork"], facts["turns"]
         return ()
 
     def move(self, state: tuple[str, ...], words: list[str]) -> Moved[tuple[str, ...]]:
         way = words[0] if len(words) == 1 and words[0] in WAYS else ""
         walked = (*state, way)
-        if len(walked) < self.limit:
+        if len(walked) < self.rooms:
             return Moved(walked, valid=bool(way))
-        won = walked[self.facts["fork"]] in ("up", "left")
+        won = walked[self.fork] in ("up", "left")
         return Moved(walked, WON if won else LOST, bool(way), True, float(won))
 
     def view(self, state: tuple[str, ...]) -> str:
         seen = [hash64("rooms", *state, i) % 9 + 1 for i in range(2)]
-        return "at {} {} goal {} {}".format(len(state) + 1, seen[0], self.facts["fork"] + 1, seen[1])
+        return "at {} {} goal {} {}".format(len(state) + 1, seen[0], self.fork + 1, seen[1])
 
     def key(self, state: tuple[str, ...]) -> str:
         return str(len(state))
