@@ -85,4 +85,4 @@ def test_shared_steps_are_logged_and_change_nothing() -> None:
     (plain, told), (measured, more) = (steps("salt", update) for update in (Passes(), SharedSteps(parts=4)))
     assert torch.equal(plain, measured)
     assert set(more) - set(told) == {"shared_steps"}  # of one task there are no parts to compare
-    assert 0 < more["shared_steps"] < 1
+    assert more["shared_steps"] > 0.9

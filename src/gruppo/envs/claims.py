@@ -18,7 +18,7 @@ from gruppo.tasks.numbering import hash64
 class OpenLake(Lake):
     """Lakes without holes and with many turns, played in the world `lake`: whoever walks about arrives."""
 
-    levels = {1: (2, 48, 0, False), 2: (3, 48, 0, False), 3: (2, 24, 0, False), 4: (4, 32, 0, False)}
+    levels = {1: (2, 48, 0, False), 2: (3, 48, 0, False)}
 
 
 class ReadSearch(Search):
@@ -152,10 +152,56 @@ class Rooms(World[tuple[str, ...]]):
         return "up"
 
 
+class Doors(World[int]):
+    """Four doors around a place, and one of them, where the goal is, leads out. At another one nothing is lost but a turn:
+    whoever tries at random is out after four turns on average, and after 24 in 999 of 1,000 episodes.
+    """
+
+    name = "gruppo.envs.claims:Doors"
+    levels = {1: 24}
+
+    @classmethod
+    def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
+        at = [draw.between(2, 8), draw.between(2, 8)]
+        return {"at": at, "door": draw.pick(ORDER), "turns": cls.levels[level]}
+
+    @classmethod
+    def asked(cls, facts: Facts) -> str:
+        return "walk to {} {}".format(*cls.goal(facts))
+
+    @staticmethod
+    def goal(facts: Facts) -> list[int]:
+        return [x + step for x, step in zip(facts["at"], WAYS[facts["door"]], strict=True)]
+
+    def begin(self, facts: Facts) -> int:
+        self.door = facts["door"]
+        self.text = "at {} {} goal {} {}".format(*facts["at"], *self.goal(facts))
+        return 0
+
+    def move(self, state: int, words: list[str]) -> Moved[int]:
+        if len(words) != 1 or words[0] not in WAYS:
+            return nothing(state)
+        out = words[0] == self.door
+        return Moved(state, WON, True, True, 1.0) if out else Moved(state)
+
+    def view(self, state: int) -> str:
+        return self.text
+
+    def key(self, state: int) -> str:
+        return self.text
+
+    def choices(self, state: int) -> Sequence[str]:
+        return ORDER
+
+    def best(self, state: int) -> str:
+        return self.door
+
+
 open_lake = of_world(OpenLake, "open_lake")
 crossing = of_world(Crossing, "crossing")
 crossings = of_world(Crossings, "crossings")
 rooms = of_world(Rooms, "rooms")
+doors = of_world(Doors, "doors")
 
 
 def read_search(turns: int = 3, unpaid: bool = False, **asked: Any) -> TaskSet:
