@@ -6,7 +6,7 @@ import pytest
 
 from gruppo.envs import make_env
 from gruppo.envs.checking import checked
-from gruppo.envs.claims import Crossings, Doors, Rooms, crossing, crossings, doors, open_lake, read_search, rooms
+from gruppo.envs.claims import Calls, Crossings, Rooms, calls, crossing, crossings, open_lake, read_search, rooms
 
 
 def test_who_walks_about_an_open_lake_arrives() -> None:
@@ -89,22 +89,22 @@ def test_in_rooms_only_the_fork_decides_and_states_forget_what_was_done() -> Non
             assert states == [str(i) for i in range(7)] and len(set(texts)) == 6
 
 
-def test_doors_lose_nothing_but_a_turn() -> None:
-    for task in doors.task_set().train[:8]:
-        env, door = Doors(), task.meta["facts"]["door"]
-        begin = env.reset(task)
-        for way in env_actions():
-            if way != door:
-                assert env.step(way).text == begin.text
-        seen = env.step(door)
-        assert seen.done and seen.rewards["task"] == 1
+def test_calls_are_never_needed_and_always_allowed() -> None:
+    env, task = Calls(), calls.task_set().train[0]
+    begin = env.reset(task)
+    for way in ("down", "left", "right", "left"):
+        seen = env.step(way)
+        assert not seen.done and seen.valid and seen.text == begin.text
+    assert env.step("up").rewards == {"task": 1.0}
+    env.reset(task)
+    assert env.step("up").rewards == {"task": 1.0} and env.look().done
 
 
 def env_actions() -> list[str]:
     return ["up", "down", "left", "right"]
 
 
-WORLDS = {"Crossing": crossing, "Crossings": crossings, "Rooms": rooms, "Doors": doors}
+WORLDS = {"Crossing": crossing, "Crossings": crossings, "Rooms": rooms, "Calls": calls}
 
 
 @pytest.mark.parametrize("world", ["ReadSearch", *WORLDS])

@@ -152,55 +152,48 @@ class Rooms(World[tuple[str, ...]]):
         return "up"
 
 
-class Doors(World[int]):
-    """Four doors around a place, and one of them, where the goal is, leads out. At another one nothing is lost but a turn:
-    whoever tries at random is out after four turns on average, and next to never not after 40.
+class Calls(World[int]):
+    """Calls that nobody needs: up ends it, and always wins; another way is a call that tells nothing. Whoever speaks at
+    random makes three of them, and next to never all 60.
     """
 
-    name = "gruppo.envs.claims:Doors"
-    levels = {1: 40}
+    name = "gruppo.envs.claims:Calls"
+    levels = {1: 60}
 
     @classmethod
     def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
-        return {"door": draw.pick(ORDER), "number": draw.below(10**6), "turns": cls.levels[level]}
+        return {"goal": [draw.between(1, 9), draw.between(1, 9)], "turns": cls.levels[level]}
 
     @classmethod
     def asked(cls, facts: Facts) -> str:
-        return "walk to {} {}".format(*cls.goal(facts))
-
-    @staticmethod
-    def goal(facts: Facts) -> list[int]:
-        return [2 + step for step in WAYS[facts["door"]]]
+        return "walk to {} {}".format(*facts["goal"])
 
     def begin(self, facts: Facts) -> int:
-        self.door = facts["door"]
-        self.text = "at 2 2 goal {} {}".format(*self.goal(facts))
         return 0
 
     def move(self, state: int, words: list[str]) -> Moved[int]:
         if len(words) != 1 or words[0] not in WAYS:
             return nothing(state)
-        out = words[0] == self.door
-        return Moved(state, WON, True, True, 1.0) if out else Moved(state)
+        return Moved(state, WON, True, True, 1.0) if words[0] == "up" else Moved(state)
 
     def view(self, state: int) -> str:
-        return self.text
+        return "at 2 2 goal {} {}".format(*self.facts["goal"])
 
     def key(self, state: int) -> str:
-        return self.text
+        return "here"
 
     def choices(self, state: int) -> Sequence[str]:
         return ORDER
 
     def best(self, state: int) -> str:
-        return self.door
+        return "up"
 
 
 open_lake = of_world(OpenLake, "open_lake")
 crossing = of_world(Crossing, "crossing")
 crossings = of_world(Crossings, "crossings")
 rooms = of_world(Rooms, "rooms")
-doors = of_world(Doors, "doors")
+calls = of_world(Calls, "calls")
 
 
 def read_search(turns: int = 3, unpaid: bool = False, **asked: Any) -> TaskSet:
