@@ -153,12 +153,12 @@ class Rooms(World[tuple[str, ...]]):
 
 
 class Calls(World[int]):
-    """Calls that nobody needs: up ends it, and always wins; another way is a call that tells nothing. Whoever speaks at
-    random makes three of them, and next to never all 60.
+    """Calls that nobody needs: down ends it, and always wins; another way is a call that leads elsewhere, and is no use.
+    Whoever speaks at random makes three of them, and next to never 40.
     """
 
     name = "gruppo.envs.claims:Calls"
-    levels = {1: 60}
+    levels = {1: 40}
 
     @classmethod
     def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
@@ -174,10 +174,11 @@ class Calls(World[int]):
     def move(self, state: int, words: list[str]) -> Moved[int]:
         if len(words) != 1 or words[0] not in WAYS:
             return nothing(state)
-        return Moved(state, WON, True, True, 1.0) if words[0] == "up" else Moved(state)
+        return Moved(state, WON, True, True, 1.0) if words[0] == "down" else Moved(state + 1)
 
     def view(self, state: int) -> str:
-        return "at 2 2 goal {} {}".format(*self.facts["goal"])
+        row, column = (hash64("calls", *self.facts["goal"], state, i) % 9 + 1 for i in range(2))
+        return "at {} {} goal {} {}".format(row, column, *self.facts["goal"])
 
     def key(self, state: int) -> str:
         return "here"
@@ -186,7 +187,7 @@ class Calls(World[int]):
         return ORDER
 
     def best(self, state: int) -> str:
-        return "up"
+        return "down"
 
 
 open_lake = of_world(OpenLake, "open_lake")
