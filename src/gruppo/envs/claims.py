@@ -188,11 +188,50 @@ class Calls(World[int]):
         return "down"
 
 
+class Corridor(World[int]):
+    """Places in a row, and the goal at its end. In each place one way leads on, in every task the same, and the others
+    lead nowhere. Level 3 has as many turns as that of the lake; one walk at random in four arrives.
+    """
+
+    name = "gruppo.envs.claims:Corridor"
+    levels = {1: (4, 12), 2: (6, 16), 3: (7, 24)}  # places, turns
+
+    @classmethod
+    def drawn(cls, level: int, draw: Draws) -> dict[str, Any]:
+        places, turns = cls.levels[level]
+        return {"places": places, "row": draw.between(1, 9), "number": draw.below(10**6), "turns": turns}
+
+    @classmethod
+    def asked(cls, facts: Facts) -> str:
+        return "walk to {} {}".format(facts["row"], facts["places"])
+
+    def begin(self, facts: Facts) -> int:
+        self.row, self.last = facts["row"], facts["places"]
+        return 1
+
+    def move(self, state: int, words: list[str]) -> Moved[int]:
+        state += words == [self.best(state)]
+        return Moved(state, WON, True, True, 1.0) if state == self.last else Moved(state)
+
+    def view(self, state: int) -> str:
+        return f"at {self.row} {state} goal {self.row} {self.last}"
+
+    def key(self, state: int) -> str:
+        return str(state)
+
+    def choices(self, state: int) -> Sequence[str]:
+        return ORDER
+
+    def best(self, state: int) -> str:
+        return ORDER[hash64("corridor", state) % len(ORDER)]
+
+
 open_lake = of_world(OpenLake, "open_lake")
 crossing = of_world(Crossing, "crossing")
 crossings = of_world(Crossings, "crossings")
 rooms = of_world(Rooms, "rooms")
 calls = of_world(Calls, "calls")
+corridor = of_world(Corridor, "corridor")
 
 
 def read_search(turns: int = 3, unpaid: bool = False, **asked: Any) -> TaskSet:
