@@ -6,7 +6,19 @@ import pytest
 
 from gruppo.envs import make_env
 from gruppo.envs.checking import checked
-from gruppo.envs.claims import Calls, Crossings, Rooms, calls, crossing, crossings, open_lake, read_search, rooms
+from gruppo.envs.claims import (
+    Calls,
+    Corridor,
+    Crossings,
+    Rooms,
+    calls,
+    corridor,
+    crossing,
+    crossings,
+    open_lake,
+    read_search,
+    rooms,
+)
 
 
 def test_who_walks_about_an_open_lake_arrives() -> None:
@@ -100,11 +112,22 @@ def test_calls_are_never_needed_and_always_allowed() -> None:
     assert env.step("down").rewards == {"task": 1.0} and env.look().done
 
 
+def test_in_a_corridor_one_way_leads_on() -> None:
+    env, task = Corridor(), corridor.task_set(level="3").train[0]
+    place = int(env.reset(task).state)
+    for _ in range(6):
+        told = [int(env.step(way).state) for way in env_actions() if way != env.gold()]
+        assert told == [place] * 3
+        seen = env.step(env.gold())
+        place += 1
+    assert seen.done and seen.rewards["task"] == 1 and place == 7
+
+
 def env_actions() -> list[str]:
     return ["up", "down", "left", "right"]
 
 
-WORLDS = {"Crossing": crossing, "Crossings": crossings, "Rooms": rooms, "Calls": calls}
+WORLDS = {"Crossing": crossing, "Crossings": crossings, "Rooms": rooms, "Calls": calls, "Corridor": corridor}
 
 
 @pytest.mark.parametrize("world", ["ReadSearch", *WORLDS])

@@ -140,7 +140,7 @@ class Rooms(World[tuple[str, ...]]):
 
     def view(self, state: tuple[str, ...]) -> str:
         seen = [hash64("rooms", *state, i) % 9 + 1 for i in range(2)]
-        return "at {} {} goal {} {}".format(len(state) + 1, seen[0], self.fork + 1, seen[1])
+        return f"at {len(state) + 1} {seen[0]} goal {self.fork + 1} {seen[1]}"
 
     def key(self, state: tuple[str, ...]) -> str:
         return str(len(state))

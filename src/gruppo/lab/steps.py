@@ -7,7 +7,8 @@
     gruppo train method=hgpo method.update=gruppo.lab.steps:MeasuredSteps task.train_size=1 prompts=64 …
 
 The means are over all episodes of the step, whatever their group. So they are near the exact ones if these episodes
-are many and of one task (`task.train_size=1`), in a world with few histories. The method compares inside its groups.
+are many and of one task (`task.train_size=1`), in a world with few histories. The method compares inside its groups: of
+one task all answers of a step are one, so that a world whose tasks have the same states is better (`crossings`).
 If it compares turns that begin in the same state, whatever came before, `told_apart` is 0.
 
 `update=gruppo.lab.steps:SharedSteps` is `MeasuredPasses` that logs `shared_steps`, too: the share of turns that another
