@@ -6,7 +6,19 @@ import pytest
 
 from gruppo.envs import make_env
 from gruppo.envs.checking import checked
-from gruppo.envs.claims import crossing, open_lake, read_search
+from gruppo.envs.claims import (
+    Calls,
+    Corridor,
+    Crossings,
+    Rooms,
+    calls,
+    corridor,
+    crossing,
+    crossings,
+    open_lake,
+    read_search,
+    rooms,
+)
 
 
 def test_who_walks_about_an_open_lake_arrives() -> None:
@@ -64,13 +76,63 @@ def test_at_the_crossing_one_state_has_two_histories() -> None:
     assert wins["up"] == wins["left"] == ["down", "left", "right"] and wins["down"] == wins["right"] == ["up"]
 
 
+def test_crossings_differ_in_what_is_seen_and_not_in_their_states() -> None:
+    tasks, keys, seen = crossings.task_set().train[:40], set[str](), set[str]()
+    for task in tasks:
+        env = Crossings()
+        told = env.reset(task)
+        keys.add(told.state)
+        seen.add(told.text)
+    assert len(keys) == 1 and len(seen) > 20 and len({t.uid for t in tasks}) == 40
+
+
+def test_in_rooms_only_the_fork_decides_and_states_forget_what_was_done() -> None:
+    task = rooms.task_set().train[0]
+    fork = task.meta["facts"]["fork"]
+    for at in range(6):
+        for way in env_actions():
+            env = Rooms()
+            states, texts = [env.reset(task).state], list[str]()
+            for room in range(6):
+                seen = env.step(way if room == at else "down")
+                states.append(seen.state)
+                texts.append(seen.text)
+            assert seen.done and seen.rewards["task"] == (at == fork and way in ("up", "left"))
+            assert states == [str(i) for i in range(7)] and len(set(texts)) == 6
+
+
+def test_calls_are_never_needed_and_always_allowed() -> None:
+    env, task = Calls(), calls.task_set().train[0]
+    env.reset(task)
+    for way in ("up", "left", "right", "left"):
+        seen = env.step(way)
+        assert not seen.done and seen.valid
+    assert env.step("down").rewards == {"task": 1.0}
+    env.reset(task)
+    assert env.step("down").rewards == {"task": 1.0} and env.look().done
+
+
+def test_in_a_corridor_one_way_leads_on() -> None:
+    env, task = Corridor(), corridor.task_set(level="3").train[0]
+    place = int(env.reset(task).state)
+    for _ in range(6):
+        told = [int(env.step(way).state) for way in env_actions() if way != env.gold()]
+        assert told == [place] * 3
+        seen = env.step(env.gold())
+        place += 1
+    assert seen.done and seen.rewards["task"] == 1 and place == 7
+
+
 def env_actions() -> list[str]:
     return ["up", "down", "left", "right"]
 
 
-@pytest.mark.parametrize("world", ["ReadSearch", "Crossing"])
+WORLDS = {"Crossing": crossing, "Crossings": crossings, "Rooms": rooms, "Calls": calls, "Corridor": corridor}
+
+
+@pytest.mark.parametrize("world", ["ReadSearch", *WORLDS])
 def test_the_worlds_keep_the_laws(world: str) -> None:
-    tasks = (read_search(level=1, turns=3) if world == "ReadSearch" else crossing.task_set()).train[:2]
+    tasks = (read_search(level=1, turns=3) if world == "ReadSearch" else WORLDS[world].task_set()).train[:2]
     found = dict(checked(f"gruppo.envs.claims:{world}", tasks))
     assert found and not any(found.values())
 

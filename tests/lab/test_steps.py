@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gruppo.data import Growing, Status, pack
-from gruppo.lab.steps import MeasuredSteps, exact_K
+from gruppo.lab.steps import MeasuredSteps, SharedSteps, exact_K, shared_steps, told_apart
 from gruppo.methods import method
 from gruppo.stages.update import Passes
 from gruppo.tasks import TaskConfig
@@ -37,6 +37,25 @@ def test_by_hand() -> None:
     assert exact_K(batch, 0.5)[::2].tolist() == pytest.approx([-0.125, -0.125, 0.125, 0.125])
 
 
+def test_told_apart_is_what_neither_state_nor_return_says() -> None:
+    """Four turns at x after another way, all paid 1: those of a have +1, those of b -1."""
+    ways = [("a", 1.0), ("a", 1.0), ("b", -1.0), ("b", -1.0)]
+    batch = pack([walked(i, "0", [("s", a), ("x", "u")], 1.0) for i, (a, _) in enumerate(ways)])
+    by_history = torch.tensor([adv for _, adv in ways for adv in (0.0, adv)])
+    assert told_apart(batch, by_history, 1.0) == pytest.approx(1.0)
+    by_state = torch.tensor([0.5, -0.5] * 4)
+    assert told_apart(batch, by_state, 1.0) == 0.0
+    paid = pack([walked(i, "0", [("s", a), ("x", "u")], max(r, 0.0)) for i, (a, r) in enumerate(ways)])
+    assert told_apart(paid, by_history, 1.0) == 0.0
+
+
+def test_shared_steps_are_of_episodes_with_other_rewards() -> None:
+    """At s all do the same, at x the winner does something else; the second group has equal rewards."""
+    ways = [("0", "u", 1.0), ("0", "v", 0.0), ("0", "v", 0.0), ("1", "u", 1.0)]
+    batch = pack([walked(i, g, [("s", "a"), ("x", then)], r) for i, (g, then, r) in enumerate(ways)])
+    assert shared_steps(batch) == pytest.approx(3 / 8)
+
+
 def steps(name: str, update: Any) -> tuple[torch.Tensor, Mapping[str, float]]:
     config = RunConfig(
         method=method(name).but(update=update),
@@ -57,5 +76,13 @@ def steps(name: str, update: Any) -> tuple[torch.Tensor, Mapping[str, float]]:
 
 def test_what_is_learned_is_the_same_and_the_gap_is_told() -> None:
     (plain, told), (measured, more) = (steps("hgpo", update) for update in (Passes(), MeasuredSteps()))
-    assert torch.equal(plain, measured) and set(more) - set(told) == {"step_gap"}
+    assert torch.equal(plain, measured) and set(more) - set(told) == {"step_gap", "told_apart"}
     assert 0 < more["step_gap"] < steps("grpo", MeasuredSteps())[1]["step_gap"]
+    assert more["told_apart"] > 0.01 and steps("gigpo", MeasuredSteps())[1]["told_apart"] < 1e-8
+
+
+def test_shared_steps_are_logged_and_change_nothing() -> None:
+    (plain, told), (measured, more) = (steps("salt", update) for update in (Passes(), SharedSteps(parts=4)))
+    assert torch.equal(plain, measured)
+    assert set(more) - set(told) == {"shared_steps"}  # of one task there are no parts to compare
+    assert more["shared_steps"] > 0.9

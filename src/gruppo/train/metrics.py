@@ -159,6 +159,18 @@ METRICS: dict[str, tuple[str, str, str]] = {
         "towards 0",
         "1 minus the correlation of the advantages of turns with the exact ones; only with gruppo.lab.steps",
     ),
+    "told_apart": (
+        "share",
+        "",
+        "of the variance of advantages, between turns of a group with equal states and returns; only with "
+        "gruppo.lab.steps",
+    ),
+    "shared_steps": (
+        "share",
+        "",
+        "turns that an episode of the group with another reward has, too: same state, action and next state; only with "
+        "gruppo.lab.steps",
+    ),
     "grad_noise": ("share", "below 1", "grad_variance over the squared norm of that gradient; 1: nothing but noise"),
     "bad_gradients": ("steps", "0", "optimiser steps skipped because the gradient was not finite"),
     "lr": ("", "", "learning rate of the policy"),
