@@ -142,6 +142,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "adv_std": ("", "", "standard deviation of the advantage over learned tokens"),
     "adv_live": ("share", "above 0.3", "learned tokens whose advantage is not 0"),
     "adv_size_*": ("", "", "mean size of the advantages of one agent's tokens, with gruppo.lab.agents"),
+    "adv_mean_*": ("", "", "mean advantage of one agent's tokens, with gruppo.lab.agents"),
     "kept": ("share", "", "policy tokens that selection kept"),
     "replayed": ("share", "", "episodes of the batch that the replay has added, if it may"),
     "effective": ("share", "above 0.5", "(Σ w)² / (n Σ w²) of the weights from selection: 1 if all are equal"),
