@@ -28,8 +28,8 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class AgentPasses(Passes):
-    """`Passes` that first logs, of every agent, `grad_norm_AGENT`, without penalties, and the means of |A| and of A over
-    its learned tokens, `adv_size_AGENT` and `adv_mean_AGENT`; it learns the same.
+    """`Passes` that first logs, of every agent, `grad_norm_AGENT`, without penalties, and over its learned tokens the
+    means of |A| and of A, `adv_size_AGENT` and `adv_mean_AGENT`; it learns the same.
     """
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
