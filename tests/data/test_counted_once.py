@@ -47,6 +47,8 @@ def test_a_shared_prefix_counts_once_although_its_first_author_is_not_there() ->
     made = [g.finish() for g in (root, one, two)]
     assert [e.tokens for e in made] == [5, 5, 5]
     assert (tokens_once(made), tokens_once(made[1:]), tokens_once(made[:2])) == (9, 7, 7)
+    assert episode_metrics(made)["shared"] == pytest.approx(6 / 15)  # of 15 tokens nine were sampled
+    assert "shared" not in episode_metrics(made[:1])  # nothing has branched
 
 
 @pytest.mark.parametrize("others", [{"replayed": True}, {"use": Use.APART}, {"use": Use.APART, "replayed": True}])
@@ -64,6 +66,9 @@ def test_groups_that_this_step_did_not_draw_are_not_counted(others: dict[str, ob
     over = torch.ones(alone.size("N"), dtype=torch.bool)
     weight = aggregate.weights(joined, "N", first, "drawn_group")
     assert torch.equal(weight[first], aggregate.weights(alone, "N", over, "drawn_group"))
+    shares = [batch_metrics(b, recalls=True)["replayed"] for b in (alone, joined)]
+    assert shares == pytest.approx([0.0, 0.4 if others.get("replayed") else 0.0])
+    assert "replayed" not in batch_metrics(joined)
     parts = minibatches(joined, 3, 0)
     assert len(parts) == 3 and sum(p.drawn for p in parts) == pytest.approx(joined.drawn)
     nothing, every = pack(past), torch.ones(9, dtype=torch.bool)

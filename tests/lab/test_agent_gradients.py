@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gruppo.lab.agents import AgentPasses, CommonNormalised, SeatScale
+from gruppo.lab.agents import AgentPasses, CommonCentred, CommonNormalised, NoisePasses, SeatScale
 from gruppo.methods import method
 from gruppo.stages.update import Passes
 from gruppo.tasks import TaskConfig
@@ -29,10 +29,10 @@ class Kept(AgentPasses):
     found: dict[str, torch.Tensor] = {}
 
 
-def step(update: Any, **rooms: Any) -> tuple[torch.Tensor, Any]:
+def step(update: Any, name: str = "drmas", **rooms: Any) -> tuple[torch.Tensor, Any]:
     run = Run(
         RunConfig(
-            method=method("drmas").but(update=update, **rooms),
+            method=method(name).but(update=update, **rooms),
             task=TaskConfig("kuhn"),
             model=ModelConfig("tiny-agent", dtype="float64", device="cpu"),
             eval=EvalConfig(every=0, prompts=4),
@@ -75,3 +75,18 @@ def test_one_mean_and_one_deviation_for_all() -> None:
     for g in range(int(group_K.max()) + 1):
         mine = adv_K[group_K == g]
         assert float(mine.mean()) == pytest.approx(0, abs=1e-9) and float(mine.std()) == pytest.approx(1, abs=1e-4)
+
+
+def test_one_mean_for_all_players_leaves_each_its_own_offset() -> None:
+    """The second is paid 3 more: the own mean takes that off, the common one does not."""
+    paid = SeatScale("second", shift=3.0)
+    (own, made), (_, common) = (
+        step(NoisePasses(parts=2), "mars", reward=paid, **credit) for credit in ({}, {"credit": CommonCentred()})
+    )
+    plain, _ = step(Passes(), "mars", reward=paid)
+    assert torch.equal(own, plain)  # what is measured is not learned
+    assert max(abs(made.facts[f"adv_mean_{name}"]) for name in ("first", "second")) < 0.1
+    assert common.facts["adv_mean_first"] < -0.5 and common.facts["adv_mean_second"] > 0.5
+    assert 0 < made.facts["grad_variance"] < common.facts["grad_variance"] and made.facts["grad_norm_first"] > 0
+    judged_K = common.batch.gather(common.batch.adv_N, "N", "K", "max")
+    assert float(judged_K.mean()) == pytest.approx(0, abs=1e-6)

@@ -180,3 +180,4 @@ def test_what_a_branch_shares_is_computed_once_and_learned_as_sampled() -> None:
 def test_it_trains_in_a_world() -> None:
     _, records = steps_of(ARPO.but(credit=SharedTurns(), rollout=Branches(branching="chance")), *IN_A_WORLD, steps=2)
     assert any(e.parent != -1 for r in records for e in r.drawn) and {len(r.drawn) for r in records} == {6}
+    assert any(0 < r.facts.get("shared", 0.0) < 1 for r in records)

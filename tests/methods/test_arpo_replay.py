@@ -151,7 +151,8 @@ def test_a_run_learns_from_failures_and_goes_on_bit_for_bit(tmp_path: Path) -> N
         run.judge.score = wrong  # type: ignore[method-assign]
         record = finished(train_step(run, 1))
         assert record.batch is not None and int(record.batch.replayed_E.sum()) == len(solved)
-        assert record.facts["accuracy"] == 0.0 and record.facts["grad_norm"] > 0  # what is remembered is in no metric
+        assert record.facts["accuracy"] == 0.0 and record.facts["grad_norm"] > 0  # what is remembered is in no other
+        assert record.facts["replayed"] == len(solved) / record.batch.size("E")  # metric than this one
         found.append({k: v.clone() for k, v in run.models["policy"].state_dict().items()})
         run.close()
     assert all(torch.equal(found[0][k], found[1][k]) for k in found[0])
@@ -160,3 +161,4 @@ def test_a_run_learns_from_failures_and_goes_on_bit_for_bit(tmp_path: Path) -> N
 def test_it_trains_in_a_world() -> None:
     _, records = steps_of(ARPO, *IN_A_WORLD, steps=2)
     assert records[1].facts["turns"] > 1 and "reward/format" in records[1].facts
+    assert records[0].facts["replayed"] == 0.0  # nothing is remembered yet

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gruppo.data import Batch, Episode
+from gruppo.data import Batch, Episode, Key
+from gruppo.lab.variance import MeasuredPasses
+from gruppo.methods.mars import PlayerCentred
 from gruppo.stages import Context, Occupant, setting
 from gruppo.stages.credit import COMPARES
 from gruppo.stages.turns import comparison, judged_K, seat_return
@@ -26,19 +28,25 @@ from gruppo.stages.update import Passes
 
 @dataclass(frozen=True)
 class AgentPasses(Passes):
-    """`Passes` that first logs, of every agent, `grad_norm_AGENT`, without penalties, and `adv_size_AGENT`, the mean of
-    |A| over its learned tokens; it learns the same.
+    """`Passes` that first logs, of every agent, `grad_norm_AGENT`, without penalties, and over its learned tokens the
+    means of |A| and of A, `adv_size_AGENT` and `adv_mean_AGENT`; it learns the same.
     """
 
     def __call__(self, ctx: Context, learner: Any, batch: Batch) -> None:
         agent_N = batch.spread(batch.agent_K, "K", "N")
         for number, name in enumerate(batch.agents):
-            mine_N = batch.adv_N[(agent_N == number) & batch.learn_N].abs()
-            learner.tally.add(f"adv_size_{name}", float(mine_N.mean()) if len(mine_N) else 0.0)
+            mine_N = batch.adv_N[(agent_N == number) & batch.learn_N]
+            learner.tally.add(f"adv_size_{name}", float(mine_N.abs().mean()) if len(mine_N) else 0.0)
+            learner.tally.add(f"adv_mean_{name}", float(mine_N.mean()) if len(mine_N) else 0.0)
             adv_N = torch.where(agent_N == number, batch.adv_N, 0.0)
             grad = learner.gradient("policy", batch.with_columns(adv_N=adv_N), penalties=False)
             learner.tally.add(f"grad_norm_{name}", float(grad.norm()))
         super().__call__(ctx, learner, batch)
+
+
+@dataclass(frozen=True)
+class NoisePasses(MeasuredPasses, AgentPasses):
+    """`AgentPasses` that also logs `grad_variance` and `grad_noise`, as `gruppo.lab.variance` does."""
 
 
 @dataclass(frozen=True)
@@ -73,3 +81,12 @@ class CommonNormalised(Occupant):
         every = batch.key("K", batch.group_K)
         adv_K = comparison("std", self.eps)(seat_return(batch), every, judged_K(batch))
         return {"adv_N": batch.spread(adv_K, "K", "N")}
+
+
+@dataclass(frozen=True)
+class CommonCentred(PlayerCentred):
+    """`PlayerCentred` with one mean for all players."""
+
+    def players(self, batch: Batch) -> Key:
+        pools = {"step": torch.zeros_like(batch.agent_K), "domain": batch.spread(batch.domain_E, "E", "K")}
+        return batch.key("K", pools.get(self.pool, batch.group_K))

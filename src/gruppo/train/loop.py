@@ -47,7 +47,8 @@ async def train_step(run: Run, step: int) -> StepRecord:
             if isawaitable(taken):
                 await taken
         learner.refuse_broken()
-        facts |= batch_metrics(batch) | {"sampled": float(found.sampled + run.engine.sampled - before)}
+        recalls = method.remembers_episodes and method.replay.joins
+        facts |= batch_metrics(batch, recalls) | {"sampled": float(found.sampled + run.engine.sampled - before)}
         dead_to_it = dead_to_it or still(method, batch)
         learner.refresh(step)
         run.next_version()

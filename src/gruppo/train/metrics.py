@@ -132,12 +132,19 @@ METRICS: dict[str, tuple[str, str, str]] = {
         "tokens of the answers of the step, sampled or recorded; what branches share counts once; with `turns_a_step`, "
         "of the groups that became complete in it, all tokens of all their steps",
     ),
+    "shared": (
+        "share",
+        "",
+        "tokens of all answers that branches share, and that were sampled once; if an answer has branched off another",
+    ),
     "sampled": ("tokens", "", "all tokens sampled in the step: also of drafts, probes and dropped episodes"),
     "longest": ("tokens", "", "most tokens sampled for one answer in this step, which the step had to wait for"),
     "adv_std": ("", "", "standard deviation of the advantage over learned tokens"),
     "adv_live": ("share", "above 0.3", "learned tokens whose advantage is not 0"),
     "adv_size_*": ("", "", "mean size of the advantages of one agent's tokens, with gruppo.lab.agents"),
+    "adv_mean_*": ("", "", "mean advantage of one agent's tokens, with gruppo.lab.agents"),
     "kept": ("share", "", "policy tokens that selection kept"),
+    "replayed": ("share", "", "episodes of the batch that the replay has added, if it may"),
     "effective": ("share", "above 0.5", "(Σ w)² / (n Σ w²) of the weights from selection: 1 if all are equal"),
     "grad_norm": ("", "steady", "gradient norm of the policy before clipping, mean over optimiser steps"),
     "grad_norm_*": ("", "steady", "the same for another trained role; of one agent's tokens with gruppo.lab.agents"),
@@ -236,7 +243,7 @@ def episode_metrics(drawn: Sequence[Episode], waiting: Sequence[Episode] = ()) -
     if any(e.status == Status.OPEN for e in (*mine, *waiting)):
         out["open"] = _mean([e.status == Status.OPEN for e in (*mine, *waiting)])
     out |= {"graded": share} if (share := graded(score)) else {}
-    out |= _longest(mine) | of_turns(mine) | _corrupted(judged) | _by_domain(mine)
+    out |= _longest(mine) | _shared(mine) | of_turns(mine) | _corrupted(judged) | _by_domain(mine)
     logp = np.concatenate([s.logp[np.isfinite(s.logp)] for e in mine for s in e.sequences] or [np.zeros(0)])
     if len(logp):
         out["entropy"] = 0.0 - _mean(logp)  # not -0.0
@@ -328,16 +335,25 @@ def _longest(drawn: Sequence[Episode]) -> dict[str, float]:
     return {"longest": float(max(counts))} if counts else {}
 
 
+def _shared(drawn: Sequence[Episode]) -> dict[str, float]:
+    """1 less the tokens that were sampled over those of all episodes, if one of them has branched off."""
+    every = sum(_tokens(e) for e in drawn)
+    return {"shared": 1.0 - tokens_once(drawn) / every} if every and any(e.fork >= 0 for e in drawn) else {}
+
+
 def _tokens(e: Episode) -> int:
     """Tokens with the source of the episode."""
     return int(sum((s.source == e.source).sum() for s in e.sequences))
 
 
-def batch_metrics(batch: Batch) -> dict[str, float]:
+def batch_metrics(batch: Batch, recalls: bool = False) -> dict[str, float]:
+    """Metrics of what is learned from. `recalls`: a replay may add to it."""
     learn, policy = batch.learn_N, batch.policy_N
     out = {"groups": float(batch.drawn_now_G.sum())}
     if bool(policy.any()):
         out["kept"] = float(learn.sum()) / float(policy.sum())
+    if recalls:
+        out["replayed"] = float(batch.replayed_E.float().mean())
     if "win_P" in batch.columns:
         out["pairs"] = float(batch.size("P"))
     if bool((batch.weight_N != 1).any()):
