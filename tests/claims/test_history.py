@@ -154,6 +154,19 @@ def test_two_branches_are_merged_into_one_chain(here: Path, capsys: pytest.Captu
     assert ledger.main(["merge"]) == 2 and "git knows no conflict" in capsys.readouterr().err
 
 
+def test_a_branch_that_is_merged_again_brings_only_what_is_new(here: Path) -> None:
+    """The first merge has chained its lines anew, so that they are not those of the branch any more."""
+    branched(here, "c", "d")
+    assert ledger.main(["merge"]) == 0 and git(here, "commit", "-qam", "merge") == 0
+    assert git(here, "checkout", "-q", "other") == 0
+    keep(here, "e", 4.0)
+    assert git(here, "add", "claims") == 0 and git(here, "commit", "-qam", "e") == 0
+    assert git(here, "checkout", "-q", "ours") == 0
+    assert git(here, "merge", "-q", "other") == 1 and ledger.main(["merge"]) == 0
+    assert [line.name for line in ledger.lines(here / "claims")] == ["a", "b", "c", "d", "e"]
+    assert git(here, "commit", "-qam", "merge") == 0 and list(not_grown(here)) == []
+
+
 def test_a_merge_that_drops_the_lines_of_a_branch(here: Path) -> None:
     branched(here, "c", "d")
     assert git(here, "checkout", "--ours", LEDGER) == 0

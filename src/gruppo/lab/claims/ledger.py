@@ -151,12 +151,15 @@ def adopt(folder: Path, names: Sequence[str] = ()) -> list[Line]:
 
 
 def merged(ours: Sequence[Line], theirs: Sequence[Line], folder: Path) -> list[Line]:
-    """Ours, then what they have after the last common line, chained anew; then a line for each file of which the merge
-    kept an older state."""
+    """Ours, then what they have after the last common line, chained anew, but for what an earlier merge of theirs has
+    brought to us; then a line for each file of which the merge kept an older state."""
     common = next(
         (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
     )
-    new = [(t.what, t.name, t.sha256, t.how) for t in theirs[common:]]
+    there, mine = ([(x.what, x.name, x.sha256, x.how) for x in side[common:]] for side in (theirs, ours))
+    left = iter(mine)  # `in` goes on where it last found something
+    known = next((i for i, record in enumerate(there) if record not in left), len(there))
+    new = there[known:]
     every = chained(new, ours)
     newest = {line.record: line.sha256 for line in every}
     for what, name, *_ in dict.fromkeys(new):
